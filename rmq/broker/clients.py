@@ -108,6 +108,13 @@ class Clients:
         known = self._consumers.get(group)
         return [] if known is None else list(dict.fromkeys(one.client_id for one in known.members.values()))
 
+    def only_member(self, group: str, client_id: str) -> Member | None:
+        """The member of a consumer group that has a client id; None when several connections have it."""
+        known = self._consumers.get(group)
+        members = () if known is None else known.members.values()
+        found = [member for member in members if member.client_id == client_id]
+        return found[0] if len(found) == 1 else None
+
     def producers(self, group: str) -> list[Member]:
         """The members of a producer group, in order of arrival."""
         return list(self._producers.get(group, {}).values())

@@ -166,7 +166,7 @@ class _SlaveLink:
             is_awaited=broker.acknowledgement.rows.is_awaited,
         )
         self._pause = min(self._heartbeat_seconds, feed.offsets_s)
-        self.waiting = WaitingPulls(broker.pull, broker.clients, broker.store, anyio.current_time)
+        self.waiting = WaitingPulls(broker.pull, broker.clients, broker.store, broker.clock)
         self.session = MasterSession(
             broker.store,
             anyio.current_time(),

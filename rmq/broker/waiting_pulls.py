@@ -7,7 +7,12 @@ there, over the link by which it reports how far it has the log. When the link e
 no more, the master answers them in its place: there is nothing, and another broker to ask. If the slave does
 answer, too, or has, then nobody waits for the second answer, and the client leaves it aside.
 
-A row of what is told is a list: client id, group, topic, queue, offset, opaque, form of the header.
+An answer that came to another process would be taken for one to a pull of its own, of another queue, and
+would have it skip messages. So only a client is answered whose id one connection has, and had before the pull
+began to wait.
+
+A row of what is told is a list: client id, group, topic, queue, offset, opaque, form of the header, and for
+how many ms it may have waited.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ ROWS_MAX: Final = 20_000
 ROWS_OF_A_TEXT: Final = 200
 TEXT_MAX: Final = 1 << 20
 """Bytes: such rows with the longest names."""
-KEPT_SECONDS: Final = 30.0
+KEPT_MS: Final = 30_000
 """No client waits longer for a pull."""
 
 
@@ -54,21 +59,22 @@ class ToldPulls:
         """The link is up: tell those that wait already, too."""
         self._pull.on_waiting = self._tell
         for held in self._pull.waiting():
-            self._tell(held)
+            self._tell(held, KEPT_MS)
 
     def end(self) -> None:
         """The link has ended."""
         self._pull.on_waiting = None
         self._rows.clear()
 
-    def _tell(self, held: HeldPull) -> None:
+    def _tell(self, held: HeldPull, waited_ms: int = 0) -> None:
         header, request = held.header, held.request
         group = self._clients.consumer_group(header.consumer_group)
         member = None if group is None else group.members.get(held.connection)
         if member is None or len(self._rows) >= ROWS_MAX:
             return
         queue = header.consumer_group, header.topic, header.queue_id
-        self._rows.append([member.client_id, *queue, held.offset, request.opaque, request.serialization])
+        what = held.offset, request.opaque, request.serialization, waited_ms
+        self._rows.append([member.client_id, *queue, *what])
         self._wake()
 
     def take(self) -> bytes:
@@ -82,29 +88,29 @@ class ToldPulls:
 
 
 class WaitingPulls:
-    """A master: the pulls that wait at one slave, the last one of each client and queue. `clock` is in
-    seconds."""
+    """A master: the pulls that wait at one slave, the last one of each client and queue. `clock` (seconds) is
+    that of `clients`."""
 
     def __init__(self, pull: Pull, clients: Clients, store: Store, clock: Callable[[], float]) -> None:
         self._pull = pull
         self._clients = clients
         self._store = store
         self._clock = clock
-        self._rows: dict[tuple[str, str, str, int], tuple[int, int, int, float]] = {}
+        self._rows: dict[tuple[str, str, str, int], tuple[int, int, int, int, int]] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def take(self, text: bytes) -> None:
         """Know what the slave tells. Raises RemoteProtocolError."""
-        now = self._clock()
+        now = self._ms()
         try:
             for client_id, group, topic, queue_id, *numbers in json.loads(text):
-                offset, opaque, serialization = map(int, numbers)
+                offset, opaque, serialization, waited_ms = map(int, numbers)
                 _INT.pack(opaque)
                 key = str(client_id), str(group), str(topic), int(queue_id)
                 self._rows.pop(key, None)
-                self._rows[key] = offset, opaque, serialization, now
+                self._rows[key] = offset, opaque, serialization, now, now - waited_ms
         except (TypeError, ValueError, OverflowError, StructError) as error:
             raise RemoteProtocolError(f"the slave's waiting pulls cannot be read: {error!r}") from None
         while len(self._rows) > ROWS_MAX:
@@ -112,16 +118,17 @@ class WaitingPulls:
 
     def answer(self) -> None:
         """Answer them, for a slave that cannot, and forget them."""
-        oldest = self._clock() - KEPT_SECONDS
+        oldest = self._ms() - KEPT_MS
         rows, self._rows = self._rows, {}
-        for (client_id, name, topic, queue_id), (offset, opaque, serialization, at) in rows.items():
-            group = self._clients.consumer_group(name)
-            if group is None or at < oldest:
+        for (client_id, name, topic, queue_id), (offset, opaque, serialization, at, began) in rows.items():
+            member = self._clients.only_member(name, client_id)
+            if member is None or member.since_ms > began or at < oldest:
                 continue
             request = Command(RequestCode.PULL_MESSAGE, opaque, 0, {}, serialization=serialization)
             low = self._store.min_offset(topic, queue_id)
             offsets = self._pull.suggested(queue_id), offset, low, max(low, offset)
             head = encode_pull_reply_head(request, ResponseCode.PULL_NOT_FOUND, "SLAVE_GONE", offsets, 0)
-            for member in group.members.values():
-                if member.client_id == client_id and not member.connection.is_closed:
-                    member.connection.write(head)
+            member.connection.write(head)
+
+    def _ms(self) -> int:
+        return round(self._clock() * 1000)
