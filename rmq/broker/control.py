@@ -147,6 +147,7 @@ class Control:
         self.relayed = 0
         self.relay_refused = 0
         """Requests that this slave has handed on to its master, and that it refused to hand on."""
+        self.answered_for_slaves = 0
         self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES)
 
     # ---- with the controllers ----
@@ -463,5 +464,6 @@ class Control:
             ("set_leases_lost", fenced, self._fenced),
             ("set_relayed", "Requests that this slave handed on to its master", self.relayed),
             ("set_relay_refused", "Requests that it could not hand on", self.relay_refused),
+            ("set_pulls_answered", "Pulls that it answered for slaves that went", self.answered_for_slaves),
         )
         return found + [single(name, "counter", help, float(value)) for name, help, value in counted]

@@ -39,6 +39,7 @@ class Replicas:
         # `offset` may fall by this. Who waits stays in line: another slave, or this one when it comes back,
         # may still have the log that far before their deadline.
         del self._links[session]
+        self._answer_for(session)
 
     def __len__(self) -> int:
         return len(self._links)
@@ -84,8 +85,12 @@ class Replicas:
         """Answer the pulls that wait at slaves which are in sync no more."""
         if self.control is not None:
             for session in self._links:
-                if session.waiting and session.number not in self.control.in_sync:
-                    session.waiting.answer()
+                if session.number not in self.control.in_sync:
+                    self._answer_for(session)
+
+    def _answer_for(self, session: MasterSession) -> None:
+        if session.waiting and self.control is not None:
+            self.control.answered_for_slaves += session.waiting.answer()
 
     def have_tables(self, numbers: Collection[int]) -> bool:
         """Whether the links to these replicas of a controlled set have told them all of the tables."""

@@ -147,7 +147,6 @@ async def _serve_slave(broker: Broker, stream: Stream) -> None:
         log.warning("slave %s is cut off: %s", stream.peer, error)
     finally:
         broker.acknowledgement.replicas.leave(link.session)
-        link.waiting.answer()
         log.info("slave %s has gone, it had %d", stream.peer, link.session.acknowledged)
 
 
@@ -166,7 +165,6 @@ class _SlaveLink:
             is_awaited=broker.acknowledgement.rows.is_awaited,
         )
         self._pause = min(self._heartbeat_seconds, feed.offsets_s)
-        self.waiting = WaitingPulls(broker.pull, broker.clients, broker.store, broker.clock)
         self.session = MasterSession(
             broker.store,
             anyio.current_time(),
@@ -181,7 +179,7 @@ class _SlaveLink:
             confirmed=(lambda: None) if control is None else control.confirmed,
             heard=feed.heard,
             rows_had=feed.had,
-            waiting=self.waiting,
+            waiting=WaitingPulls(broker.pull, broker.clients, broker.store, broker.clock),
         )
         self._waits = broker.acknowledgement.rows
         self._replicas = broker.acknowledgement.replicas

@@ -116,10 +116,11 @@ class WaitingPulls:
         while len(self._rows) > ROWS_MAX:
             del self._rows[next(iter(self._rows))]
 
-    def answer(self) -> None:
-        """Answer them, for a slave that cannot, and forget them."""
+    def answer(self) -> int:
+        """Answer them, for a slave that cannot, and forget them; returns how many were answered."""
         oldest = self._ms() - KEPT_MS
         rows, self._rows = self._rows, {}
+        count = 0
         for (client_id, name, topic, queue_id), (offset, opaque, serialization, at, began) in rows.items():
             member = self._clients.only_member(name, client_id)
             if member is None or member.since_ms > began or at < oldest:
@@ -129,6 +130,8 @@ class WaitingPulls:
             offsets = self._pull.suggested(queue_id), offset, low, max(low, offset)
             head = encode_pull_reply_head(request, ResponseCode.PULL_NOT_FOUND, "SLAVE_GONE", offsets, 0)
             member.connection.write(head)
+            count += 1
+        return count
 
     def _ms(self) -> int:
         return round(self._clock() * 1000)

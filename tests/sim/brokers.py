@@ -33,7 +33,7 @@ from rmq.controller.raft import NotLeader
 from rmq.controller.requests import answer_of, request_of
 from rmq.errors import RmqError, StoreError
 from rmq.message import Message, StoredMessage
-from rmq.protocol.codes import CONTROLLER_STATUS
+from rmq.protocol.codes import CONTROLLER_STATUS, LANGUAGE
 from rmq.protocol.command import Command
 from rmq.protocol.record import decode_record
 from rmq.remoting.endpoint import RefusingEndpoint
@@ -65,6 +65,8 @@ from tests.sim.virtual_loop import no_sockets, virtual_clock
 
 HANGS_FROM: Final = 55_200
 """Chosen so that no disk hangs in the seeds at which other planted faults show."""
+READS_FROM: Final = 500_000
+"""In half of the seeds from here on consumers are told to read at slaves; seeds below go as before."""
 HANGS: Final = 0.2
 """How often a disk hangs after another fault, in seeds that have disks that do."""
 
@@ -470,7 +472,9 @@ class BrokerSimulation:
 
     async def _run(self) -> None:
         checks = {"transaction_check_interval": 1_000, "transaction_time_out": 2_000}
-        settings = checks | {"transaction_check_max": 1_000}
+        settings: dict[str, Any] = checks | {"transaction_check_max": 1_000}
+        if self.seed >= READS_FROM and random.Random(f"{self.seed} reads").random() < 0.5:
+            settings["read_at_slaves"] = (LANGUAGE,)
         disks = random.Random(f"{self.seed} disks")
         # A recovery goes by what the checkpoint vouches for: in half of the seeds it is written often.
         often = evolve(STORE, flush_consume_queue_thorough_interval=7_000)
