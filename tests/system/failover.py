@@ -108,6 +108,7 @@ class Processes:
         self.brokers = [free_ports(4)[2] for _ in range(size)]  # the port before it and after it are free
         self.machines = {} if switch is None else {port: switch.machine() for port in self.brokers}
         self.running: dict[int, subprocess.Popen[bytes]] = {}
+        self.settings: dict[str, str] = {}
 
     def spawn(self, port: int, module: str, settings: dict[str, Any], machine: Machine | None = None) -> None:
         given = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
@@ -153,6 +154,7 @@ class Processes:
             "flushDiskType": "SYNC_FLUSH",
             "vipChannelEnabled": "false",
             **role,
+            **self.settings,
         }
         self.spawn(port, "rmq.broker", settings, machine)
 
@@ -225,15 +227,17 @@ async def run(
     cuts: int = 0,
     seed: int = 0,
     load_s: float = 2.0,
+    settings: Sequence[str] = (),
     second: bool = False,
     beside: Beside | None = None,
 ) -> Report:
     """Kill, pause, stop and cut off the master so often, have it hand over, kill slaves and controllers, in
-    any order, with `load_s` seconds of load before each. `second`: another broker has the topic, too.
-    `beside` are more clients."""
+    any order, with `load_s` seconds of load before each. `settings` are more of brokers. `second`: another
+    broker has the topic, too. `beside` are more clients."""
     brokers = ("set", SECOND) if second else ("set",)
     switch = Switch() if cuts else None
     processes, report, chance = Processes(folder, size, switch), Report(), random.Random(seed)
+    processes.settings.update(setting.split("=", 1) for setting in settings)
     try:
         processes.start()
         if second:
@@ -459,6 +463,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cuts", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--load", dest="load_s", type=float, default=2.0, help="seconds before each")
+    parser.add_argument("--set", dest="settings", action="append", default=[], help="of brokers: key=value")
     parser.add_argument("--second", action="store_true", help="another broker has the topic, too")
 
 
