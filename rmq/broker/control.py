@@ -8,6 +8,7 @@ epochs begin in its log. It is on the disk before anything rests on it. The rule
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from random import Random
@@ -133,7 +134,9 @@ class Control:
         """It stops."""
         self.hangs = False
         """Its disk has not answered for a while."""
-        self._heard_at = self._master_at = clock()
+        self._heard_at = clock()
+        self._last_master = 0
+        self._changed_at = -math.inf  # when another became master than the last one
         self._hands_over = 0  # the epoch in which another is wanted as master
         self._closed = 0
         self._acted = False  # it had a lease when it was looked last
@@ -246,8 +249,10 @@ class Control:
             raise StoreCopied(self._file.folder, registered.address)
         replica.tell(broker_set)
         if before is not None and (before.epoch, before.master) != (self.epoch, self.master_number):
-            self._master_at = self._clock()
             self.on_new_master()
+        if self.master_number not in (0, self._last_master):
+            self._changed_at = self._clock() if self._last_master else -math.inf
+            self._last_master = self.master_number
 
     def now(self) -> float:
         """The clock of leases."""
@@ -425,8 +430,8 @@ class Control:
         }
 
     def master_seconds(self) -> float:
-        """For how long the set has had its master, or none, as far as this broker has seen."""
-        return self._clock() - self._master_at
+        """Since when the master, a slave before, has been that; without end when no change was seen."""
+        return self._clock() - self._changed_at
 
     def silent_seconds(self) -> float:
         """For how long no controller that leads has answered."""

@@ -25,7 +25,7 @@ SILENT_SECONDS: Final = 10.0
 """A slave that has not heard the controllers for so long does not know whether it is in sync."""
 ROUTES_SECONDS: Final = 60.0
 """So long clients may have routes in which a new master has the number that it had as a slave: they ask for
-routes each half minute."""
+routes each half minute. A master's is 0."""
 
 
 class ReadingPlace:
@@ -48,9 +48,8 @@ class ReadingPlace:
         return language in self._languages()
 
     def is_here(self) -> bool:
-        """Whether they may wait at this replica: a slave in sync, or a master that has none."""
-        control = self._control
-        return self._is_slave_in_sync() or (control.is_elected and not self._slaves())
+        """Whether they may wait at this replica: a slave in sync, or a master that has none, and a lease."""
+        return self._is_slave_in_sync() or (self._control.may_act() and not self._slaves())
 
     def has_left(self) -> bool:
         """Whether it is here no more since the last call."""
@@ -72,6 +71,8 @@ class ReadingPlace:
         return is_slave and control.silent_seconds() <= SILENT_SECONDS
 
     def _slaves(self) -> list[int]:
-        """Of a master: the slaves that are in sync and there."""
-        linked = self._linked()
-        return [one for one in self._control.in_sync if one in linked]
+        """Of a master: the slaves that are in sync and there. Without a lease another may be the master, and
+        the slaves have their links to that."""
+        control = self._control
+        there = self._linked() if control.may_act() else control.in_sync
+        return [one for one in control.in_sync if one in there and one != control.number]

@@ -89,7 +89,8 @@ class Replicas:
                     self._answer_for(session)
 
     def _answer_for(self, session: MasterSession) -> None:
-        if session.waiting and self.control is not None:
+        # Without a lease another may be the master, whose slaves they are.
+        if session.waiting and self.control is not None and self.control.may_act():
             self.control.answered_for_slaves += session.waiting.answer()
 
     def have_tables(self, numbers: Collection[int]) -> bool:

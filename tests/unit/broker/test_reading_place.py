@@ -29,12 +29,14 @@ def place(
     linked: tuple[int, ...] = (1, 2, 3),
     silent: float = 0.0,
     since: float = 1e9,
+    leased: bool = True,
 ) -> ReadingPlace:
     control: Any = SimpleNamespace(
         number=number,
         master_number=master,
         in_sync=in_sync,
         is_elected=number == master,
+        may_act=lambda: leased and number == master,
         silent_seconds=lambda: silent,
         master_seconds=lambda: since,
     )
@@ -55,6 +57,9 @@ def place(
         (place(2, 2, 2), True, (0, 0, 0, 0)),
         (place(2, 2, 2, since=ROUTES_SECONDS), True, (2, 2, 2, 2)),
         (place(1, 2, 2, since=ROUTES_SECONDS), False, (2, 2, 2, 2)),
+        # Another may be the master.
+        (place(1, 1, 1, 2, 3, linked=(), leased=False), False, (2, 3, 2, 3)),
+        (place(1, 1, 1, leased=False), False, (0, 0, 0, 0)),
         # There is no master.
         (place(2, 0, 1, 2), True, (2, 2, 2, 2)),
         (place(2, 0, 1), False, (0, 0, 0, 0)),
@@ -180,8 +185,7 @@ async def test_who_waits_at_a_slave_reads_on_when_the_master_dies(
             # The master's has its answer before connections end by the new role; the slave's has the message.
             assert by_role[master].code == ResponseCode.PULL_NOT_FOUND
             assert by_role[slave].bodies == ["two"]
-            # Nobody has a link to the new master yet: it names itself, by the number that routes have.
-            assert (by_role[master].suggested, by_role[slave].suggested) == (master.number(), slave.number())
+            assert {each.suggested for each in waiting} == {slave.number()}
 
 
 async def test_a_slave_hands_out_a_message_as_soon_as_its_master_may(
@@ -212,7 +216,7 @@ async def test_who_waits_at_a_slave_that_is_in_sync_no_more_is_sent_on(
             found.network.partition(second.host, first.host, third.host)
             await found.until(inSync=[1, 3])
             await trio.sleep(1)
-            assert (waiting.code, waiting.suggested) == (ResponseCode.PULL_NOT_FOUND, 1)
+            assert (waiting.code, waiting.suggested) == (ResponseCode.PULL_NOT_FOUND, 0)
 
 
 async def test_who_waits_at_a_slave_that_is_cut_off_from_all_is_sent_on(
@@ -228,7 +232,34 @@ async def test_who_waits_at_a_slave_that_is_cut_off_from_all_is_sent_on(
             hosts = [address.partition(":")[0] for address in CONTROLLERS]
             found.network.partition(second.host, first.host, *hosts)
             await trio.sleep(SILENT_SECONDS + 2)
-            assert (waiting.code, waiting.suggested) == (ResponseCode.PULL_NOT_FOUND, 1)
+            assert (waiting.code, waiting.suggested) == (ResponseCode.PULL_NOT_FOUND, 0)
+
+
+async def test_nobody_waits_at_a_master_that_is_cut_off_from_the_controllers(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controlled_set(2) as (found, client), client.producer("P") as producer:
+        await begin(found, client, producer)
+        first, second = found.nodes
+        await found.kill(second)
+        await trio.sleep(1)
+        async with trio.open_nursery() as nursery:
+            waiting = Pulled(found, first, 1)
+            nursery.start_soon(waiting.run)
+            await trio.sleep(2)
+            assert waiting.code == -1, "no slave is there"
+            found.network.heal()
+            await found.start(second)
+            await found.until(inSync=[1, 2])
+            await trio.sleep(0.5)
+            assert waiting.suggested == 2
+            hosts = [address.partition(":")[0] for address in CONTROLLERS]
+            found.network.partition(first.host, *hosts)
+            assert await found.master() is not None
+            await found.until(master=2)
+            await trio.sleep(1)
+            cut_off = await pulled(found, first, 1)
+            assert (cut_off.suggested, cut_off.seconds < 1.2) == (2, True)
 
 
 async def test_of_two_the_last_one_is_named_as_routes_may_have_it(

@@ -22,7 +22,7 @@ from rmq.protocol.headers import PullMessageResponseHeader
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.pool import Pool
-from tests.sim.brokers import Node, Set, controlled_set
+from tests.sim.brokers import CONTROLLERS, Node, Set, controlled_set
 from tests.unit.broker.rig import Rig, Wire, pull, send
 from tests.unit.broker.test_pull import heartbeat
 
@@ -105,7 +105,7 @@ async def test_the_master_is_named_when_no_other_slave_is_there(
         waiting = await consumer.wait(found.nodes[1], 1)
         await found.kill(found.nodes[1])
         await trio.sleep(0.2)
-        assert [answer[2:] for answer in consumer.answered(waiting)] == [(1, 1)]
+        assert [answer[2:] for answer in consumer.answered(waiting)] == [(1, 0)]
 
 
 async def test_the_master_answers_when_the_slave_stands_still(autojump_clock: trio.testing.MockClock) -> None:
@@ -115,6 +115,19 @@ async def test_the_master_answers_when_the_slave_stands_still(autojump_clock: tr
         await found.sent(consumer.producer, "two")
         await trio.sleep(1)
         assert [answer[1:] for answer in consumer.answered(waiting)] == [(ResponseCode.PULL_NOT_FOUND, 1, 3)]
+
+
+async def test_a_master_without_a_lease_answers_for_nobody(autojump_clock: trio.testing.MockClock) -> None:
+    async with consuming(3) as (found, consumer):
+        first, second, third = found.nodes
+        waiting = [await consumer.wait(second, 1), await consumer.wait(third, 1)]
+        found.network.partition(first.host, *(address.partition(":")[0] for address in CONTROLLERS))
+        with trio.fail_after(20):
+            while await found.master() is first:
+                await trio.sleep(0.1)
+        await trio.sleep(1)
+        for number in waiting:
+            assert f"{first.host}:10911" not in {answer[0] for answer in consumer.answered(number)}
 
 
 async def test_those_that_wait_already_are_told_when_a_link_begins(
