@@ -105,6 +105,10 @@ def _queues(text: str) -> dict[int, int] | None:
     return queues if all(-_LONG <= number < _LONG for number in queues.values()) else None
 
 
+_OF_TRANSACTIONS: Final = frozenset(
+    f"{topic}@{TRANSACTION_GROUP}" for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
+)
+"""Rows that say how far transactions are: the broker's own."""
 NONE: Final = -1
 COPY_FRESH: Final = 1_000
 """A table of more topics and groups than this is given to slaves as it was saved last, some seconds ago."""
@@ -219,7 +223,7 @@ class Offsets:
 
     def _added(self, topic: str, group: str) -> dict[int, int]:
         """A new pair. Raises ResponseError when there are too many: then none but the broker's own comes."""
-        is_own = group == TRANSACTION_GROUP and topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
+        is_own = f"{topic}@{group}" in _OF_TRANSACTIONS
         if len(self._table) >= self._settings.broker.max_consumer_offsets and not is_own:
             raise for_code(
                 ResponseCode.SYSTEM_ERROR,
@@ -376,10 +380,15 @@ class Offsets:
         """A slave's: have these rows of the master's, and those not that are gone; with None, all others are.
         Returns whether that changes anything.
         """
+        # How far transactions are is told with the log: a row that comes before it would be ahead of it.
         if gone is None:
             gone = self._table.keys() - rows.keys()
-        removed = [name for name in gone if name in self._table]
-        changed = {name: queues for name, queues in rows.items() if self._table.get(name) != queues}
+        removed = [name for name in gone if name in self._table and name not in _OF_TRANSACTIONS]
+        changed = {
+            name: queues
+            for name, queues in rows.items()
+            if self._table.get(name) != queues and name not in _OF_TRANSACTIONS
+        }
         for name in removed:
             del self._table[name]
         if removed or changed.keys() - self._table.keys():

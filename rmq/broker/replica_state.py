@@ -290,7 +290,7 @@ class DeliveryProgress:
         except (AttributeError, TypeError, ValueError) as error:
             raise RemoteProtocolError(f"the master's progress cannot be read: {error!r}") from None
         self._schedule.follow(delay)
-        self._timers.follow(timer)  # none: there was no such message, whatever was delivered into a log of ours
+        self._timers.follow(timer)  # none: there was none, whatever was delivered into a log of ours
         self._transactions = {topic: at for topic, at in transactions.items() if topic in _TRANSACTION_TOPICS}
         self.keep()
 

@@ -56,6 +56,22 @@ def test_what_is_committed_is_kept_for_each_group_topic_and_queue() -> None:
     assert rig.offsets.groups_of("T") == {"g", "h"}
 
 
+def test_a_slave_takes_the_rows_that_its_master_tells_but_those_of_transactions() -> None:
+    """They may be ahead of its log: elected with them, it would take transactions for done whose end it lacks.
+    How far these are is told with the log."""
+    rig = Rig()
+    rig.become_slave()
+    halves = f"{TRANS_HALF_TOPIC}@{TRANSACTION_GROUP}"
+    rig.offsets.put(TRANSACTION_GROUP, TRANS_HALF_TOPIC, {0: 3})
+    rig.offsets.follow({halves: {0: 9}, "T@g": {0: 5}}, None, None)
+    assert rig.offsets.get(TRANSACTION_GROUP, TRANS_HALF_TOPIC, 0) == 3
+    assert rig.offsets.get("g", "T", 0) == 5
+    assert not rig.offsets.follow({halves: {0: 9}}, None, [halves])
+    rig.offsets.follow({}, None, None)
+    assert rig.offsets.get(TRANSACTION_GROUP, TRANS_HALF_TOPIC, 0) == 3
+    assert rig.offsets.get("g", "T", 0) == -1
+
+
 def test_an_offset_above_the_end_becomes_the_end(caplog: pytest.LogCaptureFixture) -> None:
     rig = filled(5)
     with caplog.at_level(logging.WARNING, "rmq.broker"):
