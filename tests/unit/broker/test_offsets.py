@@ -57,8 +57,8 @@ def test_what_is_committed_is_kept_for_each_group_topic_and_queue() -> None:
 
 
 def test_a_slave_takes_the_rows_that_its_master_tells_but_those_of_transactions() -> None:
-    """They may be ahead of its log: elected with them, it would take transactions for done whose end it lacks.
-    How far these are is told with the log."""
+    """They may be ahead of its log: elected with them, it would take for done what ends in what it lacks. How
+    far transactions are is told with the log."""
     rig = Rig()
     rig.become_slave()
     halves = f"{TRANS_HALF_TOPIC}@{TRANSACTION_GROUP}"
