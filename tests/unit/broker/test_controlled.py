@@ -122,6 +122,7 @@ async def test_a_master_hands_over_without_a_failed_send_and_before_its_lease_en
                     "set_controllers_silent_seconds": pytest.approx(silent, abs=0.01),
                     "set_relayed": handed_on,
                     "set_relay_refused": figures(node)["set_relay_refused"],
+                    "set_pulls_answered": 0,
                 }
             assert await found.master() is first
             await trio.sleep(2)
