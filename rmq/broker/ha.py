@@ -77,7 +77,7 @@ QUESTIONS_MAX: Final = 1_000
 NEWS_SECONDS: Final = 1.0
 """How often a slave that lags, or whose master only syncs, is told what is new."""
 CONFIRMED_SECONDS: Final = 0.01
-"""How often a slave is told how far its consumers may read, at most."""
+"""How often a slave at which somebody waits is told how far consumers may read, at most."""
 
 
 @frozen
@@ -174,8 +174,8 @@ class MasterSession:
     with the log, and before the next bytes of the log what `tables`, given the time, has to tell. `admit`
     takes number and epoch of a replica of a controlled set that names itself, and raises RemoteProtocolError
     when it is none of ours; `number` is its number, 0 for others. `has_told` says whether `tables` has
-    no more to tell. `confirmed` is up to where consumers of such a set may read, which a slave that has the
-    log so far is told soon after: its consumers wait for that. `waiting` takes what it tells of its pulls.
+    no more to tell. `confirmed` is up to where consumers of such a set may read, told as `safe` is; soon, if
+    pulls wait there, which `waiting` is told of.
     """
 
     def __init__(
@@ -308,7 +308,7 @@ class MasterSession:
         if self._is_ours and (note := self._tables(now)):
             self._sent_at = now
             return encode_note(note)
-        if self._is_ours and now >= self._confirmed_at + CONFIRMED_SECONDS and self.lacks_confirmed():
+        if self.is_to_confirm(now):
             self._confirmed_told, self._confirmed_at = self._confirmed() or 0, now
             self._sent_at = now
             return encode_note({"confirmed": self._confirmed_told})
@@ -324,8 +324,10 @@ class MasterSession:
             return FRAME.pack(self._next, 0)
         return b""
 
-    def lacks_confirmed(self) -> bool:
-        """Whether the consumers of this slave may read further than it was told."""
+    def is_to_confirm(self, now: float) -> bool:
+        """Whether consumers that wait at this slave may read further than it was told."""
+        if not self.waiting or now < self._confirmed_at + CONFIRMED_SECONDS:
+            return False
         confirmed = self._confirmed()
         return confirmed is not None and self._confirmed_told < confirmed <= self.acknowledged
 

@@ -64,8 +64,8 @@ class Replicas:
         for _, wake in self._links.values():
             wake()
 
-    def acknowledged(self) -> None:
-        """A slave has reported how far it has the log."""
+    def acknowledged(self, now: float | None = None) -> None:
+        """A slave has reported how far it has the log, at `now` by the clock of the links."""
         if self.control is not None:
             for session in self._links:
                 if session.number and self.is_in_time(session):
@@ -74,7 +74,7 @@ class Replicas:
         if self.control is not None:
             self.control.on_confirmed()
             for session, (_, wake) in self._links.items():
-                if session.lacks_confirmed():
+                if now is not None and session.is_to_confirm(now):
                     wake()
 
     def numbers(self) -> set[int]:

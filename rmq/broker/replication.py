@@ -214,8 +214,9 @@ class _SlaveLink:
         """Take what the slave reports; cancels `scope` when it hangs up."""
         opened = False
         while data := await _receive(self._stream, self._silence_seconds, "slave"):
-            self.session.received(data, anyio.current_time())
-            self._replicas.acknowledged()
+            now = anyio.current_time()
+            self.session.received(data, now)
+            self._replicas.acknowledged(now)
             if self._waits:  # for the next note
                 self.wake()
             if not opened:

@@ -12,7 +12,8 @@ would have it skip messages. So only a client is answered whose id one connectio
 began to wait.
 
 A row of what is told is a list: client id, group, topic, queue, offset, opaque, form of the header, and for
-how many ms it may have waited.
+how many ms it may have waited. The id is empty of a client that has sent no heartbeat there: nobody is
+answered then, but the master knows that somebody waits, and says at once how far it may read.
 """
 
 from __future__ import annotations
@@ -70,11 +71,12 @@ class ToldPulls:
         header, request = held.header, held.request
         group = self._clients.consumer_group(header.consumer_group)
         member = None if group is None else group.members.get(held.connection)
-        if member is None or len(self._rows) >= ROWS_MAX:
+        if len(self._rows) >= ROWS_MAX:
             return
+        client_id = "" if member is None else member.client_id
         queue = header.consumer_group, header.topic, header.queue_id
         what = held.offset, request.opaque, request.serialization, waited_ms
-        self._rows.append([member.client_id, *queue, *what])
+        self._rows.append([client_id, *queue, *what])
         self._wake()
 
     def take(self) -> bytes:
