@@ -36,3 +36,16 @@ def test_clients_lose_nothing_when_masters_die(
     assert pauses
     assert max(pauses) < SECONDS[language]
     assert max(report.others[f"{LANGUAGES[language]} without reads"]) < READS
+
+
+def test_a_go_consumer_reads_on_when_the_slave_dies_at_which_it_waits(
+    processes: Processes, tmp_path: pathlib.Path
+) -> None:
+    """Its client does not see that, and takes the master's answer."""
+    program("go", processes.java)
+    report = trio.run(
+        lambda: run(tmp_path, size=2, kills=0, slaves=1, load_s=10, beside=Clients(processes, ["go"]))
+    )
+    assert report.lost == []
+    assert len(report.acknowledged) > 100
+    assert max(report.others["Go late"]) < READS

@@ -24,7 +24,7 @@ ORDERS = """
 import anyio, os, rmq
 app = rmq.App()
 
-@app.consumer("Runs", group="{group}", model=str, consume_from="first")
+@app.consumer("{topic}", group="{group}", model=str, consume_from="first")
 async def handle(text: str) -> None:
     say(f"began {{text}} {{os.getpid()}}")
     await anyio.sleep({seconds})
@@ -87,8 +87,10 @@ def folder(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
 STARTED: list[subprocess.Popen[str]] = []
 
 
-def start(folder: pathlib.Path, names: str, *options: str, group: str, seconds: float = 0) -> Running:
-    (folder / "orders.py").write_text(ORDERS.format(group=group, seconds=seconds))
+def start(
+    folder: pathlib.Path, names: str, *options: str, group: str, seconds: float = 0, topic: str = "Runs"
+) -> Running:
+    (folder / "orders.py").write_text(ORDERS.format(group=group, seconds=seconds, topic=topic))
     process = subprocess.Popen(
         [sys.executable, "-m", "rmq", "run", "orders:app", "-n", names, *options],
         cwd=folder,
@@ -101,10 +103,10 @@ def start(folder: pathlib.Path, names: str, *options: str, group: str, seconds: 
     return Running(process)
 
 
-def send(names: str, *texts: str) -> None:
+def send(names: str, *texts: str, topic: str = "Runs") -> None:
     with blocking.connect(names) as client, client.producer("p") as producer:
         for text in texts:
-            producer.send(rmq.Message("Runs", text.encode()))
+            producer.send(rmq.Message(topic, text.encode()))
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
@@ -112,17 +114,19 @@ def send(names: str, *texts: str) -> None:
 def test_a_signal_lets_handlers_finish(
     loop: str, number: signal.Signals, names: str, folder: pathlib.Path
 ) -> None:
-    group = f"finish-{loop}-{number.name}"
-    running = start(folder, names, "--loop", loop, group=group, seconds=1)
+    group = topic = f"finish-{loop}-{number.name}"  # messages of other tests would count in its lag
+    with blocking.connect(names) as client:
+        client.admin.create_topic(topic, queues=4)
+    running = start(folder, names, "--loop", loop, group=group, seconds=1, topic=topic)
     running.until("runs as process")
-    send(names, "mine")
+    send(names, "mine", topic=topic)
     running.until("began mine")
     status, said = running.end(number)
 
     assert status == 0
     assert "finished mine" in said
     with blocking.connect(names) as client:
-        assert client.admin.consume_stats(group, "Runs").lag == 0
+        assert client.admin.consume_stats(group, topic).lag == 0
 
 
 def test_a_second_signal_ends_it_at_once_and_the_message_comes_again(
@@ -186,7 +190,7 @@ def test_a_change_of_a_file_starts_it_anew(names: str, folder: pathlib.Path) -> 
     (folder / "orders.py").write_text("import nonsense_of_mine\n")
     running.until("changed: orders.py")
     running.until("worker 1 ended with 1")
-    (folder / "orders.py").write_text(ORDERS.format(group="after", seconds=0))
+    (folder / "orders.py").write_text(ORDERS.format(group="after", seconds=0, topic="Runs"))
     running.until("runs as process")
     send(names, "new")
     running.until("finished new")
