@@ -94,7 +94,7 @@ class BrokerConfig(LogConfig):
     read_at_slaves: tuple[str, ...] = setting(
         ("GO",),
         help="With controllerAddr: languages of clients, as GO,JAVA, that are told to pull from a slave in"
-        " sync. They read on when the master dies, and not when that slave does; empty: none",
+        " sync: they read on when the master dies. When that slave does, the master answers; empty: none",
         validator=each_of(*LanguageCode.__members__),
         runtime=True,
     )

@@ -25,6 +25,7 @@ from rmq.remoting.pool import Pool
 from tests.sim.brokers import CONTROLLERS, Node, Set, controlled_set
 from tests.unit.broker.rig import Rig, Wire, pull, send
 from tests.unit.broker.test_pull import heartbeat
+from tests.unit.broker.test_reading_place import begin
 
 WAITING = PULL_SUBSCRIPTION | PULL_SUSPEND
 
@@ -77,9 +78,7 @@ class GoClient:
 async def consuming(size: int) -> AsyncIterator[tuple[Set, GoClient]]:
     """A set with one message, and a Go consumer."""
     async with controlled_set(size) as (found, client), client.producer("P") as producer:
-        await found.begin(client)
-        assert await found.send(producer, "one")
-        await trio.sleep(0.5)
+        await begin(found, client, producer)
         got = Got()
         async with Pool(found.network.host("10.0.7.1"), got) as pool:
             consumer = GoClient(found, pool, got, producer)
@@ -220,7 +219,7 @@ def test_nothing_is_told_before_the_first_report() -> None:
         json.dumps([row()[:-1]]),
         json.dumps([row("x")]),  # type: ignore[arg-type]
         json.dumps([row(1 << 31)]),
-        b'[["c1","readers","T",0,1e999,7,0]]',
+        b'[["c1","readers","T",0,1e999,7,0,0]]',
     ],
 )
 def test_what_cannot_be_read_ends_the_link(text: bytes) -> None:
