@@ -120,21 +120,20 @@ async def pulled(found: Set, node: Node, offset: int, language: str = "GO") -> P
 async def test_go_clients_are_sent_to_slaves_and_others_are_not(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    async with controlled_set(2) as (found, client):
+    async with controlled_set(2) as (found, client), client.producer("P") as producer:
+        await begin(found, client, producer)
         first, second = found.nodes
-        async with client.producer("P") as producer:
-            await begin(found, client, producer)
-            at_master, at_slave = await pulled(found, first, 0), await pulled(found, second, 0)
-            assert at_master.bodies == at_slave.bodies == ["one"]
-            assert (at_master.suggested, at_slave.suggested) == (2, 2)
-            brief, long = await pulled(found, first, 1), await pulled(found, second, 1)
-            assert brief.code == long.code == ResponseCode.PULL_NOT_FOUND
-            assert brief.next_offset == long.next_offset == 1
-            assert (brief.suggested, long.suggested) == (2, 2)
-            assert 0.9 < brief.seconds < 1.2
-            assert long.seconds > 14
-            java = await pulled(found, first, 1, "JAVA")
-            assert (java.suggested, java.seconds > 14) == (0, True)
+        at_master, at_slave = await pulled(found, first, 0), await pulled(found, second, 0)
+        assert at_master.bodies == at_slave.bodies == ["one"]
+        assert (at_master.suggested, at_slave.suggested) == (2, 2)
+        brief, long = await pulled(found, first, 1), await pulled(found, second, 1)
+        assert brief.code == long.code == ResponseCode.PULL_NOT_FOUND
+        assert brief.next_offset == long.next_offset == 1
+        assert (brief.suggested, long.suggested) == (2, 2)
+        assert 0.9 < brief.seconds < 1.2
+        assert long.seconds > 14
+        java = await pulled(found, first, 1, "JAVA")
+        assert (java.suggested, java.seconds > 14) == (0, True)
 
 
 async def test_nobody_is_sent_where_the_setting_is_empty(autojump_clock: trio.testing.MockClock) -> None:
@@ -265,17 +264,16 @@ async def test_nobody_waits_at_a_master_that_is_cut_off_from_the_controllers(
 async def test_of_two_the_last_one_is_named_as_routes_may_have_it(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    async with controlled_set(2) as (found, client):
+    async with controlled_set(2) as (found, client), client.producer("P") as producer:
+        await begin(found, client, producer)
         first, second = found.nodes
-        async with client.producer("P") as producer:
-            await begin(found, client, producer)
-            await found.kill(first)
-            assert await found.master() is second
-            assert (await pulled(found, second, 0)).suggested == 2
-            assert (await pulled(found, second, 1)).seconds > 14, "they may wait here"
-            await trio.sleep(ROUTES_SECONDS)
-            assert (await pulled(found, second, 0)).suggested == 0
-            found.network.heal()
-            await found.start(first)
-            await found.until(inSync=[1, 2])
-            assert (await pulled(found, second, 0)).suggested == 1
+        await found.kill(first)
+        assert await found.master() is second
+        assert (await pulled(found, second, 0)).suggested == 2
+        assert (await pulled(found, second, 1)).seconds > 14, "they may wait here"
+        await trio.sleep(ROUTES_SECONDS)
+        assert (await pulled(found, second, 0)).suggested == 0
+        found.network.heal()
+        await found.start(first)
+        await found.until(inSync=[1, 2])
+        assert (await pulled(found, second, 0)).suggested == 1
