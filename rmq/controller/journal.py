@@ -64,7 +64,7 @@ class Snapshot:
 
     index: int = 0
     term: int = 0
-    members: dict[str, str] = field(factory=dict)
+    members: Mapping[str, str] = field(factory=dict)
     data: bytes = b""
 
 
@@ -138,7 +138,7 @@ class Journal:
             found.append(entry)
         return found
 
-    def members(self) -> tuple[int, dict[str, str]]:
+    def members(self) -> tuple[int, Mapping[str, str]]:
         """The members that hold now, and the index of the entry that made them so: the last one of its kind,
         committed or not."""
         for number in range(len(self.entries) - 1, -1, -1):

@@ -17,6 +17,7 @@ import enum
 import logging
 import math
 import random
+from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -179,7 +180,7 @@ class Raft:
         return self._journal.term
 
     @property
-    def members(self) -> dict[str, str]:
+    def members(self) -> Mapping[str, str]:
         """Id -> address of those who vote."""
         return self._journal.members()[1]
 
@@ -252,9 +253,10 @@ class Raft:
         self._learners.pop(member, None)
         self.forgetful.discard(member)
         members = self.members
-        if members.pop(member, None) is None:
+        if member not in members:
             return None
-        return self._propose(members_entry(self.term, members), now)
+        rest = {one: address for one, address in members.items() if one != member}
+        return self._propose(members_entry(self.term, rest), now)
 
     def _check_change(self) -> None:
         if self.role is not Role.LEADER:

@@ -204,6 +204,20 @@ def _promote_now(self: Raft, member: str, now: float) -> None:
         self._propose(journal.members_entry(self.term, {**self.members, name: address}), now)
 
 
+_right_remove = Raft.remove
+
+
+def _remove_for_good(self: Raft, member: str, now: float) -> tuple[int, int] | None:
+    members, place = self.members, _right_remove(self, member, now)
+    kept = self._journal.snapshot
+    if members is kept.members:
+        rest = {one: address for one, address in members.items() if one != member}
+        self._journal.snapshot = evolve(kept, members=rest)
+    return place
+
+
+BUGS["who is removed is away from the snapshot at once"] = planted((Raft, "remove", _remove_for_good))
+
 BUGS["the disk does not sync"] = planted((MemoryDisk, "sync", lambda self, path: None))
 
 BUGS["lease by a clock that is set"] = planted(
@@ -230,6 +244,7 @@ CAUGHT_BY = {
     "takes torn frames for good ones": 118,
     "removes the old file before the new one is synced": 0,
     "several changes of members at a time, before an entry of its own": 64,
+    "who is removed is away from the snapshot at once": 216,
     "the disk does not sync": 4,
     "lease by a clock that is set": 2,
 }

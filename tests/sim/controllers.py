@@ -27,6 +27,8 @@ FILE_BYTES = 1 << 17
 COMPACT_ENTRIES = 60
 RATES = (0.96, 1.04)
 """How fast clocks run; their quotient stays within the drift that Timing allows."""
+UNHEARD_FROM = 700_000
+"""In half of the seeds from here on leaders change members while nobody hears them; others go as before."""
 HEALING_SECONDS = 15.0
 """So long after the last fault all must agree."""
 
@@ -120,10 +122,13 @@ class Simulation:
         )
         # Some kinds only, others for each seed: what all together hide, few show.
         self.faults = self.chance.sample(kinds, self.chance.randrange(2, len(kinds)))
+        if seed >= UNHEARD_FROM and random.Random(f"{seed} unheard").random() < 0.5:
+            self.faults.append(self.change_unheard)
         self.rate = self.chance.choice((0.2, 2.0, 20.0))  # proposals a second: who lags cannot win
         self.pace = self.chance.choice((0.2, 1.0, 2.0))
         self.leaders: dict[int, str] = {}  # term -> who led
         self.log: dict[int, tuple[int, bytes]] = {}  # index -> term and digest after it, as first applied
+        self.voters: dict[int, list[str]] = {}  # index -> the members once it is applied
         self.told = 0  # the highest count that somebody was told
         self.waiting: dict[tuple[str, int, int], int] = {}  # (leader, life, index) -> term
         self.accepted = 0
@@ -392,6 +397,18 @@ class Simulation:
         for _ in range(self.chance.randrange(1, 4)):
             self.change_member(name)
 
+    def change_unheard(self, name: str) -> None:
+        """Change members at one whose messages get lost, so that another leads and takes that back."""
+        lost = {(name, other) for other in self.members if other != name}
+        self.cuts |= lost
+        self.count("unheard")
+        self.change_members(name)
+
+        def mend() -> None:
+            self.cuts -= lost
+
+        self.at(self.now + self.chance.choice((1.5, 4.0)), mend)
+
     def change_member(self, name: str) -> None:
         other = self.chance.choice(list(self.members))
 
@@ -436,11 +453,23 @@ class Simulation:
             if known[1] and known[1] != digest:
                 raise Violation(f"entry {raft.applied}: {member.name} has another state there")
             self.log[raft.applied] = known[0], digest
+        self.check_voters(member, raft)
         if raft.role is Role.LEADER and self.leaders.setdefault(raft.term, member.name) != member.name:
             raise Violation(f"term {raft.term}: {self.leaders[raft.term]} led, and so does {member.name}")
         self.check_leases()
         if len(raft._journal.entries) > 5000:
             raise Violation(f"{member.name} keeps {len(raft._journal.entries)} entries")
+
+    def check_voters(self, member: Member, raft: Raft) -> None:
+        changed, members = raft._journal.members()
+        # Of a change on its way each may know or not; one that has just come knows nobody yet.
+        if members and changed <= raft.applied:
+            names = sorted(members)
+            if self.voters.setdefault(raft.applied, names) != names:
+                raise Violation(
+                    f"entry {raft.applied}: the members are {names} at {member.name}, and "
+                    f"{self.voters[raft.applied]} elsewhere"
+                )
 
     def check_leases(self) -> None:
         now = self.now

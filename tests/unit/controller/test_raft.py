@@ -219,6 +219,22 @@ def test_members_come_when_they_have_the_log_and_go_one_at_a_time() -> None:
     assert sorted(group.leader().members) == ["n1", "n2"]
 
 
+def test_members_are_who_they_were_when_a_change_is_taken_back() -> None:
+    group = Group("n0", "n1", "n2")
+    old = group.leader()
+    first, second = others(group, old)
+    group.down = {old.me}
+    old.remove(first.me, group.now)  # nobody hears of it
+    assert sorted(old.members) == sorted((old.me, second.me))
+
+    new = group.leader()
+    group.down = set()
+    group.run(1.0)
+    assert old.leader_address == new.me
+    assert sorted(old.members) == ["n0", "n1", "n2"]
+    assert old.applied == new.applied
+
+
 def test_what_is_no_message_is_refused() -> None:
     group = Group("n0", "n1")
     raft = group.leader()
