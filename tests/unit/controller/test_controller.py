@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from attrs import evolve
 
 from rmq.controller.controller import Add, Answer, Controller, Drop, Question, Want, refused_address
 from rmq.controller.elections import Elections, Heartbeat
 from rmq.controller.journal import Journal
-from rmq.controller.raft import NotLeader, Raft
+from rmq.controller.raft import Message, NotLeader, Raft
 from rmq.controller.requests import ControllerRequests
 from rmq.controller.sets import AlterInSync, BrokerSets, Register, Remove, Replica
 from rmq.testing.disk import MemoryDisk
@@ -218,20 +219,56 @@ def test_a_planned_change_waits_for_the_last_lease_and_only_takes_who_is_in_sync
     assert rig.sets.sets["s"].master == 2
 
 
-def test_without_a_majority_it_stops_to_answer_and_gives_up_who_waits() -> None:
-    rig = Rig("n0")
+def waits_for_another(rig: Rig) -> list[Answer | NotLeader]:
+    """What a broker is answered whose registration waits for a second controller, n1, which says nothing."""
     rig.run(3.0)
-    rig.controller.raft.add("n1", "n1", rig.now)
     raft = rig.controller.raft
+    raft.add("n1", "n1", rig.now)
     raft._match["n1"] = raft.commit
-    raft._promote("n1", rig.now)  # two members now, and n1 never answers
+    raft._promote("n1", rig.now)
     answers: list[Answer | NotLeader] = []
     raft._answered["n1"] = rig.now
     rig.controller.ask(register("a"), answers.append, rig.now)
+    return answers
+
+
+def hear(rig: Rig, message: Message) -> None:
+    rig.controller.raft.receive(msgspec.msgpack.encode(message), rig.now)
+    rig.controller.settle(rig.now)
+
+
+def test_without_a_majority_it_stops_to_answer_and_gives_up_who_waits() -> None:
+    rig = Rig("n0")
+    answers = waits_for_another(rig)
     assert answers == []
     rig.run(3.0)
     (answer,) = answers
     assert isinstance(answer, NotLeader)
+
+
+def test_who_waits_goes_on_waiting_while_only_the_lease_is_over() -> None:
+    rig = Rig("n0")
+    answers = waits_for_another(rig)
+    rig.run(1.2)
+    raft = rig.controller.raft
+    assert not raft.is_leading(rig.now)
+    assert answers == []
+
+    last = raft._journal.last
+    hear(rig, Message("appended", "n1", "n1", raft.term, index=last, granted=True, sent_at=rig.now))
+    (answer,) = answers
+    assert isinstance(answer, Answer)
+    assert answer.number == 1
+
+
+def test_who_waits_is_told_of_another_leader_at_once() -> None:
+    rig = Rig("n0")
+    answers = waits_for_another(rig)
+    raft = rig.controller.raft
+    hear(rig, Message("append", "n1", "n1", raft.term + 1, index=raft._journal.last + 9))
+    (answer,) = answers
+    assert isinstance(answer, NotLeader)
+    assert answer.leader == "n1"
 
 
 def test_members_change_one_at_a_time() -> None:

@@ -41,6 +41,15 @@ def test_a_power_cut_takes_nothing_that_was_written() -> None:
     assert [entry.data for entry in opened(disk).entries] == [b"one", b"two" * 2000, b"other"]
 
 
+def test_a_slice_has_one_entry_at_least_and_no_more_bytes_than_it_may() -> None:
+    journal = opened(MemoryDisk(seed=1))
+    journal.append(1, entries(1, b"x" * 60, b"y" * 40, b"z", b""))
+    assert [entry.data[:1] for entry in journal.slice(1, 9, 100)] == [b"x", b"y"]
+    assert [entry.data[:1] for entry in journal.slice(1, 9, 1)] == [b"x"]
+    assert [entry.data[:1] for entry in journal.slice(2, 2, 100)] == [b"y", b"z"]
+    assert journal.slice(5, 9, 100) == []
+
+
 def test_a_torn_frame_is_the_end_and_a_later_good_one_is_damage() -> None:
     disk = MemoryDisk(seed=1)
     journal = opened(disk)
