@@ -10,10 +10,10 @@ from attrs import evolve
 
 from rmq.controller.controller import Add, Answer, Controller, Drop, Question, Want, refused_address
 from rmq.controller.elections import Elections, Heartbeat
-from rmq.controller.journal import Journal
+from rmq.controller.journal import COMMAND, Entry, Journal
 from rmq.controller.raft import Message, NotLeader, Raft
 from rmq.controller.requests import ControllerRequests
-from rmq.controller.sets import AlterInSync, BrokerSets, Register, Remove, Replica
+from rmq.controller.sets import AlterInSync, BrokerSets, Register, Remove, Replica, encode
 from rmq.testing.disk import MemoryDisk
 
 
@@ -197,6 +197,37 @@ def test_a_set_whose_master_died_and_nobody_can_follow_counts_as_one_without_a_m
     assert without() == 0
 
 
+def test_a_controller_that_stops_tells_who_waits() -> None:
+    rig = Rig("n0")
+    answers = waits_for_another(rig)
+    requests = ControllerRequests(lambda: rig.now)
+    requests.start(rig.controller)
+    requests.stop()
+    (answer,) = answers
+    assert isinstance(answer, NotLeader)
+
+
+def test_metrics_say_who_leads_and_what_it_elected() -> None:
+    rig = led(Rig("n0"))
+    requests = ControllerRequests(lambda: rig.now)
+
+    def told() -> tuple[object, object]:
+        found = {one.name: one.rows for one in requests.metrics()}
+        return found["controller_leading"][0][1], dict(found["controller_elections"])
+
+    none = {("clean",): 0, ("unclean",): 0}
+    assert told() == (0, none)
+    requests.start(rig.controller)
+    assert told() == (1, none)
+    beat(rig, 1)
+    silent_for(rig)
+    rig.run(0.1)
+    assert told() == (1, {("clean",): 1, ("unclean",): 0})
+    rig = Rig("n0", "n1", "n2")
+    requests.start(rig.controller)
+    assert told() == (0, none)
+
+
 def test_a_planned_change_waits_for_the_last_lease_and_only_takes_who_is_in_sync() -> None:
     rig = Rig("n0")
     rig.run(6.0)
@@ -207,12 +238,14 @@ def test_a_planned_change_waits_for_the_last_lease_and_only_takes_who_is_in_sync
     assert "in sync" in rig.done(Want("s", 2)).refusal
     known = rig.sets.sets["s"]
     rig.done(AlterInSync("s", known.epoch, known.version, (1, 2)))
-    assert rig.done(Heartbeat("s", 1, 1, 1)).is_leased
+    answer = rig.done(Heartbeat("s", 1, 1, 1))
+    assert (answer.is_leased, answer.hands_over) == (True, False)
     assert not rig.done(Want("s", 2)).refusal
     asked = rig.now
     while rig.sets.sets["s"].master == 1:
-        assert not rig.done(Heartbeat("s", 1, 1, 1)).is_leased
-        rig.done(Heartbeat("s", 2, 1, 1))
+        answer = rig.done(Heartbeat("s", 1, 1, 1))
+        assert (answer.is_leased, answer.hands_over) == (False, True)
+        assert not rig.done(Heartbeat("s", 2, 1, 1)).hands_over
         rig.run(0.2)
         assert rig.now - asked < 4.0
     assert rig.now - asked >= 3.0
@@ -269,6 +302,32 @@ def test_who_waits_is_told_of_another_leader_at_once() -> None:
     (answer,) = answers
     assert isinstance(answer, NotLeader)
     assert answer.leader == "n1"
+
+
+def test_who_waits_is_not_given_the_answer_to_anothers_entry_in_its_place() -> None:
+    rig = Rig("n0")
+    answers = waits_for_another(rig)
+    raft = rig.controller.raft
+    place, term, before = raft._journal.last, raft.term, raft._journal.term_at(raft._journal.last - 1)
+    others = Entry(term + 1, COMMAND, encode(register("b")))
+    message = Message("append", "n1", "n1", term + 1, index=place - 1, log_term=before, commit=place)
+    hear(rig, evolve(message, entries=[others]))
+    assert rig.sets.sets["s"].number_of("b") == 1
+    (answer,) = answers
+    assert isinstance(answer, NotLeader)
+
+
+def test_elections_of_who_lacks_messages_are_counted() -> None:
+    rig = Rig("n0")
+    rig.run(3.0)
+    rig.controller.elections.is_unclean = True
+    for name in "ab":
+        rig.done(register(name))
+    while rig.sets.sets["s"].epoch == 1:
+        rig.done(Heartbeat("s", 2, 1))
+        rig.run(0.5)
+    assert rig.sets.sets["s"].master == 2
+    assert (rig.controller.elected, rig.controller.elected_uncleanly) == (1, 1)
 
 
 def test_members_change_one_at_a_time() -> None:

@@ -50,6 +50,21 @@ def test_a_slice_has_one_entry_at_least_and_no_more_bytes_than_it_may() -> None:
     assert journal.slice(5, 9, 100) == []
 
 
+def test_of_two_files_the_newer_counts_when_the_older_has_come_back() -> None:
+    disk = MemoryDisk(seed=1)
+    journal = opened(disk)
+    journal.append(1, entries(1, b"one", b"two"))
+    path = journal._path(journal._number)
+    older = disk.load(path)
+    assert older is not None
+    journal.compact(1, b"a state")
+    journal.save(2, "n1")
+    before = state(journal)
+    disk.replace(path, older)  # its removal was not on the medium
+
+    assert state(opened(disk)) == before
+
+
 def test_a_torn_frame_is_the_end_and_a_later_good_one_is_damage() -> None:
     disk = MemoryDisk(seed=1)
     journal = opened(disk)
@@ -65,6 +80,9 @@ def test_a_torn_frame_is_the_end_and_a_later_good_one_is_damage() -> None:
 
     journal.append(3, entries(1, b"later"))
     disk.flip(path, end - 1)
+    both = disk.copy()
+    both.flip(path, journal._position - 1)
+    assert [entry.data for entry in opened(both).entries] == [b"kept"]
     with pytest.raises(CorruptRecord) as caught:
         opened(disk)
     assert caught.value.offset == at

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from rmq.controller.journal import COMMAND, NOOP, Entry, Journal
-from rmq.controller.raft import ChangeUnderWay, Message, NotLeader, Raft, Role, Timing
+from rmq.controller.raft import ADDRESSES_MAX, ChangeUnderWay, Message, NotLeader, Raft, Role, Timing
 from rmq.errors import RemoteProtocolError
 from rmq.testing.disk import MemoryDisk
 from tests.sim.controllers import Register
@@ -118,6 +118,29 @@ def test_who_heard_a_leader_or_has_just_started_votes_for_nobody() -> None:
         voter.receive(ballots[voter.me], group.now)
         assert voter.term == term
         assert not voter.take_messages()
+
+
+def test_who_lacks_entries_or_is_of_an_earlier_term_is_promised_no_vote() -> None:
+    group = Group("n0", "n1", "n2")
+    leader = group.leader()
+    leader.propose(b"x", group.now)
+    group.run(1.0)
+    voter = next(iter(others(group, leader)))
+    term, last = voter.term, voter._journal.last
+    group.now += 5.0  # it has heard nobody for long
+    for asked, index, log_term, promised in (
+        (term + 1, last, term, True),
+        (term + 1, last - 1, term, False),
+        (term + 1, last + 9, term - 1, False),
+        (term - 1, last, term, False),
+    ):
+        question = Message("ask", "n9", "n9", asked, index=index, log_term=log_term)
+        voter.receive(msgspec.msgpack.encode(question), group.now)
+        ((to, data),) = voter.take_messages()
+        answer = msgspec.msgpack.decode(data, type=Message)
+        assert (to, answer.kind, answer.granted) == ("n9", "asked", promised)
+        assert answer.term == (asked if promised else term)
+    assert voter.term == term
 
 
 def test_a_member_that_cannot_win_does_not_raise_the_term() -> None:
@@ -235,6 +258,18 @@ def test_members_are_who_they_were_when_a_change_is_taken_back() -> None:
     assert old.applied == new.applied
 
 
+def test_addresses_of_strangers_are_bounded_and_those_known_are_renewed() -> None:
+    group = Group("n0", "n1", "n2")
+    raft = group.leader()
+    for number in range(2 * ADDRESSES_MAX):
+        stranger = Message("ask", f"s{number}", f"at {number}", 0)
+        raft.receive(msgspec.msgpack.encode(stranger), group.now)
+    assert raft.address_of("s0") == "at 0"
+    assert raft.address_of(f"s{2 * ADDRESSES_MAX - 1}") == ""
+    raft.receive(msgspec.msgpack.encode(Message("ask", "s0", "moved", 0)), group.now)
+    assert raft.address_of("s0") == "moved"
+
+
 def test_what_is_no_message_is_refused() -> None:
     group = Group("n0", "n1")
     raft = group.leader()
@@ -242,6 +277,11 @@ def test_what_is_no_message_is_refused() -> None:
     for data in (b"", b"\xc1", b"\x80", b"{}"):
         with pytest.raises(RemoteProtocolError):
             raft.receive(data, group.now)
+    kind = Message("hello", other.me, other.me, raft.term)
+    beyond = Message("appended", other.me, other.me, raft.term, index=raft._journal.last + 1, granted=True)
+    for message, why in ((kind, "of kind 'hello'"), (beyond, "nobody ever had")):
+        with pytest.raises(RemoteProtocolError, match=why):
+            raft.receive(msgspec.msgpack.encode(message), group.now)
     other.step(group.now + 10)
     (_, data), *_ = other.take_messages()
     with pytest.raises(RemoteProtocolError, match="calls itself"):

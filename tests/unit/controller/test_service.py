@@ -26,6 +26,7 @@ from rmq.namesrv.config import NamesrvConfig
 from rmq.profile import cluster_secret
 from rmq.protocol.codes import CONTROLLER_MESSAGE, CONTROLLER_STATUS, RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from rmq.protocol.signature import Credentials, signed
 from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.pool import Pool
 from rmq.testing.disk import MemoryDisk
@@ -343,10 +344,45 @@ async def test_with_a_cluster_secret_strangers_change_nothing(
             assert "signed with the cluster secret" in (response.remark or "")
         secret = cluster_secret(str(file))
         assert secret is not None
-        signed = secret.sign(request_of(register("a")), _wall_ms(), b"nonce of 16 byte")
-        assert answer_of(await three.pool.call(leader, signed, 5.0)).number == 1
-        again = await three.pool.call(leader, signed, 5.0)
+        request = secret.sign(request_of(register("a")), _wall_ms(), b"nonce of 16 byte")
+        assert answer_of(await three.pool.call(leader, request, 5.0)).number == 1
+        again = await three.pool.call(leader, request, 5.0)
         assert again.code == ResponseCode.NO_PERMISSION
+
+
+async def test_with_accounts_only_administrators_operate(
+    autojump_clock: trio.testing.MockClock, tmp_path: pathlib.Path
+) -> None:
+    secret, accounts = tmp_path / "secret", tmp_path / "plain_acl.yml"
+    secret.write_text("a secret of the cluster\n")
+    accounts.write_text(
+        "accounts:\n"
+        "- {accessKey: the-keeper, secretKey: keepers-secret, admin: true}\n"
+        "- {accessKey: the-reader, secretKey: readers-secret, defaultTopicPerm: SUB}\n"
+    )
+    for file in (secret, accounts):
+        file.chmod(0o600)
+    keeper, reader = Credentials("the-keeper", "keepers-secret"), Credentials("the-reader", "readers-secret")
+    drop = request_of(Drop(ADDRESSES[1]))
+    async with controllers(cluster_secret_file=str(secret), acl_enable=True, acl_file=str(accounts)) as three:
+        await trio.sleep(5)
+        for request in (Command.request(CONTROLLER_STATUS), drop):
+            for refused in (request, signed(request, reader)):
+                response = await three.pool.call(ADDRESSES[0], refused, 5.0)
+                assert response.code == ResponseCode.NO_PERMISSION, response.remark
+        found = {}
+        for address in ADDRESSES:
+            response = await three.pool.call(address, signed(Command.request(CONTROLLER_STATUS), keeper), 5.0)
+            found[address] = json.loads(response.body)
+        assert all(sorted(one["members"]) == ADDRESSES for one in found.values())
+        (leader,) = (address for address, one in found.items() if one["leading"])
+        other = next(address for address in ADDRESSES if address != leader)
+        response = await three.pool.call(leader, signed(request_of(Drop(other)), keeper), 5.0)
+        assert answer_of(response).controllers == tuple(one for one in ADDRESSES if one != other)
+        # The plugin answers here what it answers at a broker.
+        asked = Command.request(RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
+        assert (await three.pool.call(leader, asked, 5.0)).code == ResponseCode.NO_PERMISSION
+        assert (await three.pool.call(leader, signed(asked, keeper), 5.0)).code == ResponseCode.SUCCESS
 
 
 def _wall_ms() -> int:

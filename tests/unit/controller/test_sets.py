@@ -260,10 +260,38 @@ def test_a_wanted_master_that_does_not_live_is_given_up() -> None:
     assert elections.hear(heartbeat(1), known, 13.1)
 
 
+def test_a_wish_for_a_master_is_for_the_epoch_that_it_was_made_in() -> None:
+    sets, known = three()
+    elections = Elections(3.0)
+    assert not elections.is_wanted_away(known)
+    elections.want(known, 1)
+    assert not elections.is_wanted_away(known)  # it is the master
+    elections.want(known, 2)
+    assert elections.is_wanted_away(known)
+    do(sets, Elect("s", known.epoch, known.version, 3, (1, 2, 3)))
+    assert not elections.is_wanted_away(sets.sets["s"])
+
+
+def test_a_master_that_resigned_is_followed_at_once_by_another_if_one_lives() -> None:
+    sets, known = three()
+    for others, elected in (((2, 3), (3, (2, 3))), ((), (1, (1,)))):
+        elections = Elections(3.0)
+        elections.begin(0.0)
+        assert elections.hear(heartbeat(1, reach=9), known, 10.0)
+        for number in others:
+            elections.hear(heartbeat(number, reach=number), known, 10.1)
+        assert elections.due(sets.sets, 10.1) == []
+        assert not elections.hear(Heartbeat("s", 1, 1, 1, 9, resigned=True), known, 10.2)
+        (elect,) = elections.due(sets.sets, 10.2)
+        assert (elect.master, elect.in_sync) == elected
+
+
 def test_an_earlier_life_of_a_replica_says_nothing() -> None:
     _, known = three()
     elections = Elections(3.0)
     elections.begin(0.0)
+    assert "was started again" in elections.refusal(heartbeat(1, life=0), known)
+    assert not elections.refusal(heartbeat(1), known)
     assert not elections.hear(heartbeat(1, life=0), known, 1.0)
     assert not elections.lives("s", 1, 1.0)
 
