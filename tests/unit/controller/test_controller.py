@@ -228,6 +228,17 @@ def test_metrics_say_who_leads_and_what_it_elected() -> None:
     assert told() == (0, none)
 
 
+def test_the_status_says_what_the_leader_heard() -> None:
+    rig = led(Rig("n0"))
+    requests = ControllerRequests(lambda: rig.now)
+    requests.start(rig.controller)
+    rig.done(Heartbeat("s", 1, 1, 1, reach=7))
+    status = requests.status()
+    assert (status["leading"], status["leaseMs"], status["members"]) == (True, 3000, {"n0": "n0"})
+    heard = [(one["lives"], one["reach"]) for one in status["sets"][0]["replicas"]]
+    assert heard == [(True, 7), (False, None)]
+
+
 def test_a_planned_change_waits_for_the_last_lease_and_only_takes_who_is_in_sync() -> None:
     rig = Rig("n0")
     rig.run(6.0)
@@ -328,6 +339,13 @@ def test_elections_of_who_lacks_messages_are_counted() -> None:
         rig.run(0.5)
     assert rig.sets.sets["s"].master == 2
     assert (rig.controller.elected, rig.controller.elected_uncleanly) == (1, 1)
+
+
+def test_more_than_may_wait_for_the_log_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig("n0")
+    waits_for_another(rig)
+    monkeypatch.setattr("rmq.controller.controller.WAITING_MAX", 1)
+    assert "too many requests wait" in rig.done(register("b")).refusal
 
 
 def test_members_change_one_at_a_time() -> None:

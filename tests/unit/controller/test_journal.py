@@ -65,6 +65,18 @@ def test_of_two_files_the_newer_counts_when_the_older_has_come_back() -> None:
     assert state(opened(disk)) == before
 
 
+def test_a_snapshot_has_the_members_of_the_entries_that_it_takes_the_place_of() -> None:
+    disk = MemoryDisk(seed=1)
+    journal = opened(disk)
+    two = {"n0": "a:1", "n1": "b:1"}
+    journal.append(1, [members_entry(1, two), *entries(1, b"x", b"y"), members_entry(1, {"n0": "a:1"})])
+    journal.compact(1, b"")
+    assert opened(disk).snapshot.members == two
+    journal.compact(3, b"")
+    assert opened(disk).snapshot.members == two
+    assert opened(disk).members() == (4, {"n0": "a:1"})
+
+
 def test_a_torn_frame_is_the_end_and_a_later_good_one_is_damage() -> None:
     disk = MemoryDisk(seed=1)
     journal = opened(disk)

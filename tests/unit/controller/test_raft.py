@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 import pytest
+from attrs import evolve
 
 from rmq.controller.journal import COMMAND, NOOP, Entry, Journal
 from rmq.controller.raft import ADDRESSES_MAX, ChangeUnderWay, Message, NotLeader, Raft, Role, Timing
@@ -120,6 +121,22 @@ def test_who_heard_a_leader_or_has_just_started_votes_for_nobody() -> None:
         assert not voter.take_messages()
 
 
+def test_a_lease_is_shorter_than_the_silence_of_voters_by_the_drift_of_clocks() -> None:
+    group = Group("n0", "n1", "n2")
+    leader = group.leader()
+    group.now = asked = group.now + 0.5
+    leader.step(asked)
+    group.deliver()
+    assert leader.lease_until(asked + 0.3) == pytest.approx(asked + 0.9)
+    assert leader.is_leading(asked + 0.89)
+    assert not leader.is_leading(asked + 0.91)
+    follower = next(iter(others(group, leader)))
+    for after, answered in ((0.99, 0), (1.01, 1)):
+        question = Message("ask", "n9", "n9", leader.term + 1, index=9, log_term=9)
+        follower.receive(msgspec.msgpack.encode(question), asked + after)
+        assert len(follower.take_messages()) == answered
+
+
 def test_who_lacks_entries_or_is_of_an_earlier_term_is_promised_no_vote() -> None:
     group = Group("n0", "n1", "n2")
     leader = group.leader()
@@ -130,6 +147,7 @@ def test_who_lacks_entries_or_is_of_an_earlier_term_is_promised_no_vote() -> Non
     group.now += 5.0  # it has heard nobody for long
     for asked, index, log_term, promised in (
         (term + 1, last, term, True),
+        (term, last, term, True),
         (term + 1, last - 1, term, False),
         (term + 1, last + 9, term - 1, False),
         (term - 1, last, term, False),
@@ -198,6 +216,21 @@ def test_entries_that_the_leader_does_not_have_go() -> None:
     assert {machine.count for machine in group.machines.values()} == {1}
 
 
+def test_entries_that_come_twice_are_kept_and_those_behind_them_taken() -> None:
+    group = Group("n0", "n1", "n2")
+    leader = group.leader()
+    for number in range(3):
+        leader.propose(b"%d" % number, group.now)
+    group.run(1.0)
+    follower = next(iter(others(group, leader)))
+    had, new = list(follower._journal.entries), Entry(leader.term, COMMAND, b"3")
+    place = Message("append", leader.me, leader.me, leader.term, index=1, log_term=had[0].term, commit=5)
+    for entries in ([*had[1:], new], had[1:], []):
+        follower.receive(msgspec.msgpack.encode(evolve(place, entries=entries)), group.now)
+        assert follower._journal.entries == [*had, new]
+        assert (follower.commit, group.machines[follower.me].count) == (5, 4)
+
+
 def test_a_member_that_is_far_behind_gets_a_snapshot() -> None:
     group = Group("n0", "n1", "n2", compact_entries=10)
     leader = group.leader()
@@ -234,9 +267,15 @@ def test_members_come_when_they_have_the_log_and_go_one_at_a_time() -> None:
     leader.add("n2", "n2", group.now)
     group.start("n2", {})
     group.run(1.0)
+    with pytest.raises(NotLeader):
+        group.rafts["n1"].add("n3", "n3", group.now)
+    with pytest.raises(NotLeader):
+        group.rafts["n1"].remove("n0", group.now)
     leader.remove("n0", group.now)
     with pytest.raises(ChangeUnderWay):
         leader.remove("n1", group.now)
+    with pytest.raises(ChangeUnderWay):
+        leader.add("n3", "n3", group.now)
     group.run(3.0)
     assert leader.role is Role.FOLLOWER
     assert sorted(group.leader().members) == ["n1", "n2"]
@@ -279,9 +318,14 @@ def test_what_is_no_message_is_refused() -> None:
             raft.receive(data, group.now)
     kind = Message("hello", other.me, other.me, raft.term)
     beyond = Message("appended", other.me, other.me, raft.term, index=raft._journal.last + 1, granted=True)
-    for message, why in ((kind, "of kind 'hello'"), (beyond, "nobody ever had")):
+    empty = Message("install", raft.me, raft.me, raft.term)
+    for at, message, why in (
+        (raft, kind, "of kind 'hello'"),
+        (raft, beyond, "nobody ever had"),
+        (other, empty, "without a snapshot"),
+    ):
         with pytest.raises(RemoteProtocolError, match=why):
-            raft.receive(msgspec.msgpack.encode(message), group.now)
+            at.receive(msgspec.msgpack.encode(message), group.now)
     other.step(group.now + 10)
     (_, data), *_ = other.take_messages()
     with pytest.raises(RemoteProtocolError, match="calls itself"):

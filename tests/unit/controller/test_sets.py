@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq.controller.elections import Elections, Heartbeat
+from rmq.controller.elections import UNKNOWN, Elections, Heartbeat
 from rmq.controller.sets import (
     NOBODY,
     REPLICAS_MAX,
@@ -76,6 +76,7 @@ def test_a_master_comes_from_those_in_sync_unless_it_is_said_otherwise() -> None
     sets, known = three()
     do(sets, AlterInSync("s", known.epoch, known.version, (1, 2)))
     known = sets.sets["s"]
+    assert do(sets, Elect("s", known.epoch, known.version, 9, (1,))).refusal == "s has no replica 9"
     assert "not in sync" in do(sets, Elect("s", known.epoch, known.version, 3, (3,))).refusal
     assert not do(sets, Elect("s", known.epoch, known.version, 2, (2, 3))).refusal
     after = sets.sets["s"]
@@ -116,6 +117,7 @@ def test_a_master_that_was_started_again_leads_no_more() -> None:
 def test_replicas_go_but_not_the_master_and_their_numbers_never_come_again() -> None:
     sets, _ = three()
     assert "is the master" in do(sets, Remove("s", 1)).refusal
+    assert do(sets, Remove("s", 9)).refusal == "s has no replica 9"
     do(sets, Remove("s", 2))
     assert sets.sets["s"].in_sync == (1, 3)
     assert do(sets, register("b")).number == 4
@@ -123,6 +125,14 @@ def test_replicas_go_but_not_the_master_and_their_numbers_never_come_again() -> 
     assert sets.sets == {}
     do(sets, Register("c", "s", replica("a"), is_founder=True, epoch=7))
     assert sets.sets["s"].epoch == 8
+
+
+def test_the_only_replica_in_sync_is_not_removed_though_it_leads_no_more() -> None:
+    sets, known = three()
+    do(sets, AlterInSync("s", known.epoch, known.version, (1,)), register("a", 2))
+    assert sets.sets["s"].master == NOBODY
+    assert "is the only one in sync" in do(sets, Remove("s", 1)).refusal
+    assert sets.sets["s"].in_sync == (1,)
 
 
 def test_tables_are_bounded_and_what_cannot_be_read_changes_nothing() -> None:
@@ -284,6 +294,29 @@ def test_a_master_that_resigned_is_followed_at_once_by_another_if_one_lives() ->
         assert not elections.hear(Heartbeat("s", 1, 1, 1, 9, resigned=True), known, 10.2)
         (elect,) = elections.due(sets.sets, 10.2)
         assert (elect.master, elect.in_sync) == elected
+
+
+def test_a_replica_in_sync_that_has_less_than_it_had_is_not_heard_until_it_has_it_again() -> None:
+    """Its folder is an old copy, which may lack what it acknowledged."""
+    sets, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0)
+
+    def hears(number: int, epoch: int, reach: int, now: float) -> bool:
+        elections.hear(heartbeat(number, epoch, reach), sets.sets["s"], now)
+        return elections.lives("s", number, now)
+
+    assert hears(2, 1, 70, 1.0)
+    assert not hears(2, 1, 69, 5.0)
+    assert not hears(2, 1, 69, 5.1)
+    assert hears(2, 1, 70, 5.2)
+    assert hears(2, 1, UNKNOWN, 9.0)  # its log is not open yet
+    assert hears(3, 1, 5, 9.0)
+    do(sets, Elect("s", known.epoch, known.version, 1, (1, 2, 3)))
+    assert hears(2, 2, 40, 13.0)  # the next epoch began before
+    assert not hears(2, 1, 90, 17.0)
+    do(sets, AlterInSync("s", 2, known.version + 1, (1, 3)))
+    assert hears(2, 1, 3, 17.0)  # who is not in sync need not have anything
 
 
 def test_an_earlier_life_of_a_replica_says_nothing() -> None:
