@@ -60,6 +60,13 @@ def beat(rig: Rig, number: int) -> Answer:
     return rig.done(Heartbeat("s", number, 1, rig.sets.sets["s"].epoch))
 
 
+def serving(rig: Rig) -> ControllerRequests:
+    """Answers for its controller."""
+    requests = ControllerRequests(lambda: rig.now)
+    requests.start(rig.controller)
+    return requests
+
+
 def silent_for(rig: Rig) -> float:
     """How long it takes until there is another master when the present one says nothing any more."""
     known = rig.sets.sets["s"]
@@ -179,8 +186,7 @@ def test_who_has_stopped_is_told_to_the_master_until_it_starts_again() -> None:
 def test_a_set_whose_master_died_and_nobody_can_follow_counts_as_one_without_a_master() -> None:
     rig = Rig("n0")
     rig.run(3.0)
-    requests = ControllerRequests(lambda: rig.now)
-    requests.start(rig.controller)
+    requests = serving(rig)
 
     def without() -> object:
         return {one.name: one.rows[0][1] for one in requests.metrics()}["controller_sets_without_master"]
@@ -200,9 +206,7 @@ def test_a_set_whose_master_died_and_nobody_can_follow_counts_as_one_without_a_m
 def test_a_controller_that_stops_tells_who_waits() -> None:
     rig = Rig("n0")
     answers = waits_for_another(rig)
-    requests = ControllerRequests(lambda: rig.now)
-    requests.start(rig.controller)
-    requests.stop()
+    serving(rig).stop()
     (answer,) = answers
     assert isinstance(answer, NotLeader)
 
@@ -230,10 +234,8 @@ def test_metrics_say_who_leads_and_what_it_elected() -> None:
 
 def test_the_status_says_what_the_leader_heard() -> None:
     rig = led(Rig("n0"))
-    requests = ControllerRequests(lambda: rig.now)
-    requests.start(rig.controller)
     rig.done(Heartbeat("s", 1, 1, 1, reach=7))
-    status = requests.status()
+    status = serving(rig).status()
     assert (status["leading"], status["leaseMs"], status["members"]) == (True, 3000, {"n0": "n0"})
     heard = [(one["lives"], one["reach"]) for one in status["sets"][0]["replicas"]]
     assert heard == [(True, 7), (False, None)]

@@ -74,6 +74,10 @@ class Group:
         return leader
 
 
+def tell(raft: Raft, message: Message, now: float) -> None:
+    raft.receive(msgspec.msgpack.encode(message), now)
+
+
 def others(group: Group, leader: Raft) -> Iterable[Raft]:
     return [raft for raft in group.rafts.values() if raft is not leader]
 
@@ -133,7 +137,7 @@ def test_a_lease_is_shorter_than_the_silence_of_voters_by_the_drift_of_clocks() 
     follower = next(iter(others(group, leader)))
     for after, answered in ((0.99, 0), (1.01, 1)):
         question = Message("ask", "n9", "n9", leader.term + 1, index=9, log_term=9)
-        follower.receive(msgspec.msgpack.encode(question), asked + after)
+        tell(follower, question, asked + after)
         assert len(follower.take_messages()) == answered
 
 
@@ -153,9 +157,9 @@ def test_who_lacks_entries_or_is_of_an_earlier_term_is_promised_no_vote() -> Non
         (term - 1, last, term, False),
     ):
         question = Message("ask", "n9", "n9", asked, index=index, log_term=log_term)
-        voter.receive(msgspec.msgpack.encode(question), group.now)
+        tell(voter, question, group.now)
         ((to, data),) = voter.take_messages()
-        answer = msgspec.msgpack.decode(data, type=Message)
+        answer = decoded(data)
         assert (to, answer.kind, answer.granted) == ("n9", "asked", promised)
         assert answer.term == (asked if promised else term)
     assert voter.term == term
@@ -226,7 +230,7 @@ def test_entries_that_come_twice_are_kept_and_those_behind_them_taken() -> None:
     had, new = list(follower._journal.entries), Entry(leader.term, COMMAND, b"3")
     place = Message("append", leader.me, leader.me, leader.term, index=1, log_term=had[0].term, commit=5)
     for entries in ([*had[1:], new], had[1:], []):
-        follower.receive(msgspec.msgpack.encode(evolve(place, entries=entries)), group.now)
+        tell(follower, evolve(place, entries=entries), group.now)
         assert follower._journal.entries == [*had, new]
         assert (follower.commit, group.machines[follower.me].count) == (5, 4)
 
@@ -302,10 +306,10 @@ def test_addresses_of_strangers_are_bounded_and_those_known_are_renewed() -> Non
     raft = group.leader()
     for number in range(2 * ADDRESSES_MAX):
         stranger = Message("ask", f"s{number}", f"at {number}", 0)
-        raft.receive(msgspec.msgpack.encode(stranger), group.now)
+        tell(raft, stranger, group.now)
     assert raft.address_of("s0") == "at 0"
     assert raft.address_of(f"s{2 * ADDRESSES_MAX - 1}") == ""
-    raft.receive(msgspec.msgpack.encode(Message("ask", "s0", "moved", 0)), group.now)
+    tell(raft, Message("ask", "s0", "moved", 0), group.now)
     assert raft.address_of("s0") == "moved"
 
 
@@ -325,7 +329,7 @@ def test_what_is_no_message_is_refused() -> None:
         (other, empty, "without a snapshot"),
     ):
         with pytest.raises(RemoteProtocolError, match=why):
-            at.receive(msgspec.msgpack.encode(message), group.now)
+            tell(at, message, group.now)
     other.step(group.now + 10)
     (_, data), *_ = other.take_messages()
     with pytest.raises(RemoteProtocolError, match="calls itself"):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import pathlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,6 +42,8 @@ class Controllers:
     def __init__(self, nursery: trio.Nursery, pool: Pool, network: MemoryNetwork, **settings: Any) -> None:
         self.nursery, self.pool, self.network = nursery, pool, network
         self.settings = settings
+        self.sign: Callable[[Command], Command] = lambda request: request
+        """Signs what is asked, with an account where that is wanted."""
         self.disks = {address: MemoryDisk(seed=number) for number, address in enumerate(ADDRESSES)}
         self.scopes: dict[str, trio.CancelScope] = {}
 
@@ -72,7 +74,7 @@ class Controllers:
         self.disks[address].crash()
 
     async def status(self, address: str) -> dict[str, Any]:
-        response = await self.pool.call(address, Command.request(CONTROLLER_STATUS), 5.0)
+        response = await self.pool.call(address, self.sign(Command.request(CONTROLLER_STATUS)), 5.0)
         assert response.code == ResponseCode.SUCCESS, response.remark
         found: dict[str, Any] = json.loads(response.body)
         return found
@@ -90,7 +92,7 @@ class Controllers:
                 await trio.sleep(0.1)
 
     async def ask(self, question: Question) -> Answer:
-        response = await self.pool.call(await self.leader(), request_of(question), 5.0)
+        response = await self.pool.call(await self.leader(), self.sign(request_of(question)), 5.0)
         return answer_of(response)
 
 
@@ -330,19 +332,24 @@ async def test_a_disk_that_fails_makes_a_controller_start_again_from_its_journal
         assert [state["committed"] for state in states] == [states[0]["committed"]] * 3
 
 
+def private(path: pathlib.Path, text: str) -> str:
+    """A file that only its owner may read."""
+    path.write_text(text)
+    path.chmod(0o600)
+    return str(path)
+
+
 async def test_with_a_cluster_secret_strangers_change_nothing(
     autojump_clock: trio.testing.MockClock, tmp_path: pathlib.Path
 ) -> None:
-    file = tmp_path / "secret"
-    file.write_text("a secret of the cluster\n")
-    file.chmod(0o600)
-    async with controllers(cluster_secret_file=str(file)) as three:
+    file = private(tmp_path / "secret", "a secret of the cluster\n")
+    async with controllers(cluster_secret_file=file) as three:
         leader = await three.leader()  # they sign what they tell each other
         for request in (request_of(register("a")), Command.request(CONTROLLER_MESSAGE, body=b"x")):
             response = await three.pool.call(leader, request, 5.0)
             assert response.code == ResponseCode.NO_PERMISSION
             assert "signed with the cluster secret" in (response.remark or "")
-        secret = cluster_secret(str(file))
+        secret = cluster_secret(file)
         assert secret is not None
         request = secret.sign(request_of(register("a")), _wall_ms(), b"nonce of 16 byte")
         assert answer_of(await three.pool.call(leader, request, 5.0)).number == 1
@@ -353,32 +360,25 @@ async def test_with_a_cluster_secret_strangers_change_nothing(
 async def test_with_accounts_only_administrators_operate(
     autojump_clock: trio.testing.MockClock, tmp_path: pathlib.Path
 ) -> None:
-    secret, accounts = tmp_path / "secret", tmp_path / "plain_acl.yml"
-    secret.write_text("a secret of the cluster\n")
-    accounts.write_text(
+    secret = private(tmp_path / "secret", "a secret of the cluster\n")
+    accounts = private(
+        tmp_path / "plain_acl.yml",
         "accounts:\n"
         "- {accessKey: the-keeper, secretKey: keepers-secret, admin: true}\n"
-        "- {accessKey: the-reader, secretKey: readers-secret, defaultTopicPerm: SUB}\n"
+        "- {accessKey: the-reader, secretKey: readers-secret, defaultTopicPerm: SUB}\n",
     )
-    for file in (secret, accounts):
-        file.chmod(0o600)
     keeper, reader = Credentials("the-keeper", "keepers-secret"), Credentials("the-reader", "readers-secret")
-    drop = request_of(Drop(ADDRESSES[1]))
-    async with controllers(cluster_secret_file=str(secret), acl_enable=True, acl_file=str(accounts)) as three:
-        await trio.sleep(5)
-        for request in (Command.request(CONTROLLER_STATUS), drop):
-            for refused in (request, signed(request, reader)):
-                response = await three.pool.call(ADDRESSES[0], refused, 5.0)
-                assert response.code == ResponseCode.NO_PERMISSION, response.remark
-        found = {}
-        for address in ADDRESSES:
-            response = await three.pool.call(address, signed(Command.request(CONTROLLER_STATUS), keeper), 5.0)
-            found[address] = json.loads(response.body)
-        assert all(sorted(one["members"]) == ADDRESSES for one in found.values())
-        (leader,) = (address for address, one in found.items() if one["leading"])
+    async with controllers(cluster_secret_file=secret, acl_enable=True, acl_file=accounts) as three:
+        three.sign = partial(signed, credentials=keeper)
+        leader = await three.leader()
         other = next(address for address in ADDRESSES if address != leader)
-        response = await three.pool.call(leader, signed(request_of(Drop(other)), keeper), 5.0)
-        assert answer_of(response).controllers == tuple(one for one in ADDRESSES if one != other)
+        for request in (Command.request(CONTROLLER_STATUS), request_of(Drop(other))):
+            for refused in (request, signed(request, reader)):
+                response = await three.pool.call(leader, refused, 5.0)
+                assert response.code == ResponseCode.NO_PERMISSION, response.remark
+        assert sorted((await three.status(leader))["members"]) == ADDRESSES
+        dropped = await three.ask(Drop(other))
+        assert dropped.controllers == tuple(one for one in ADDRESSES if one != other)
         # The plugin answers here what it answers at a broker.
         asked = Command.request(RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
         assert (await three.pool.call(leader, asked, 5.0)).code == ResponseCode.NO_PERMISSION
@@ -417,7 +417,7 @@ async def test_a_folder_is_one_controllers_at_a_time(autojump_clock: trio.testin
     disk, network = MemoryDisk(seed=1), MemoryNetwork(seed=1)
     config = ControllerConfig(listen_port=0, controller_path="/controller")
     async with trio.open_nursery() as nursery:
-        alone = functools.partial(run, network=network, disk=disk, clock=trio.current_time)
+        alone = partial(run, network=network, disk=disk, clock=trio.current_time)
         await nursery.start(alone, config)
         with pytest.raises(StoreLocked):
             await run(config, network=network, disk=disk, clock=trio.current_time)
@@ -439,7 +439,7 @@ async def test_name_servers_are_controllers_too_by_one_setting(
                 kv_config_path=str(tmp_path / f"{number}.json"),
                 controller_path="/controller",
             )
-            served = functools.partial(
+            served = partial(
                 namesrv_service.run,
                 network=network.host(host),
                 disk=MemoryDisk(seed=number),
@@ -464,7 +464,7 @@ async def test_a_name_server_without_the_setting_knows_no_controllers(
     network = MemoryNetwork(seed=1)
     config = NamesrvConfig(kv_config_path=str(tmp_path / "kv.json"), controller_path=str(tmp_path / "c"))
     async with Pool(network, RefusingEndpoint()) as pool, trio.open_nursery() as nursery:
-        (address,) = await nursery.start(functools.partial(namesrv_service.run, network=network), config)
+        (address,) = await nursery.start(partial(namesrv_service.run, network=network), config)
         response = await pool.call(address, Command.request(CONTROLLER_STATUS), 5.0)
         assert response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         nursery.cancel_scope.cancel()
