@@ -70,7 +70,8 @@ class HeldPulls:
     `on_deadline(at)` is called with each new deadline, so that `step` is called by then.
 
     The property `count` is what they are limited by: one for each pull, and one more for each KiB of its
-    expression. It is kept for each connection and each account too.
+    expression. It is kept for each connection and each account too. While it `is_silent` a pull is to be held
+    also if there is something for it.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class HeldPulls:
         self._resume = resume
         self._on_deadline = on_deadline
         self.count = 0
-        self._is_finishing = False
+        self.is_silent = False
         self._pulls: dict[tuple[str, int], dict[HeldPull, None]] = {}
         self._rounds: dict[tuple[str, int], _Round] = {}  # of queues with more pulls than a turn has room for
         self._tries = TRIES_OF_A_TURN
@@ -111,7 +112,7 @@ class HeldPulls:
         connection, header = pull.connection, pull.header
         if connection.is_closed:
             return
-        if self._is_finishing and pull.request.language != SEES_NO_END:
+        if self.is_silent and pull.request.language != SEES_NO_END:
             connection.reset_on_close()
         self._pulls.setdefault((header.topic, header.queue_id), {})[pull] = None
         self._of_connection.setdefault(connection, {})[pull] = None
@@ -135,7 +136,7 @@ class HeldPulls:
         """
         key = (topic, queue_id)
         pulls = self._pulls.get(key)
-        if pulls is None:
+        if pulls is None or self.is_silent:
             return
         # Most queues have a pull or two, which are tried here. More are worked off in a round, over several
         # turns, so that who sends to a queue does not pay at once for all who read it.
@@ -162,6 +163,8 @@ class HeldPulls:
 
         It is `now` when more is due, or ready, than a turn may do: others go first then.
         """
+        if self.is_silent:
+            return NEVER
         self.turn()
         for key, round in list(self._rounds.items()):
             if self._tries > 0:
@@ -198,19 +201,26 @@ class HeldPulls:
 
     def finish_where(self, holds: Callable[[HeldPull], bool]) -> None:
         """Answer all pulls for which this holds, found or not."""
+        if self.is_silent:
+            return
         for pull in self.all_pulls():
             if not pull.is_answered and holds(pull):
                 self._finish(pull)
 
-    def finish_pulls(self) -> None:
-        """Answer every held pull, found or not: the broker stops. Who pulls after that has no answer, and its
-        connection breaks: after an end in order Java's consumers would wait for half a minute. Pulls of
-        `SEES_NO_END` are held on."""
-        self._is_finishing = True
-        self.finish_where(lambda pull: pull.request.language != SEES_NO_END)
+    def fall_silent(self) -> None:
+        """The broker stops soon: no pull is answered until `finish_last`.
+
+        The connections over which they wait break: after an end in order Java's consumers would wait on for
+        half a minute. They see that one breaks when they read from it, but not when they write at that moment
+        (Netty closes it then, and nobody tells those that wait). Answered, they would write, to pull again.
+        """
+        self.is_silent = True
+        for pull in self.all_pulls():
+            if pull.request.language != SEES_NO_END:
+                pull.connection.reset_on_close()
 
     def finish_last(self) -> None:
-        """Answer the pulls that are held on, each with the end of its connection right behind, before its
+        """Answer the pulls of `SEES_NO_END`, each with the end of its connection right behind, before its
         client can pull again."""
         waiting = [pull for pull in self.all_pulls() if pull.request.language == SEES_NO_END]
         for pull in waiting:

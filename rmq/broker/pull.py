@@ -207,7 +207,8 @@ class Pull:
             code = _code(result.status, header.queue_offset)
         if code == _MOVED:
             self._check_place()
-        if code == _NOT_FOUND and header.sys_flag & PULL_SUSPEND:
+        waits = code == _NOT_FOUND or self.held_pulls.is_silent
+        if waits and header.sys_flag & PULL_SUSPEND:
             self._hold(request, header, connection)
         else:
             self._answer(request, header, connection, group, result, code)

@@ -101,6 +101,8 @@ LEASE_LOOK_SECONDS: Final = 0.1
 """How often a master of a controlled set looks whether it has a lease, before it registers."""
 ROLE_SECONDS: Final = 90.0
 """As DISK_SECONDS when it is to have another role in its controlled set: it serves who reads meanwhile."""
+QUIET_SECONDS: Final = 0.05
+"""From the last answer to a pull until connections break: clients have sent then what that made them send."""
 STOP_SECONDS = 3.0
 """How long name servers may take to hear that the broker stops."""
 READY_SECONDS = 3.0
@@ -380,7 +382,7 @@ class _Service:
         broker = self.broker
         self._health.lacks("service", "it is stopping")
         # New sends are refused first, so that what follows comes to an end. Then who waits gets the best
-        # answer that there is: a pull what is there, a send success if the last sync covers it.
+        # answer that there is: a send success if the last sync covers it.
         broker.flow.close("this broker is stopping")
         # A sync that hangs cannot be ended. What nobody synced was not acknowledged.
         broker.disk_work.give_up_in(ROLE_SECONDS if broker.replica.stays else DISK_SECONDS)
@@ -389,7 +391,6 @@ class _Service:
             async with anyio.create_task_group() as nursery:
                 for address in leaving:
                     nursery.start_soon(self._unregister, pool, address)
-        broker.held_pulls.finish_pulls()
         broker.commit_pending()
         with suppress(StoreError):  # their senders have been told
             await self._saver.save_topics()
@@ -397,6 +398,9 @@ class _Service:
             broker.on_synced(await broker.disk_work.do(self.store.flush, SYNC))
         finally:
             broker.acknowledgement.stop()
+            broker.held_pulls.fall_silent()
+            if broker.acceptors["clients"].open:
+                await anyio.sleep(QUIET_SECONDS)
             broker.held_pulls.finish_last()
 
     async def _blocking(self, work: Callable[[], T]) -> T:

@@ -256,12 +256,21 @@ def test_pulls_are_counted_for_their_connection_and_account_and_by_their_size(ta
     assert pulls._of_account == pulls._long == pulls._pulls == pulls._of_connection == {}
 
 
-def test_stopping_answers_every_pull(table: Fixture) -> None:
-    table.hold("a")
-    table.hold("b", queue_id=1)
-    table.held_pulls.finish_pulls()
-    assert sorted(table.answers) == [("a", True), ("b", True)]
-    assert table.held_pulls.count == 0
+def test_a_broker_that_stops_answers_no_pull_so_that_clients_are_quiet_when_connections_break(
+    table: Fixture,
+) -> None:
+    """Clients for Java that write as a connection breaks do not see that: they wait for 30 s then."""
+    early, late = peer(), peer()
+    table.hold("a", connection=early)
+    table.found = {"a", "b"}
+    table.held_pulls.fall_silent()
+    table.hold("b", connection=late, queue_id=1)
+    table.held_pulls.arrived("T", 0, 6)
+    table.held_pulls.finish_where(lambda pull: True)
+    assert table.held_pulls.step(20) == math.inf
+    table.held_pulls.finish_last()
+    assert table.answers == []
+    assert (early.is_reset, late.is_reset) == (True, True)
 
 
 def test_clients_in_go_pull_no_more_when_the_broker_stops(table: Fixture) -> None:
@@ -270,13 +279,10 @@ def test_clients_in_go_pull_no_more_when_the_broker_stops(table: Fixture) -> Non
     table.hold("a", connection=java)
     table.hold("b", connection=go, language="GO")
     table.hold("c", connection=other, language="GO", queue_id=1)
-    table.held_pulls.finish_pulls()
-    assert table.answers == [("a", True)]
-    table.hold("again", connection=java)
-    assert java.is_reset, "Java's would not see another end"
+    table.held_pulls.fall_silent()
     table.hold("d", connection=go, language="GO", queue_id=1)
     table.held_pulls.finish_last()
-    assert sorted(table.answers) == [(name, True) for name in "abcd"]
+    assert sorted(table.answers) == [(name, True) for name in "bcd"]
     assert table.held_pulls.count == 1
     ends = [(one.is_closed, one.is_reset) for one in (java, go, other)]
     assert ends == [(False, True), (True, False), (True, False)]

@@ -459,7 +459,9 @@ async def test_stopping_answers_who_waits_and_loses_nothing(
         async with Pool(network, Inbox()) as pool:
 
             async def poll() -> None:
-                answers.append(await pool.call(running.address, pull(offset=1, sys_flag=WAITING), 30))
+                waiting = pull(offset=1, sys_flag=WAITING)
+                waiting.language = "GO"
+                answers.append(await pool.call(running.address, waiting, 30))
 
             async with trio.open_nursery() as pollers:
                 pollers.start_soon(poll)
@@ -474,6 +476,36 @@ async def test_stopping_answers_who_waits_and_loses_nothing(
     assert stored(disk.image(0.3)) == [b"hello"]
     assert b"Orders" in (disk.load("/store/config/topics.json") or b"")
     assert b'"Orders@readers":{0:1}' in (disk.load("/store/config/consumerOffset.json") or b"")
+
+
+async def test_when_a_broker_stops_the_last_answer_to_javas_consumers_is_some_time_before_the_end(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
+) -> None:
+    """One that is written to as it breaks leaves who waits over it waiting for half a minute."""
+    ended_at, stopped_at = 0.0, 0.0
+    async with broker(network, disk) as running, Pool(network, Inbox()) as pool:
+        await running.ask(send())
+
+        async def consume() -> None:
+            nonlocal ended_at
+            with suppress(ConnectionLost):
+                while True:
+                    one = pull(offset=0, sys_flag=WAITING | PULL_SUBSCRIPTION)  # there is always something
+                    one.language = "JAVA"
+                    await pool.call(running.address, one, 30)
+                    last_at.append(trio.current_time())
+                    await trio.sleep(0.001)
+            ended_at = trio.current_time()
+
+        last_at: list[float] = []
+        async with trio.open_nursery() as consumers:
+            consumers.start_soon(consume)
+            consumers.start_soon(consume)
+            await trio.sleep(1)
+            stopped_at = trio.current_time()
+            running.stop.set()
+    assert last_at[-1] <= stopped_at + 0.01
+    assert ended_at >= last_at[-1] + 0.04
 
 
 async def test_a_broker_can_be_started_again_on_its_port_and_its_store(
