@@ -6,11 +6,16 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import trio
 
+import rmq
 from tests.interop.conftest import Servers
-from tests.interop.rocketmq import Process, Processes, wait_until
+from tests.interop.driver import Driver
+from tests.interop.rocketmq import Process, Processes, free_port, wait_until
 
 pytestmark = pytest.mark.interop
+
+GROUPS = 8
 
 
 def messages(*consumers: Process) -> list[dict[str, Any]]:
@@ -123,3 +128,34 @@ def test_offsets_outlive_consumer_and_broker(
 
     rows = consumed([again], 20)
     assert {row["body"] for row in rows} == {f"second-{i}" for i in range(20)}
+
+
+async def test_consumers_pull_from_all_queues_again_soon_after_each_restart(
+    processes: Processes, servers: Servers, tmp_path: Any
+) -> None:
+    """One that writes as its connection breaks does not see that, and leaves what waits there for 30 s."""
+    if servers.kind == "java":
+        pytest.skip("they wait for 30 s where a Java broker has ended")
+    port, store = str(free_port()), tmp_path / "store"
+    running = servers.broker(store, listenPort=port)
+    async with rmq.connect(servers.namesrv) as client:
+        await client.admin.create_topic("Wide", queues=64)
+        driver = Driver(processes, servers.namesrv)
+        for number in range(GROUPS):
+            driver.do("gather", group=f"wide-{number}", topic="Wide", beat=5000)
+        wanted = GROUPS * (64 + 1)  # each of a group's retry topic, too
+
+        async def all_wait(seconds: float) -> None:
+            held = ""
+            with trio.move_on_after(seconds):
+                while held != str(wanted):
+                    await trio.sleep(0.1)
+                    held = (await client.admin.broker_runtime(f"127.0.0.1:{port}"))["heldPulls"]
+                return
+            raise AssertionError(f"{held} of {wanted} pulls wait")
+
+        await all_wait(60)
+        for _ in range(12):
+            assert running.stop() == 0
+            running = servers.broker(store, listenPort=port)
+            await all_wait(25)

@@ -229,11 +229,12 @@ async def run(
     load_s: float = 2.0,
     settings: Sequence[str] = (),
     second: bool = False,
+    queues: int = 2,
     beside: Beside | None = None,
 ) -> Report:
     """Kill, pause, stop and cut off the master so often, have it hand over, kill slaves and controllers, in
     any order, with `load_s` seconds of load before each. `settings` are more of brokers. `second`: another
-    broker has the topic, too. `beside` are more clients."""
+    broker has the topic, too, of `queues` at each. `beside` are more clients."""
     brokers = ("set", SECOND) if second else ("set",)
     switch = Switch() if cuts else None
     processes, report, chance = Processes(folder, size, switch), Report(), random.Random(seed)
@@ -248,7 +249,7 @@ async def run(
         ):
             await processes.until_in_sync(pool, size)
             for name in brokers:
-                await _create_topic(client, name)
+                await _create_topic(client, name, queues)
             if beside is not None:
                 beside.start(processes.namesrv, "T")
             async with trio.open_nursery() as nursery:
@@ -278,8 +279,8 @@ async def run(
                 report.epochs = (await processes.set_status(pool))["epoch"]
                 nursery.cancel_scope.cancel()
             if beside is not None:
-                await beside.end(report, partial(_stored, client, brokers))
-            stored = await _stored(client, brokers)
+                await beside.end(report, partial(_stored, client, brokers, queues))
+            stored = await _stored(client, brokers, queues)
             report.lost += [text for text in report.acknowledged if text not in stored]
     finally:
         processes.stop()
@@ -297,11 +298,11 @@ def _bar(done: int, count: int, report: Report) -> None:
         print(f"\r{line}", end="\n" if done == count else "", file=sys.stderr, flush=True)
 
 
-async def _create_topic(client: rmq.Client, broker: str) -> None:
+async def _create_topic(client: rmq.Client, broker: str, queues: int) -> None:
     with trio.fail_after(PATIENCE):
         while True:
             try:
-                await client.admin.create_topic("T", broker=broker, queues=2)
+                await client.admin.create_topic("T", broker=broker, queues=queues)
                 return
             except RmqError:
                 await trio.sleep(0.2)
@@ -438,11 +439,11 @@ async def _load(client: rmq.Client, report: Report, last: list[float]) -> None:
                 last[0] = now
 
 
-async def _stored(client: rmq.Client, brokers: Sequence[str]) -> set[str]:
+async def _stored(client: rmq.Client, brokers: Sequence[str], queues: int) -> set[str]:
     """The bodies of all messages that the brokers hand out."""
     found: set[str] = set()
     async with client.pull_consumer("look") as consumer:
-        for queue in (MessageQueue("T", name, number) for name in brokers for number in range(2)):
+        for queue in (MessageQueue("T", name, number) for name in brokers for number in range(queues)):
             offset, end = 0, await consumer.max_offset(queue)
             while offset < end:
                 result = await consumer.pull(queue, offset)
@@ -465,6 +466,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--load", dest="load_s", type=float, default=2.0, help="seconds before each")
     parser.add_argument("--set", dest="settings", action="append", default=[], help="of brokers: key=value")
     parser.add_argument("--second", action="store_true", help="another broker has the topic, too")
+    parser.add_argument("--queues", type=int, default=2, help="of the topic, at each broker that has it")
 
 
 def in_network(module: str, arguments: Sequence[str], options: argparse.Namespace) -> int | None:

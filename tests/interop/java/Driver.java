@@ -264,8 +264,9 @@ public class Driver {
 
     /**
      * gather: a push consumer of "group" and "topic" that keeps the bodies; tells how many different ones there are whenever that
-     * has changed, and when it is stopped which, and its pauses since the first message. "poll" and they are as for pour. "late"
-     * are the ages in ms of messages that came more than half a second after they were stored, the most of those together.
+     * has changed, and when it is stopped which, and its pauses since the first message. "poll" and they are as for pour. "beat"
+     * is how many ms after the last it says again what it subscribes to. "late" are the ages in ms of messages that came more than
+     * half a second after they were stored, the most of those together.
      */
     static void gather(JSONObject todo) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(todo.getString("group"));
@@ -274,6 +275,9 @@ public class Driver {
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         if (todo.containsKey("poll")) {
             consumer.setPollNameServerInterval(todo.getIntValue("poll"));
+        }
+        if (todo.containsKey("beat")) {
+            consumer.setHeartbeatBrokerInterval(todo.getIntValue("beat"));
         }
         consumer.subscribe(todo.getString("topic"), "*");
         Set<String> bodies = ConcurrentHashMap.newKeySet();
