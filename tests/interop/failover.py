@@ -27,6 +27,8 @@ END_SECONDS = 180.0
 """How long after the last fault the consumers may take for what they have not got yet."""
 FAILOVER_MS = 2000
 """A shorter time without writes or reads is none of a failover, as a lease is 3 s, but of a busy machine."""
+TOLERANCE_MS = 100
+"""A pause begins with the last answer, which may be as much older than the fault."""
 LANGUAGES = {"java": "Java", "go": "Go", "node": "Node"}
 
 
@@ -55,6 +57,12 @@ class Clients:
             self._consumers[language] = driver.do("gather", group=group, topic=topic, **more)
             self._producers[language] = driver.do("pour", topic=topic, threads=self._threads, **more)
 
+    async def have_begun(self) -> None:
+        """Return when each consumer has got something. One that begins while there is no master says what it
+        subscribes to half a minute later."""
+        for consumer in self._consumers.values():
+            await consumer.until(_has_all(consumer, 1), "message")
+
     async def end(self, report: Report, stored: Callable[[], Awaitable[set[str]]]) -> None:
         """Send no more; add to the report what was acknowledged, and what the consumers did not get of it."""
         for language, producer in self._producers.items():
@@ -64,11 +72,11 @@ class Clients:
             name = LANGUAGES[language]
             assert mine, f"no {name} producer was ever answered"
             (pauses,) = producer.told("pauses")
-            report.others[f"{name} without writes"] = _of_failovers(pauses)
+            _add(report, f"{name} without writes", pauses)
             (failed,) = producer.told("failed")
             for whys in producer.told("why"):
                 print(*(f"{name}: a send failed: {why}\n" for why in whys), sep="", end="")
-            print(f"{name}: {len(mine)} acknowledged, {failed} sends failed, pauses {sorted(pauses)}")
+            print(f"{name}: {len(mine)} acknowledged, {failed} sends failed, pauses {_lengths(pauses)}")
             report.acknowledged += mine
         count = len(await stored())
         for language, consumer in self._consumers.items():
@@ -76,8 +84,8 @@ class Clients:
             await consumer.stop()
             await consumer.done()
             (pauses,) = consumer.told("pauses")
-            print(f"{LANGUAGES[language]}: pauses of reads {sorted(pauses)}")
-            report.others[f"{LANGUAGES[language]} without reads"] = _of_failovers(pauses)
+            print(f"{LANGUAGES[language]}: pauses of reads {_lengths(pauses)}")
+            _add(report, f"{LANGUAGES[language]} without reads", pauses)
             (late,) = consumer.told("late")
             print(f"{LANGUAGES[language]}: messages late by {sorted(late)}")
             report.others[f"{LANGUAGES[language]} late"] = _of_failovers(late)
@@ -86,13 +94,31 @@ class Clients:
             report.lost += [f"{text} {where}" for text in report.acknowledged if text not in got]
 
 
+def _lengths(pauses: Sequence[Sequence[int]]) -> list[int]:
+    return sorted(length for _, length in pauses)
+
+
+def _add(report: Report, name: str, pauses: Sequence[Sequence[int]]) -> None:
+    """Add pauses, each its end and its length in ms. One in which more than one fault fell is none of a
+    failover, but of all of them."""
+    of_one: list[int] = []
+    of_more: list[int] = []
+    for ended, length in pauses:
+        began = ended - length - TOLERANCE_MS
+        faults = sum(began <= 1000 * at <= ended for at in report.struck)
+        (of_more if faults > 1 else of_one).append(length)
+    report.others[name] = _of_failovers(of_one)
+    if of_more:
+        report.others[f"{name} over several faults"] = _of_failovers(of_more)
+
+
 def _of_failovers(pauses: Sequence[int]) -> list[float]:
     """In seconds, those that a failover may have made; else the longest."""
     return [pause / 1000 for pause in pauses if pause >= FAILOVER_MS] or [max(pauses, default=0) / 1000]
 
 
 def _has_all(consumer: Job, count: int) -> Callable[[], bool]:
-    return lambda: consumer.told("count")[-1] >= count
+    return lambda: max(consumer.told("count"), default=0) >= count
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

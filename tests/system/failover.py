@@ -72,6 +72,8 @@ class Report:
     epochs: int = 0
     others: dict[str, list[float]] = field(factory=dict)
     """Of other producers beside ours: their times without an acknowledgement, in seconds."""
+    struck: list[float] = field(factory=list)
+    """When something was done to a broker, in seconds since the epoch."""
 
     def text(self) -> str:
         """In words."""
@@ -89,6 +91,9 @@ class Beside(Protocol):
 
     def start(self, namesrv: str, topic: str) -> None:
         """Begin to send and to consume."""
+
+    async def have_begun(self) -> None:
+        """Return when each consumer has got something."""
 
     async def end(self, report: Report, stored: Callable[[], Awaitable[set[str]]]) -> None:
         """Send no more; add to the report what was acknowledged, and what the consumer did not get of it."""
@@ -255,6 +260,8 @@ async def run(
             async with trio.open_nursery() as nursery:
                 last = [time.monotonic()]
                 nursery.start_soon(_load, client, report, last)
+                if beside is not None:
+                    await beside.have_begun()
                 deeds = ["kill"] * kills + ["pause"] * pauses + ["stop"] * stops + ["hand over"] * handovers
                 deeds += [SLAVE] * slaves
                 deeds += [CUTS[number % len(CUTS)] for number in range(cuts)]
@@ -319,6 +326,7 @@ async def _strike(
 ) -> None:
     """Kill, pause or cut off the master, wait until writes go on (and for `other`), and let it come back."""
     count, struck_at = len(report.acknowledged), time.monotonic()
+    report.struck.append(time.time())
     machine = processes.machines.get(port)
     heal: list[Callable[[], object]] = []
     seconds = CUT_SECONDS
@@ -357,6 +365,7 @@ async def _kill_slave(processes: Processes, master: int, chance: random.Random, 
     """Kill one, wait until writes go on, and start it again."""
     slave = chance.choice([port for port in processes.brokers if port != master])
     processes.kill(slave)
+    report.struck.append(time.time())
     report.longest, count = 0.0, len(report.acknowledged)
     await trio.sleep(2 * PAUSE_SECONDS)  # longer than replicaLagMs
     with trio.fail_after(PATIENCE):
@@ -397,6 +406,7 @@ async def _kill_controller(
 async def _hand_over(processes: Processes, port: int, deed: str, report: Report) -> None:
     """End the master in order and start it again, or have it hand over; writes go on."""
     failed, report.longest = report.failed, 0.0
+    report.struck.append(time.time())
     if deed == "stop":
         process = processes.running.pop(port)
         process.terminate()

@@ -41,7 +41,7 @@ func (given todo) push(handle handler, more ...consumer.Option) error {
 // were that came more than half a second after they were stored: the latest in ms of those that came together from a queue.
 func gather(given todo) error {
 	var lock sync.Mutex
-	pauses, last := []int64{}, time.Time{}
+	pauses, last := [][2]int64{}, time.Time{}
 	bodies := map[string]bool{}
 	late, lateAt, lateIn := []int64{}, map[int]time.Time{}, map[int]int{}
 	err := given.push(func(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
@@ -59,7 +59,7 @@ func gather(given todo) error {
 			bodies[text(message.Body)] = true
 		}
 		if pause := time.Since(last); !last.IsZero() && pause > time.Second/2 {
-			pauses = append(pauses, pause.Milliseconds())
+			pauses = append(pauses, [2]int64{time.Now().UnixMilli(), pause.Milliseconds()})
 		}
 		last = time.Now()
 		return consumer.ConsumeSuccess, nil

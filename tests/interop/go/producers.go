@@ -136,8 +136,9 @@ func ask(given todo) error {
 }
 
 // pour: "threads" that send to "topic" one message after the other until stopped. Then it tells the bodies that were
-// acknowledged, how many sends failed, why the first did, and pauses of more than half a second between acknowledgements, in ms. With
-// "new", a producer whose sends have failed for so many ms gives its place to a new one: that asks for the route.
+// acknowledged, how many sends failed, why the first did, and pauses of more than half a second between acknowledgements: when each
+// ended and how long it was, in ms. With "new", a producer whose sends have failed for so many ms gives its place to a new one: that
+// asks for the route.
 func pour(given todo) error {
 	var current atomic.Pointer[rocketmq.Producer]
 	made := 0
@@ -159,7 +160,7 @@ func pour(given todo) error {
 	var lock sync.Mutex
 	var acknowledged []string
 	why := []string{}
-	pauses, failed, last, looked := []int64{}, 0, time.Now(), time.Now()
+	pauses, failed, last, looked := [][2]int64{}, 0, time.Now(), time.Now()
 	note := func(body string, good bool) error {
 		lock.Lock()
 		defer lock.Unlock()
@@ -174,7 +175,7 @@ func pour(given todo) error {
 			return nil
 		}
 		if now.Sub(last) > time.Second/2 {
-			pauses = append(pauses, now.Sub(last).Milliseconds())
+			pauses = append(pauses, [2]int64{now.UnixMilli(), now.Sub(last).Milliseconds()})
 		}
 		last = now
 		acknowledged = append(acknowledged, body)

@@ -190,8 +190,8 @@ public class Driver {
 
     /**
      * pour: "threads" that send to "topic" one message after the other until stopped. Then it tells the bodies that were
-     * acknowledged, how many sends failed, why the first did, and pauses of more than half a second between acknowledgements, in ms. "poll" is how
-     * often it asks for routes, in ms.
+     * acknowledged, how many sends failed, why the first did, and pauses of more than half a second between acknowledgements: when
+     * each ended and how long it was, in ms. "poll" is how often it asks for routes, in ms.
      */
     static void pour(JSONObject todo) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer("driver-" + todo.getString("id"));
@@ -203,7 +203,7 @@ public class Driver {
         producer.start();
         String id = todo.getString("id");
         List<String> acknowledged = new ArrayList<>();
-        List<Long> pauses = new ArrayList<>();
+        List<List<Long>> pauses = new ArrayList<>();
         List<String> why = Collections.synchronizedList(new ArrayList<>());
         long[] state = {System.currentTimeMillis(), 0};
         List<Thread> threads = new ArrayList<>();
@@ -224,7 +224,7 @@ public class Driver {
                         if (good) {
                             long now = System.currentTimeMillis();
                             if (now - state[0] > 500) {
-                                pauses.add(now - state[0]);
+                                pauses.add(List.of(now, now - state[0]));
                             }
                             state[0] = now;
                             acknowledged.add(body);
@@ -281,7 +281,7 @@ public class Driver {
         }
         consumer.subscribe(todo.getString("topic"), "*");
         Set<String> bodies = ConcurrentHashMap.newKeySet();
-        List<Long> pauses = new ArrayList<>();
+        List<List<Long>> pauses = new ArrayList<>();
         List<long[]> late = new ArrayList<>();
         Map<Integer, long[]> stalls = new HashMap<>();
         long[] state = {0};
@@ -302,7 +302,7 @@ public class Driver {
                     }
                 }
                 if (state[0] > 0 && now - state[0] > 500) {
-                    pauses.add(now - state[0]);
+                    pauses.add(List.of(now, now - state[0]));
                 }
                 state[0] = now;
             }

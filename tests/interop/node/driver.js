@@ -76,8 +76,8 @@ const jobs = {
   },
 
   // "threads" that send to "topic" one message after the other until stopped. Then it tells the bodies that were acknowledged,
-  // how many sends failed, why the first did, and pauses of more than half a second between acknowledgements, in ms. "poll" is
-  // how often it asks for routes, in ms.
+  // how many sends failed, why the first did, and pauses of more than half a second between acknowledgements: when each
+  // ended and how long it was, in ms. "poll" is how often it asks for routes, in ms.
   async pour(todo) {
     const made = await producer(todo, { sendMsgTimeout: 3000 });
     const acknowledged = [], pauses = [], why = [];
@@ -96,7 +96,7 @@ const jobs = {
           continue;
         }
         const now = Date.now();
-        if (now - last > 500) pauses.push(now - last);
+        if (now - last > 500) pauses.push([now, now - last]);
         last = now;
         acknowledged.push(body);
       }
@@ -123,7 +123,7 @@ const jobs = {
         Object.assign(stall, { ms: Math.max(stall.ms, age), at: now });
       }
       bodies.add(text(got.body));
-      if (now - last > 500) pauses.push(now - last);
+      if (now - last > 500) pauses.push([now, now - last]);
       last = now;
     }, { parallelConsumeLimit: 32 });
     for (let told = -1; closers.has(todo.id); await sleep(200)) {
