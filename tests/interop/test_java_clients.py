@@ -15,8 +15,6 @@ from tests.interop.rocketmq import Process, Processes, free_port, wait_until
 
 pytestmark = pytest.mark.interop
 
-GROUPS = 8
-
 
 def messages(*consumers: Process) -> list[dict[str, Any]]:
     return [row for consumer in consumers for row in consumer.rows if "body" in row]
@@ -136,14 +134,14 @@ async def test_consumers_pull_from_all_queues_again_soon_after_each_restart(
     """One that writes as its connection breaks does not see that, and leaves what waits there for 30 s."""
     if servers.kind == "java":
         pytest.skip("they wait for 30 s where a Java broker has ended")
-    port, store = str(free_port()), tmp_path / "store"
+    port, store, groups, queues = str(free_port()), tmp_path / "store", 8, 64
     running = servers.broker(store, listenPort=port)
     async with rmq.connect(servers.namesrv) as client:
-        await client.admin.create_topic("Wide", queues=64)
+        await client.admin.create_topic("Wide", queues=queues)
         driver = Driver(processes, servers.namesrv)
-        for number in range(GROUPS):
+        for number in range(groups):
             driver.do("gather", group=f"wide-{number}", topic="Wide", beat=5000)
-        wanted = GROUPS * (64 + 1)  # each of a group's retry topic, too
+        wanted = groups * (queues + 1)  # each of a group's retry topic, too
 
         async def all_wait(seconds: float) -> None:
             held = ""

@@ -364,8 +364,8 @@ async def _strike(
 async def _kill_slave(processes: Processes, master: int, chance: random.Random, report: Report) -> None:
     """Kill one, wait until writes go on, and start it again."""
     slave = chance.choice([port for port in processes.brokers if port != master])
-    processes.kill(slave)
     report.struck.append(time.time())
+    processes.kill(slave)
     report.longest, count = 0.0, len(report.acknowledged)
     await trio.sleep(2 * PAUSE_SECONDS)  # longer than replicaLagMs
     with trio.fail_after(PATIENCE):

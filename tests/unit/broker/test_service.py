@@ -482,7 +482,8 @@ async def test_when_a_broker_stops_the_last_answer_to_javas_consumers_is_some_ti
     autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
 ) -> None:
     """One that is written to as it breaks leaves who waits over it waiting for half a minute."""
-    ended_at, stopped_at = 0.0, 0.0
+    last_at: list[float] = []
+    ended_at = 0.0
     async with broker(network, disk) as running, Pool(network, Inbox()) as pool:
         await running.ask(send())
 
@@ -497,7 +498,6 @@ async def test_when_a_broker_stops_the_last_answer_to_javas_consumers_is_some_ti
                     await trio.sleep(0.001)
             ended_at = trio.current_time()
 
-        last_at: list[float] = []
         async with trio.open_nursery() as consumers:
             consumers.start_soon(consume)
             consumers.start_soon(consume)

@@ -73,6 +73,13 @@ class Group:
         (leader,) = (self.rafts[name] for name in self.up() if self.rafts[name].is_leading(self.now))
         return leader
 
+    def propose(self, leader: Raft, count: int, seconds: float = 0.0) -> None:
+        """Propose so many entries, and let so much time pass after each."""
+        for number in range(count):
+            leader.propose(b"%d" % number, self.now)
+            if seconds:
+                self.run(seconds)
+
 
 def tell(raft: Raft, message: Message, now: float) -> None:
     raft.receive(msgspec.msgpack.encode(message), now)
@@ -223,8 +230,7 @@ def test_entries_that_the_leader_does_not_have_go() -> None:
 def test_entries_that_come_twice_are_kept_and_those_behind_them_taken() -> None:
     group = Group("n0", "n1", "n2")
     leader = group.leader()
-    for number in range(3):
-        leader.propose(b"%d" % number, group.now)
+    group.propose(leader, 3)
     group.run(1.0)
     follower = next(iter(others(group, leader)))
     had, new = list(follower._journal.entries), Entry(leader.term, COMMAND, b"3")
@@ -240,9 +246,7 @@ def test_a_member_that_is_far_behind_gets_a_snapshot() -> None:
     leader = group.leader()
     (behind, _) = others(group, leader)
     group.down = {behind.me}
-    for number in range(55):
-        leader.propose(b"%d" % number, group.now)
-        group.run(0.05)
+    group.propose(leader, 55, 0.05)
     assert len(leader._journal.entries) < 15
     group.down = set()
     group.run(1.0)
@@ -256,8 +260,7 @@ def test_a_member_that_is_far_behind_gets_a_snapshot() -> None:
 def test_members_come_when_they_have_the_log_and_go_one_at_a_time() -> None:
     group = Group("n0")
     leader = group.leader()
-    for number in range(300):
-        leader.propose(b"%d" % number, group.now)
+    group.propose(leader, 300)
     leader.add("n1", "n1", group.now)
     group.run(1.0)
     assert leader.members == {"n0": "n0"}  # nobody answers there: it holds nothing up
@@ -383,9 +386,7 @@ def decoded(data: bytes) -> Message:
 def test_a_member_that_lost_its_journal_gets_the_log_again() -> None:
     group = Group("n0", "n1", "n2")
     leader = group.leader()
-    for number in range(5):
-        leader.propose(b"%d" % number, group.now)
-        group.run(0.3)
+    group.propose(leader, 5, 0.3)
     lost = next(iter(others(group, leader))).me
     group.disks[lost] = MemoryDisk(seed=1)
     again = group.start(lost)
