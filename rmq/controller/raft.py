@@ -29,6 +29,7 @@ from rmq.errors import RemoteProtocolError, RmqError
 log = logging.getLogger("rmq.controller")
 
 ENTRIES_MAX: Final = 256
+"""Entries in one message, unless the member is made with another number."""
 BYTES_MAX: Final = 1 << 18
 """Of the entries in one message."""
 COMPACT_ENTRIES: Final = 1_000
@@ -142,11 +143,13 @@ class Raft:
         chance: random.Random,
         timing: Timing | None = None,
         compact_entries: int = COMPACT_ENTRIES,
+        entries_max: int = ENTRIES_MAX,
     ) -> None:
         self.me = me
         self.address = address
         self.timing = timing or Timing()
         self._compact_entries = compact_entries
+        self._entries_max = entries_max
         self.role = Role.FOLLOWER
         self.leader = ""
         self.elections = 0
@@ -410,7 +413,7 @@ class Raft:
             self._flying.add(member)
             self._send(member, self._message("install", snapshot=journal.snapshot, sent_at=now))
             return
-        entries = journal.slice(after + 1, ENTRIES_MAX, BYTES_MAX)
+        entries = journal.slice(after + 1, self._entries_max, BYTES_MAX)
         if entries:
             self._flying.add(member)
         self._send(

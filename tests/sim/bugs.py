@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+import msgspec
 from attrs import evolve
 
 from rmq.controller import journal, raft
@@ -140,6 +141,15 @@ def _commit_all(self: Raft, message: Message, now: float) -> None:
 BUGS["commits what the message did not match"] = planted((Raft, "_on_append", _commit_all))
 
 
+def _commit_last(self: Raft, message: Message, now: float) -> None:
+    _right_append(self, message, now)
+    if self._messages and msgspec.msgpack.decode(self._messages[-1][1], type=Message).granted:
+        self._commit_to(min(message.commit, self._journal.last))
+
+
+BUGS["commits up to the end of the log, not of what matched"] = planted((Raft, "_on_append", _commit_last))
+
+
 def _one_phase(self: Raft, data: bytes, now: float) -> tuple[int, int]:
     found = _right_propose(self, data, now)
     if self._journal.last > self.commit:
@@ -204,6 +214,36 @@ def _promote_now(self: Raft, member: str, now: float) -> None:
         self._propose(journal.members_entry(self.term, {**self.members, name: address}), now)
 
 
+def _open_change(self: Raft) -> None:
+    if self.role is not Role.LEADER:
+        raise raft.NotLeader("")
+    if self._first > self.commit:
+        raise raft.ChangeUnderWay("")
+
+
+BUGS["a second change of members while one is open"] = planted((Raft, "_check_change", _open_change))
+
+
+def _promote_while_open(self: Raft, member: str, now: float) -> None:
+    address = self._learners.get(member)
+    if address is not None and self._match[member] >= self.commit:
+        del self._learners[member]
+        self._propose(journal.members_entry(self.term, {**self.members, member: address}), now)
+
+
+BUGS["a learner is promoted while another change is open"] = planted((Raft, "_promote", _promote_while_open))
+
+
+def _promote_early(self: Raft, member: str, now: float) -> None:
+    address = self._learners.get(member)
+    if address is not None and self._journal.members()[0] <= self.commit:
+        del self._learners[member]
+        self._propose(journal.members_entry(self.term, {**self.members, member: address}), now)
+
+
+BUGS["a learner is promoted before it has the log"] = planted((Raft, "_promote", _promote_early))
+
+
 _right_remove = Raft.remove
 
 
@@ -238,12 +278,16 @@ CAUGHT_BY = {
     "takes entries without comparing what stands before them": 0,
     "keeps entries that the leader does not have": 0,
     "commits what the message did not match": 97,
+    "commits up to the end of the log, not of what matched": 800005,
     "commits before others have it": 2,
     "takes a snapshot's place but not its state": 0,
     "applies an entry twice": 0,
     "takes torn frames for good ones": 118,
     "removes the old file before the new one is synced": 0,
     "several changes of members at a time, before an entry of its own": 64,
+    "a second change of members while one is open": 2,
+    "a learner is promoted while another change is open": 8,
+    "a learner is promoted before it has the log": 2,
     "who is removed is away from the snapshot at once": 216,
     "the disk does not sync": 4,
     "lease by a clock that is set": 2,

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 from attrs import define, field
 
-from rmq.controller.journal import Journal
-from rmq.controller.raft import ChangeUnderWay, NotLeader, Raft, Role, Timing
+from rmq.controller.journal import MEMBERS, Journal
+from rmq.controller.raft import ENTRIES_MAX, ChangeUnderWay, NotLeader, Raft, Role, Timing
 from rmq.errors import CorruptRecord, RemoteProtocolError, StoreError
 from rmq.testing.disk import MemoryDisk
 
@@ -29,6 +29,8 @@ RATES = (0.96, 1.04)
 """How fast clocks run; their quotient stays within the drift that Timing allows."""
 UNHEARD_FROM = 700_000
 """In half of the seeds from here on leaders change members while nobody hears them; others go as before."""
+SHORT_FROM = 800_000
+"""In half of the seeds from here on a message between controllers holds one or two entries."""
 HEALING_SECONDS = 15.0
 """So long after the last fault all must agree."""
 
@@ -124,10 +126,14 @@ class Simulation:
         self.faults = self.chance.sample(kinds, self.chance.randrange(2, len(kinds)))
         if seed >= UNHEARD_FROM and random.Random(f"{seed} unheard").random() < 0.5:
             self.faults.append(self.change_unheard)
+        short = random.Random(f"{seed} short")
+        is_short = seed >= SHORT_FROM and short.random() < 0.5
+        self.entries_max = short.randint(1, 2) if is_short else ENTRIES_MAX
         self.rate = self.chance.choice((0.2, 2.0, 20.0))  # proposals a second: who lags cannot win
         self.pace = self.chance.choice((0.2, 1.0, 2.0))
         self.leaders: dict[int, str] = {}  # term -> who led
         self.log: dict[int, tuple[int, bytes]] = {}  # index -> term and digest after it, as first applied
+        self.changes: set[tuple[int, int]] = set()  # (term, index) of changes of members that were looked at
         self.voters: dict[int, list[str]] = {}  # index -> the members once it is applied
         self.told = 0  # the highest count that somebody was told
         self.waiting: dict[tuple[str, int, int], int] = {}  # (leader, life, index) -> term
@@ -196,6 +202,7 @@ class Simulation:
             chance=random.Random(self.chance.random()),
             timing=TIMING,
             compact_entries=COMPACT_ENTRIES,
+            entries_max=self.entries_max,
         )
         self.started(member)
         self.note("start", name, journal.last, journal.term)
@@ -454,6 +461,7 @@ class Simulation:
                 raise Violation(f"entry {raft.applied}: {member.name} has another state there")
             self.log[raft.applied] = known[0], digest
         self.check_voters(member, raft)
+        self.check_changes(member, raft)
         if raft.role is Role.LEADER and self.leaders.setdefault(raft.term, member.name) != member.name:
             raise Violation(f"term {raft.term}: {self.leaders[raft.term]} led, and so does {member.name}")
         self.check_leases()
@@ -470,6 +478,23 @@ class Simulation:
                     f"entry {raft.applied}: the members are {names} at {member.name}, and "
                     f"{self.voters[raft.applied]} elsewhere"
                 )
+
+    def check_changes(self, member: Member, raft: Raft) -> None:
+        """A leader changes members one at a time, and takes in nobody who lacks what is committed."""
+        if raft.role is not Role.LEADER or raft.commit < raft._first:
+            return
+        journal = raft._journal
+        changes = [n for n in range(journal.base + 1, journal.last + 1) if journal.entry(n).kind == MEMBERS]
+        pending = [number for number in changes if number > raft.commit]
+        if len(pending) > 1:
+            raise Violation(f"{member.name} changes members at entries {pending}, and none is committed")
+        if not pending or (raft.term, pending[0]) in self.changes:
+            return
+        self.changes.add((raft.term, pending[0]))
+        before = journal.entry(changes[-2]).members if len(changes) > 1 else journal.snapshot.members
+        for name in raft.members.keys() - before.keys():
+            if raft._match[name] < raft.commit:
+                raise Violation(f"{member.name} makes {name} a member, which lacks what is committed")
 
     def check_leases(self) -> None:
         now = self.now

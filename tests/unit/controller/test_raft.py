@@ -241,6 +241,22 @@ def test_entries_that_come_twice_are_kept_and_those_behind_them_taken() -> None:
         assert (follower.commit, group.machines[follower.me].count) == (5, 4)
 
 
+def test_a_follower_commits_and_confirms_only_what_the_leader_sent() -> None:
+    """Behind it there may be entries of an earlier leader, which this one is about to replace."""
+    group = Group("n0", "n1", "n2")
+    follower = group.rafts["n1"]
+    follower._journal.save(1, "")
+    follower._journal.append(1, [Entry(1, NOOP), *(Entry(1, COMMAND, b"%d" % number) for number in range(4))])
+    sent = [Entry(1, COMMAND, b"0")]
+    message = Message("append", "n0", "n0", 2, index=1, log_term=1, commit=5, entries=sent)
+
+    tell(follower, message, group.now)
+
+    assert (follower.commit, group.machines["n1"].count, follower._journal.last) == (2, 1, 5)
+    ((_, data),) = follower.take_messages()
+    assert (decoded(data).granted, decoded(data).index) == (True, 2)
+
+
 def test_a_member_that_is_far_behind_gets_a_snapshot() -> None:
     group = Group("n0", "n1", "n2", compact_entries=10)
     leader = group.leader()
@@ -286,6 +302,39 @@ def test_members_come_when_they_have_the_log_and_go_one_at_a_time() -> None:
     group.run(3.0)
     assert leader.role is Role.FOLLOWER
     assert sorted(group.leader().members) == ["n1", "n2"]
+
+
+def test_a_learner_becomes_a_member_when_it_has_all_that_is_committed_and_not_before() -> None:
+    group = Group("n0")
+    leader = group.leader()
+    group.propose(leader, 300)
+    leader.add("n1", "n1", group.now)
+    answer = Message("appended", "n1", "n1", leader.term)
+    for index, granted in ((0, False), (256, True), (leader.commit - 1, True)):
+        tell(leader, evolve(answer, index=index, granted=granted), group.now)
+        assert (sorted(leader.members), leader.learners) == (["n0"], ["n1"])
+    tell(leader, evolve(answer, index=leader.commit, granted=True), group.now)
+    assert (sorted(leader.members), leader.learners) == (["n0", "n1"], [])
+
+
+def test_a_learner_waits_for_a_change_of_members_that_is_open() -> None:
+    group = Group("n0", "n1", "n2")
+    leader = group.leader()
+    gone, last = (raft.me for raft in others(group, leader))
+    leader.add("n3", "n3", group.now)
+    leader.remove(gone, group.now)
+    group.down = {gone, last}  # nobody agrees to that
+    group.start("n3", {})
+    group.run(0.5)
+    rest = sorted((leader.me, last))
+    assert (sorted(leader.members), leader.learners) == (rest, ["n3"])
+    assert leader._match["n3"] >= leader.commit
+    with pytest.raises(ChangeUnderWay):
+        leader.add("n4", "n4", group.now)
+
+    group.down = {gone}
+    group.run(1.0)
+    assert (sorted(leader.members), leader.learners) == (sorted((*rest, "n3")), [])
 
 
 def test_members_are_who_they_were_when_a_change_is_taken_back() -> None:
