@@ -18,8 +18,8 @@ from functools import partial
 
 from attrs import frozen
 
-from rmq.broker import service as broker_service
 from rmq.broker.config import BrokerConfig
+from rmq.broker.runtime import service as broker_service
 from rmq.config import load, load_all
 from rmq.errors import for_code
 from rmq.message import AUTO_CREATE_TOPIC, validate_topic

@@ -16,8 +16,8 @@ from attrs import define, field
 
 import rmq
 from rmq import embedded
-from rmq.broker import service as broker_service
 from rmq.broker.config import BrokerConfig
+from rmq.broker.runtime import service as broker_service
 from rmq.config import load_all
 from rmq.store.config import StoreConfig
 

@@ -33,8 +33,8 @@ def serve(folder: str) -> None:
 
     import trio
 
-    from rmq.broker import service as broker
     from rmq.broker.config import BrokerConfig
+    from rmq.broker.runtime import service as broker
     from rmq.namesrv import service as namesrv
     from rmq.namesrv.config import NamesrvConfig
     from rmq.store.config import StoreConfig

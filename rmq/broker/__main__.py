@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
-from rmq.broker import service
+from rmq.broker.admin.metrics_export import parts_text
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
-from rmq.broker.metrics import parts_text
+from rmq.broker.runtime import service
 from rmq.config import dump_properties, from_options, is_loopback, load_all, read_file, with_changes
 from rmq.controller.epochs import FILE as EPOCHS_FILE
 from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
@@ -36,7 +36,7 @@ from rmq.remoting.tls import TlsConfig, with_file
 from rmq.store.config import BrokerRole, StoreConfig
 
 if TYPE_CHECKING:
-    from rmq.broker.family import Sibling
+    from rmq.broker.runtime.sibling_processes import Sibling
 
 EXIT_FAILED: Final = 1
 EXIT_SETTINGS: Final = 2
@@ -216,16 +216,16 @@ def _way_of_running(config: BrokerConfig, store_config: StoreConfig) -> Callable
     path = pathlib.Path(store_config.store_path_root_dir) / EPOCHS_FILE
     if not config.controller_addr and not path.exists():
         return service.run
-    from rmq.broker import controlled
+    from rmq.broker.runtime import failover_service
 
-    return controlled.run
+    return failover_service.run
 
 
 def _sibling() -> Sibling | None:
     """The line to the other brokers of this service, where it has several."""
     if not os.environ.get(PARENT):
         return None
-    from rmq.broker.family import Sibling, line_of
+    from rmq.broker.runtime.sibling_processes import Sibling, line_of
 
     line = line_of(os.environ)
     return None if line is None else Sibling(line)

@@ -15,33 +15,39 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from rmq.broker.acknowledgement import Acknowledgement
-from rmq.broker.admin import Admin
-from rmq.broker.client_requests import ClientRequests, PendingRequests, RequestReply
-from rmq.broker.clients import Clients
+from rmq.broker.admin.consume_stats import LongAnswers, Progress
+from rmq.broker.admin.metrics_export import Histograms, gauges_of
+from rmq.broker.admin.pending_changes import PendingChanges
+from rmq.broker.admin.query import Query
+from rmq.broker.admin.registration import Registration
+from rmq.broker.admin.topics_and_groups import Admin
 from rmq.broker.config import Settings
+from rmq.broker.consume.pull import Pull
+from rmq.broker.delay.delay_levels import Schedule
+from rmq.broker.delay.timers import Recall, Timers
 from rmq.broker.disk_work import DiskWork
-from rmq.broker.filter import FilterTable
-from rmq.broker.groups import Expiry, Groups
-from rmq.broker.idempotent import IdempotentSends
-from rmq.broker.locks import Locks
-from rmq.broker.metrics import Histograms, gauges_of
-from rmq.broker.offsets import Offsets
-from rmq.broker.pending_changes import PendingChanges
-from rmq.broker.progress import LongAnswers, Progress
-from rmq.broker.pull import Pull
-from rmq.broker.query import Query
-from rmq.broker.refusals import FlowControl, error_response, large_body_refusal, not_written, unsupported
-from rmq.broker.registration import Registration
-from rmq.broker.replica_state import TABLE_CODES, DeliveryProgress, ReplicaState
-from rmq.broker.schedule import Schedule
-from rmq.broker.send import Send
-from rmq.broker.stats import Stats
-from rmq.broker.table_stream import FollowedTables
-from rmq.broker.tables import Slices, TableFiles, Tables, drain
-from rmq.broker.timer import Recall, Timers
-from rmq.broker.topics import Topics
-from rmq.broker.transaction import Transactions
+from rmq.broker.filtering.filters import FilterTable
+from rmq.broker.membership.client_requests import ClientRequests, PendingRequests, RequestReply
+from rmq.broker.membership.clients import Clients
+from rmq.broker.produce.acks import Acknowledgement
+from rmq.broker.produce.admission import (
+    FlowControl,
+    error_response,
+    large_body_refusal,
+    not_written,
+    unsupported,
+)
+from rmq.broker.produce.idempotent import IdempotentSends
+from rmq.broker.produce.send import Send
+from rmq.broker.replication.replica_state import TABLE_CODES, DeliveryProgress, ReplicaState
+from rmq.broker.replication.table_replication import FollowedTables
+from rmq.broker.tables.groups import Expiry, Groups
+from rmq.broker.tables.offsets import Offsets
+from rmq.broker.tables.queue_locks import Locks
+from rmq.broker.tables.stats import Stats
+from rmq.broker.tables.topics import Topics
+from rmq.broker.tables.versioned import Slices, TableFiles, Tables, drain
+from rmq.broker.transactions import Transactions
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import StoreError
 from rmq.message import SCHEDULE_TOPIC, TIMER_TOPIC

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from rmq.broker.metrics import metrics_of
-from rmq.broker.tables import Slices, drain
-from rmq.broker.topics import unknown_topic
+from rmq.broker.admin.metrics_export import metrics_of
+from rmq.broker.tables.topics import unknown_topic
+from rmq.broker.tables.versioned import Slices, drain
 from rmq.errors import for_code
 from rmq.message import (
     AUTO_CREATE_TOPIC,

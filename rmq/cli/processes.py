@@ -23,7 +23,7 @@ from attrs import Factory, define, field, frozen
 
 from rmq.broker.__main__ import EXIT_FAILED, EXIT_SETTINGS, EXIT_TAKEN, parse, settings
 from rmq.broker.config import BrokerConfig
-from rmq.broker.family import LINE, Spread, new_line
+from rmq.broker.runtime.sibling_processes import LINE, Spread, new_line
 from rmq.cli.output import echo, fail
 from rmq.config import dump_properties, parse_addresses, parse_properties
 from rmq.errors import ConfigError, RmqError

@@ -9,7 +9,7 @@ connections, brokers or stores. They are the seam at which compiled functions co
 `split_frames` (bytes to commands; with the compiled engine a run of plain sends stays one value) and
 `encode_pull_reply_head` here, `build_record`, `build_batch`, `decode_batch` and `decode_record` in
 `rmq.protocol.record`, `decode_properties` and the caches of `SentProperties` and `TagsAndKeys` in
-`rmq.protocol.properties`; and the answers to sends, `Answers.stored` in `rmq.broker.acknowledgement`. Their
+`rmq.protocol.properties`; and the answers to sends, `Answers.stored` in `rmq.broker.produce.acks`. Their
 tests compare them with what the general functions give.
 """
 

@@ -23,9 +23,9 @@ import anyio
 import anyio.abc
 from attrs import evolve
 
-from rmq.broker import controlled
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
+from rmq.broker.runtime import failover_service
 from rmq.client.client import Client, connect
 from rmq.client.config import ClientConfig
 from rmq.clock import wall_clock_ms
@@ -211,7 +211,7 @@ class Cluster:
         }
         stop, stopped = self._stops[broker] = anyio.Event(), anyio.Event()
         run = partial(
-            controlled.run,
+            failover_service.run,
             BrokerConfig(**BROKERS | own | self.settings | settings),
             evolve(STORE, **self.store | dict(store or {})),
             network=network,

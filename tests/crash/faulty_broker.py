@@ -15,7 +15,7 @@ import random
 import sys
 import time
 
-import rmq.broker.service
+import rmq.broker.runtime.service
 from rmq.broker.__main__ import main
 from rmq.store.disk import Bytes, Lock, RealDisk, RealSegment, Segment, store_error
 
@@ -115,5 +115,5 @@ class FaultyDisk(RealDisk):
 
 if __name__ == "__main__":
     fault = Fault(pathlib.Path(sys.argv[1]))
-    rmq.broker.service.RealDisk = lambda: FaultyDisk(fault)  # type: ignore[misc, assignment, attr-defined]
+    rmq.broker.runtime.service.RealDisk = lambda: FaultyDisk(fault)  # type: ignore[misc, assignment, attr-defined]
     sys.exit(main(sys.argv[2:]))

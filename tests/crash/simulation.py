@@ -19,9 +19,9 @@ import trio
 from attrs import define, field
 from trio.testing import MockClock
 
-from rmq.broker import service
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
+from rmq.broker.runtime import service
 from rmq.errors import ConnectFailed, ConnectionLost, RequestTimeout, StoreError
 from rmq.protocol.codes import SYS_COMMIT, SYS_PREPARED, SYS_ROLLBACK, RequestCode
 from rmq.protocol.command import Command

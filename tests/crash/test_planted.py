@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from rmq.broker import ha, offsets, replication
-from rmq.broker.acknowledgement import Acknowledgement
-from rmq.broker.ha import REPORT, Expired, MasterSession, SlaveSession
-from rmq.broker.replica_state import DeliveryProgress
-from rmq.broker.timer import Timers
-from rmq.broker.transaction import Transactions
+from rmq.broker.delay.timers import Timers
+from rmq.broker.produce.acks import Acknowledgement
+from rmq.broker.replication import sessions
+from rmq.broker.replication.replica_state import DeliveryProgress
+from rmq.broker.replication.sessions import REPORT, Expired, MasterSession, SlaveSession
+from rmq.broker.runtime import replication_loops
+from rmq.broker.tables import offsets
+from rmq.broker.transactions import Transactions
 from rmq.errors import CorruptRecord, RemoteProtocolError, RmqError, StoreError
 from rmq.protocol.record import Record
 from rmq.store import recovery, scan
@@ -125,7 +127,7 @@ def rejoin() -> None:
         ours, theirs = slave.read(physical_offset), master.read(physical_offset)
         return ours is not None and theirs is not None and bytes(ours) == bytes(theirs)
 
-    search, cut = ha.find_cut(slave, master.max_physical_offset), None
+    search, cut = sessions.find_cut(slave, master.max_physical_offset), None
     try:
         offset = next(search)
         while True:
@@ -265,7 +267,7 @@ def no_truncation_at_rejoin(patch: pytest.MonkeyPatch) -> None:
     def find_cut(*args: Any) -> Iterator[int]:
         yield from ()
 
-    patch.setattr(ha, "find_cut", find_cut)
+    patch.setattr(sessions, "find_cut", find_cut)
 
 
 def part_of_a_record_kept_at_rejoin(patch: pytest.MonkeyPatch) -> None:
@@ -404,19 +406,19 @@ def unknown_commits_dropped(patch: pytest.MonkeyPatch) -> None:
 
 def a_slave_cuts_whatever_its_master_has_not(patch: pytest.MonkeyPatch) -> None:
     """An empty, foreign or old master makes its slave give up acknowledged messages."""
-    patch.setattr(replication, "begin", lambda *args: None)
-    patch.setattr(replication, "check_cut", lambda *args: None)
+    patch.setattr(replication_loops, "begin", lambda *args: None)
+    patch.setattr(replication_loops, "check_cut", lambda *args: None)
 
 
 def a_slave_away_for_too_long_is_stuck(patch: pytest.MonkeyPatch) -> None:
     """A slave whose master has removed what comes next compares logs that have nothing in common."""
-    real = replication.begin
+    real = replication_loops.begin
 
     def begin(*args: Any) -> None:
         with suppress(Expired):
             real(*args)
 
-    patch.setattr(replication, "begin", begin)
+    patch.setattr(replication_loops, "begin", begin)
 
 
 def progress_of_deliveries_not_copied(patch: pytest.MonkeyPatch) -> None:

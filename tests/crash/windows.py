@@ -17,7 +17,7 @@ import pytest
 import trio
 from attrs import define, field
 
-from rmq.broker.timer import Timers
+from rmq.broker.delay.timers import Timers
 from rmq.errors import RmqError
 from rmq.store.config import FlushDiskType
 from rmq.testing.disk import MemoryDisk

@@ -20,9 +20,9 @@ import trio
 from rmq_acl import AclPlugin, plainfile
 from trio.testing import MockClock
 
-from rmq.broker.ha import FRAME, REPORT, Challenge, MasterSession, SlaveSession, encode_note
+from rmq.broker.filtering.sql92 import compile_sql
 from rmq.broker.plugin_host import PluginHost
-from rmq.broker.sql import compile_sql
+from rmq.broker.replication.sessions import FRAME, REPORT, Challenge, MasterSession, SlaveSession, encode_note
 from rmq.errors import RemoteProtocolError, RmqError
 from rmq.plugin import hooks_of
 from rmq.protocol import bodies, trace

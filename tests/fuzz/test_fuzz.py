@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rmq.broker.offsets import Offsets
+from rmq.broker.tables.offsets import Offsets
 from rmq.process import return_large_blocks
 from rmq.protocol.command import Command
 from rmq.testing import MemoryNetwork

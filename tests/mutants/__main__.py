@@ -29,15 +29,23 @@ from tests.mutants.warm import OUT_OF_TIME, NotPlanted, Warm, wait
 ROOT: Final = pathlib.Path(__file__).resolve().parents[2]
 AREAS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "store": (90, ("rmq/store/*.py",)),
-    "broker": (100, ("rmq/broker/*.py",)),
-    "ha": (40, ("rmq/broker/ha*.py", "rmq/broker/replica*.py", "rmq/broker/acknowledgement.py")),
+    "broker": (100, ("rmq/broker/**/*.py",)),
+    "ha": (
+        40,
+        ("rmq/broker/replication/*.py", "rmq/broker/runtime/replication_*.py", "rmq/broker/produce/acks.py"),
+    ),
     "client": (70, ("rmq/client/*.py",)),
     "acl": (30, ("plugins/rmq_acl/*.py",)),
     "protocol": (50, ("rmq/protocol/*.py", "rmq/remoting/*.py")),
     "controller": (40, ("rmq/controller/*.py",)),
 }
 """Share of each area in 420 mutations, and its modules; a module belongs to the last area that names it."""
-UNCOUNTED: Final = ("rmq/store/audit", "rmq/store/repair", "rmq/broker/stats", "rmq/broker/metrics")
+UNCOUNTED: Final = (
+    "rmq/store/audit",
+    "rmq/store/repair",
+    "rmq/broker/tables/stats",
+    "rmq/broker/admin/metrics",
+)
 """Modules that no message passes."""
 TESTS: Final = (
     *(f"tests/{name}" for name in ("unit", "wire", "stateful", "crash", "fuzz", "hostile")),

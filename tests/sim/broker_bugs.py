@@ -9,17 +9,17 @@ from typing import Any
 
 from attrs import evolve
 
-from rmq.broker import control
 from rmq.broker.broker import Broker
-from rmq.broker.control import Control
-from rmq.broker.controlled import _Controlled
+from rmq.broker.delay.delay_levels import Schedule
+from rmq.broker.delay.timers import Timers
 from rmq.broker.disk_work import DiskWork
-from rmq.broker.locks import Locks
-from rmq.broker.row_waits import RowWaits
-from rmq.broker.schedule import Schedule
-from rmq.broker.table_stream import TableFeed
-from rmq.broker.timer import Timers
-from rmq.broker.transaction import Transactions
+from rmq.broker.replication.failover import replica
+from rmq.broker.replication.failover.replica import Control
+from rmq.broker.replication.failover.table_acks import RowWaits
+from rmq.broker.replication.table_replication import TableFeed
+from rmq.broker.runtime.failover_service import _Controlled
+from rmq.broker.tables.queue_locks import Locks
+from rmq.broker.transactions import Transactions
 from rmq.controller.epochs import Epochs
 from rmq.controller.replica import Replica
 from rmq.message import SCHEDULE_TOPIC
@@ -68,7 +68,7 @@ def _shorter(mine: Epochs, my_end: int, others: Epochs, other_end: int) -> int:
     return min(my_end, other_end)
 
 
-BROKER_BUGS["cut to the shorter log, whatever is in it"] = planted((control, "common_end", _shorter))
+BROKER_BUGS["cut to the shorter log, whatever is in it"] = planted((replica, "common_end", _shorter))
 
 
 def _acknowledges_all(self: Control) -> int:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from rmq.broker.offsets import decode_offsets
-from rmq.broker.tables import drain
+from rmq.broker.tables.offsets import decode_offsets
+from rmq.broker.tables.versioned import drain
 from rmq.errors import RmqError
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.broker.metrics import gauges_of
+from rmq.broker.admin.metrics_export import gauges_of
 from tests.sim.broker_traffic import Violation
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from typing import Any, Final
 import trio
 from attrs import evolve
 
-from rmq.broker import controlled
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
+from rmq.broker.runtime import failover_service
 from rmq.client.client import Client
 from rmq.client.producer import Producer
 from rmq.controller.controller import Want
@@ -155,7 +155,7 @@ class Set:
         config, store_config = self.configs(node)
         ended = node.ended
         try:
-            await controlled.run(
+            await failover_service.run(
                 config,
                 store_config,
                 network=self.network.host(node.host),

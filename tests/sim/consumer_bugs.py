@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rmq.broker.send import Send
+from rmq.broker.produce.send import Send
 from rmq.client.delivery import Deliveries
 from rmq.client.message_view import PulledMessage
 from rmq.client.process_queue import ProcessQueue

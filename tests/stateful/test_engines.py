@@ -21,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from rmq.broker.acknowledgement import Answers
 from rmq.broker.config import BrokerConfig
-from rmq.broker.runs import RunBroker, make_broker
-from rmq.broker.send import RARE
+from rmq.broker.produce.acks import Answers
+from rmq.broker.produce.send import RARE
+from rmq.broker.send_batches import RunBroker, make_broker
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import AccessDenied, RemoteProtocolError
 from rmq.plugin import Hooks, StoredEvent

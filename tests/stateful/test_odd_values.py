@@ -18,9 +18,9 @@ import pytest
 from attrs import define, field, frozen
 
 from rmq import message
-from rmq.broker import timer
-from rmq.broker.ha import MasterSession, SlaveSession
-from rmq.broker.replication import COPIED
+from rmq.broker.delay import timers
+from rmq.broker.replication.sessions import MasterSession, SlaveSession
+from rmq.broker.runtime.replication_loops import COPIED
 from rmq.errors import RemoteProtocolError, RmqError
 from rmq.message import DLQ_PREFIX, RETRY_PREFIX, TRANS_HALF_TOPIC, parse_offset_message_id
 from rmq.protocol import fields, properties, record
@@ -98,7 +98,7 @@ KINDS = [
 PROPERTIES = sorted(
     {
         value
-        for module in (message, properties, timer)
+        for module in (message, properties, timers)
         for name, value in vars(module).items()
         if name.startswith("PROPERTY_")
     }

@@ -60,7 +60,7 @@ def python_of_others() -> str:
     for name in (sys.executable, "/usr/bin/python3"):
         try:
             check = subprocess.run(
-                [name, "-c", "import rmq.broker.service"], env=SHARED, user=USER, check=False
+                [name, "-c", "import rmq.broker.runtime.service"], env=SHARED, user=USER, check=False
             )
         except OSError:
             continue

@@ -25,9 +25,9 @@ from rmq_metrics.text import ProcessMetrics, text_of
 
 from rmq.broker import __main__ as broker
 from rmq.broker.config import BrokerConfig
-from rmq.broker.control import Control, MemberFile
 from rmq.broker.plugin_host import PluginHost
-from rmq.broker.tables import drain
+from rmq.broker.replication.failover.replica import Control, MemberFile
+from rmq.broker.tables.versioned import drain
 from rmq.config import describe
 from rmq.controller.requests import ControllerRequests
 from rmq.metrics import Metric

@@ -114,7 +114,7 @@ def test_signals_reload_settings_reopen_the_log_and_write_what_goes_on(tmp_path:
             process.send_signal(number)
             log_lines(log, f"{number.name}: what this server does is written to {log}.dump")
             dump = pathlib.Path(f"{log}.dump").read_text()
-            for words in ("rmq.broker.service", "heldPulls  0", "loop_lag_seconds", why, "rmq-flush"):
+            for words in ("rmq.broker.runtime.service", "heldPulls  0", "loop_lag_seconds", why, "rmq-flush"):
                 assert words in dump
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0

@@ -14,7 +14,7 @@ from typing import Any
 from attrs import evolve
 
 from rmq.broker.config import BrokerConfig
-from rmq.broker.runs import make_broker
+from rmq.broker.send_batches import make_broker
 from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS, tags_code
 from rmq.protocol.bodies import TopicConfig
 from rmq.protocol.codes import PULL_SUBSCRIPTION, RequestCode

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rmq.broker.acknowledgement import Answers, ParkedSends, Records
+from rmq.broker.produce.acks import Answers, ParkedSends, Records
 from rmq.broker.wakeups import Wakeups
 from rmq.metrics import Histogram
 from rmq.protocol.codes import ResponseCode

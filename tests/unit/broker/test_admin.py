@@ -1,4 +1,4 @@
-"""rmq.broker.admin: topics, settings and figures."""
+"""rmq.broker.admin.topics_and_groups: topics, settings and figures."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ def test_expired_files_of_queues_go_when_asked() -> None:
     [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (270_582_939_648, "252.0 GiB")],
 )
 def test_sizes_are_shown_as_rocketmq_shows_them(count: int, text: str) -> None:
-    from rmq.broker.admin import _size
+    from rmq.broker.admin.topics_and_groups import _size
 
     assert _size(count) == text
 

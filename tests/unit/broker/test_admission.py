@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from rmq.broker.config import BrokerConfig
-from rmq.broker.control import Control, MemberFile
-from rmq.broker.ha import MasterSession, named_hello
+from rmq.broker.replication.failover.replica import Control, MemberFile
+from rmq.broker.replication.sessions import MasterSession, named_hello
 from rmq.controller.controller import Answer
 from rmq.controller.sets import BrokerSet
 from rmq.controller.sets import Replica as Member

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.broker.ha import Diverged, Expired, MasterLog, begin, check_cut, find_cut
+from rmq.broker.replication.sessions import Diverged, Expired, MasterLog, begin, check_cut, find_cut
 from rmq.protocol.record import Record
 from rmq.store.config import StoreConfig
 from rmq.store.store import Store

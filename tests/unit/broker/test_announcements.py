@@ -1,4 +1,4 @@
-"""rmq.broker.announcements: what groups subscribe to, known to brokers that their members have not told."""
+"""membership.known_subscriptions: what groups subscribe to, for brokers that their members have not told."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from rmq.broker import announcements as module
-from rmq.broker import table_stream
-from rmq.broker.announcements import FORMER_MS, Announcements
-from rmq.broker.filter import parse_subscription
-from rmq.broker.members import ConsumerGroup
-from rmq.broker.table_stream import TableFeed
+from rmq.broker.filtering.filters import parse_subscription
+from rmq.broker.membership import known_subscriptions as module
+from rmq.broker.membership.known_subscriptions import FORMER_MS, Announcements
+from rmq.broker.membership.members import ConsumerGroup
+from rmq.broker.replication import table_replication
+from rmq.broker.replication.table_replication import TableFeed
 from rmq.errors import RemoteProtocolError
 from rmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 
@@ -212,12 +212,12 @@ def test_who_announces_too_much_is_not_told_to_slaves(
 def test_large_rows_go_in_several_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair()
     pair.groups |= {f"g{at}": group(f"g{at}", T="x" * 500) for at in range(9)}
-    monkeypatch.setattr(table_stream, "ROWS_BYTES", 2_500)
+    monkeypatch.setattr(table_replication, "ROWS_BYTES", 2_500)
     assert pair.tell() >= 3
     assert pair.slave.known().keys() == pair.groups.keys()
     for name in pair.groups:
         pair.master.changed(name)
-    monkeypatch.setattr(table_stream, "ROWS_BYTES", 10)
+    monkeypatch.setattr(table_replication, "ROWS_BYTES", 10)
     assert pair.tell() == 9, "one row is the least"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rmq.broker import registration as registration_module
+from rmq.broker.admin import registration as registration_module
 from rmq.broker.plugin_host import PluginHost
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import ResponseError, StoreError

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.broker.clients import SILENT_MS
-from rmq.broker.members import KEPT_MS, LEFT_MAX, ClientIds
+from rmq.broker.membership.clients import SILENT_MS
+from rmq.broker.membership.members import KEPT_MS, LEFT_MAX, ClientIds
 from rmq.plugin import ACCOUNT
 from rmq.protocol.bodies import HeartbeatData, ProducerData
 from rmq.protocol.codes import RequestCode

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from rmq.broker.client_requests import CALL_SECONDS, STATUS_SECONDS
+from rmq.broker.membership.client_requests import CALL_SECONDS, STATUS_SECONDS
 from rmq.message import MessageQueue
 from rmq.protocol.bodies import ConsumerData, GetConsumerStatusBody, HeartbeatData, SubscriptionData
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -174,7 +174,7 @@ def test_the_offsets_of_nobody(rig: Rig) -> None:
 
 
 def test_requests_on_their_way_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmq.broker.client_requests.ROWS_MAX", 2)
+    monkeypatch.setattr("rmq.broker.membership.client_requests.ROWS_MAX", 2)
     consumer(rig)
     rig.ask(running_info(), running_info())
     assert rig.one(running_info()).code == ResponseCode.SYSTEM_BUSY
@@ -186,7 +186,7 @@ def test_requests_on_their_way_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyP
 def test_one_client_cannot_take_all_the_room_for_requests_on_their_way(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmq.broker.client_requests.ROWS_OF_A_PEER", 3)
+    monkeypatch.setattr("rmq.broker.membership.client_requests.ROWS_OF_A_PEER", 3)
     consumer(rig)
     consumer(rig, "c@2", "10.0.0.5:5001")
     other = Wire("10.0.0.7:1")
@@ -208,7 +208,7 @@ def test_one_client_cannot_take_all_the_room_for_requests_on_their_way(
 def test_what_is_kept_of_requests_on_their_way_is_bounded_in_bytes(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmq.broker.client_requests.BYTES_OF_A_PEER", 1_000)
+    monkeypatch.setattr("rmq.broker.membership.client_requests.BYTES_OF_A_PEER", 1_000)
     consumer(rig)
     (sent,) = rig.ask(send("Orders", body=bytes(400)))
     header = ConsumeMessageDirectlyResultRequestHeader("billing", "c@1", sent.ext["msgId"])

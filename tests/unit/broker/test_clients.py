@@ -1,4 +1,4 @@
-"""rmq.broker.clients: members of groups, and who is told when a group changes."""
+"""rmq.broker.membership.clients: members of groups, and who is told when a group changes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rmq.broker import clients as module
-from rmq.broker.clients import SILENT_MS
 from rmq.broker.config import BrokerConfig
+from rmq.broker.membership import clients as module
+from rmq.broker.membership.clients import SILENT_MS
 from rmq.errors import ResponseError
 from rmq.message import MessageQueue, retry_topic
 from rmq.protocol import bodies

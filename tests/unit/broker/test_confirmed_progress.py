@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmq.broker.confirmed_progress import NAME, go_back
+from rmq.broker.replication.failover.delivery_checkpoint import NAME, go_back
 from rmq.store.config import BrokerRole
 
 from .rig import Rig

@@ -9,9 +9,9 @@ import pytest
 import trio
 import trio.testing
 
-from rmq.broker import controlled
 from rmq.broker.config import BrokerConfig
-from rmq.broker.table_stream import OFFSETS_SECONDS
+from rmq.broker.replication.table_replication import OFFSETS_SECONDS
+from rmq.broker.runtime import failover_service
 from rmq.errors import ConfigError, RmqError
 from rmq.message import Message
 from rmq.store.config import FlushDiskType, StoreConfig
@@ -326,7 +326,7 @@ def test_settings_that_do_not_fit_a_controlled_set_are_refused(
 ) -> None:
     config = BrokerConfig(**{"controller_addr": CONTROLLERS[0]} | changes)
     with pytest.raises(ConfigError, match=words):
-        controlled.check(config, StoreConfig(**{"flush_disk_type": FlushDiskType.SYNC_FLUSH} | store))
+        failover_service.check(config, StoreConfig(**{"flush_disk_type": FlushDiskType.SYNC_FLUSH} | store))
 
 
 @pytest.mark.parametrize("seed", range(4))

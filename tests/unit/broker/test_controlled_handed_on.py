@@ -8,8 +8,8 @@ import pytest
 import trio
 import trio.testing
 
-from rmq.broker.locks import LOCK_MS
-from rmq.broker.table_stream import CONTROLLED_OFFSETS_SECONDS
+from rmq.broker.replication.table_replication import CONTROLLED_OFFSETS_SECONDS
+from rmq.broker.tables.queue_locks import LOCK_MS
 from rmq.controller import service as controller_service
 from rmq.controller.config import ControllerConfig
 from rmq.controller.controller import Add, Drop

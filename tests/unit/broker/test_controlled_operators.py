@@ -11,8 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from rmq.broker import controlled
 from rmq.broker.config import BrokerConfig
+from rmq.broker.runtime import failover_service
 from rmq.controller.requests import answer_of, request_of
 from rmq.controller.sets import Remove
 from rmq.errors import PortInUse
@@ -169,7 +169,13 @@ async def test_a_broker_that_controllers_do_not_take_says_why_where_it_is_probed
     store_config = StoreConfig(flush_disk_type=FlushDiskType.SYNC_FLUSH, store_path_root_dir="/store")
     host = network.host("10.0.1.1")
     run = partial(
-        controlled.run, config, store_config, network=host, disk=MemoryDisk(seed=1), health=health, stop=stop
+        failover_service.run,
+        config,
+        store_config,
+        network=host,
+        disk=MemoryDisk(seed=1),
+        health=health,
+        stop=stop,
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(nursery.start, run)
@@ -196,4 +202,4 @@ async def test_a_slave_that_could_not_listen_as_a_master_becomes_no_replica(take
             broker_role=BrokerRole.SLAVE, durability=Durability.disk, store_path_root_dir="/store"
         )
         with pytest.raises(PortInUse):
-            await controlled.run(config, store_config, disk=MemoryDisk(seed=1))
+            await failover_service.run(config, store_config, disk=MemoryDisk(seed=1))

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from rmq.broker import family
-from rmq.broker.family import LINE, Sibling, Spread, line_of, new_line
+from rmq.broker.runtime import sibling_processes
+from rmq.broker.runtime.sibling_processes import LINE, Sibling, Spread, line_of, new_line
 from rmq.broker.wakeups import Wakeups
 from rmq.protocol.bodies import TopicConfig
 from tests.unit.broker.rig import Rig, send
@@ -46,7 +46,7 @@ class Member(Rig):
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(family, "SAVED_SECONDS", 0.001)
+    monkeypatch.setattr(sibling_processes, "SAVED_SECONDS", 0.001)
 
 
 async def until(look: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""rmq.broker.filter: subscriptions against the captured vectors of the Java client."""
+"""rmq.broker.filtering.filters: subscriptions against the captured vectors of the Java client."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rmq.broker import filter
-from rmq.broker.filter import message_filter, parse_subscription, tag_matcher
+from rmq.broker.filtering import filters
+from rmq.broker.filtering.filters import message_filter, parse_subscription, tag_matcher
 from rmq.errors import ResponseError
 from rmq.message import tags_code
 from rmq.protocol.bodies import SubscriptionData
@@ -104,6 +104,6 @@ def test_message_filter_refuses_what_it_cannot_compile(expression: str, kind: st
 
 
 def test_no_type_means_tags() -> None:
-    assert filter.is_tag_type(None)
-    assert filter.is_tag_type("")
-    assert not filter.is_tag_type("SQL92")
+    assert filters.is_tag_type(None)
+    assert filters.is_tag_type("")
+    assert not filters.is_tag_type("SQL92")

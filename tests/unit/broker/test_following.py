@@ -16,11 +16,11 @@ import trio
 from attrs import define, evolve, field
 from trio.testing import MockClock
 
-from rmq.broker import service
 from rmq.broker.config import BrokerConfig
-from rmq.broker.ha import Diverged, MasterLog
-from rmq.broker.ha_guard import Guard
-from rmq.broker.replication import Follower
+from rmq.broker.replication.sessions import Diverged, MasterLog
+from rmq.broker.runtime import service
+from rmq.broker.runtime.replication_handshake import Guard
+from rmq.broker.runtime.replication_loops import Follower
 from rmq.errors import RemoteProtocolError, ResponseError
 from rmq.namesrv import service as namesrv
 from rmq.namesrv.config import NamesrvConfig

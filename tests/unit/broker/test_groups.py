@@ -1,4 +1,4 @@
-"""rmq.broker.groups: the table of consumer groups and its file."""
+"""rmq.broker.tables.groups: the table of consumer groups and its file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rmq.broker.config import BrokerConfig
-from rmq.broker.groups import SYSTEM_GROUPS
-from rmq.broker.tables import drain
+from rmq.broker.tables.groups import SYSTEM_GROUPS
+from rmq.broker.tables.versioned import drain
 from rmq.errors import DiskFull
 from rmq.protocol.bodies import SubscriptionGroupConfig as GroupConfig
 from rmq.protocol.bodies import SubscriptionGroupWrapper

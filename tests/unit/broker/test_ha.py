@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import trio
 
-from rmq.broker.ha import (
+from rmq.broker.replication.replica_state import LOG_ID_FIELD
+from rmq.broker.replication.sessions import (
     FRAME,
     HELLO,
     NOTE,
@@ -25,8 +26,7 @@ from rmq.broker.ha import (
     fingerprint,
     question,
 )
-from rmq.broker.replica_state import LOG_ID_FIELD
-from rmq.broker.replication import Follower
+from rmq.broker.runtime.replication_loops import Follower
 from rmq.errors import ConnectFailed, RemoteProtocolError
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command

@@ -16,11 +16,19 @@ import trustme
 from attrs import evolve
 from trio.testing import MockClock
 
-from rmq.broker import service
 from rmq.broker.broker import SLAVE_CODES
 from rmq.broker.config import BrokerConfig
-from rmq.broker.ha import FRAME, GREETING_BYTES, MAGIC, NONCE_BYTES, PROOF_BYTES, REPORT, Challenge
 from rmq.broker.plugin_host import PluginHost
+from rmq.broker.replication.sessions import (
+    FRAME,
+    GREETING_BYTES,
+    MAGIC,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    REPORT,
+    Challenge,
+)
+from rmq.broker.runtime import service
 from rmq.errors import AccessDenied, ConfigError, RemoteProtocolError
 from rmq.namesrv import service as namesrv
 from rmq.namesrv.config import NamesrvConfig

@@ -11,8 +11,8 @@ import trio
 import trio.testing
 
 from rmq.broker.disk_work import SLOW_SECONDS, USUAL_MOST, DiskWork
-from rmq.broker.service import ROLE_SECONDS
-from rmq.broker.startup import DISK_SECONDS
+from rmq.broker.runtime.service import ROLE_SECONDS
+from rmq.broker.runtime.startup import DISK_SECONDS
 from rmq.errors import StoreError
 from tests.sim.brokers import Node, controlled_set
 from tests.sim.pauses import pausable

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rmq.broker.held_pulls import TRIES_OF_A_QUEUE, TRIES_OF_A_TURN, HeldPull, HeldPulls
+from rmq.broker.consume.long_polling import TRIES_OF_A_QUEUE, TRIES_OF_A_TURN, HeldPull, HeldPulls
 
 
 class Fixture:

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from rmq.broker import idempotent
-from rmq.broker.idempotent import Sent, SentTable
+from rmq.broker.produce import idempotent
+from rmq.broker.produce.idempotent import Sent, SentTable
 from rmq.protocol.codes import FLAG_ONEWAY, IDEMPOTENT_SEND, RequestCode, ResponseCode
 from rmq.protocol.command import ROCKETMQ, Command
 from rmq.protocol.record import decode_batch, encode_batch

@@ -1,4 +1,4 @@
-"""rmq.broker.locks: who may consume a queue in order."""
+"""rmq.broker.tables.queue_locks: who may consume a queue in order."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.broker import locks as module
-from rmq.broker.locks import LOCK_MS, Locks
-from rmq.broker.table_stream import TableFeed
+from rmq.broker.replication.table_replication import TableFeed
+from rmq.broker.tables import queue_locks as module
+from rmq.broker.tables.queue_locks import LOCK_MS, Locks
 from rmq.errors import RemoteProtocolError
 from rmq.message import MessageQueue
 from rmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rmq.broker import progress
-from rmq.broker.progress import SLICE_QUEUES
-from rmq.broker.tables import Slices
+from rmq.broker.admin import consume_stats
+from rmq.broker.admin.consume_stats import SLICE_QUEUES
+from rmq.broker.tables.versioned import Slices
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import StoreError
 from rmq.protocol.bodies import ConsumeStats, ConsumeStatsList, QueryConsumeTimeSpanBody, TopicStatsTable
@@ -83,7 +83,7 @@ def test_many_groups_without_offsets_are_slices_too() -> None:
 
 
 def test_an_answer_that_grows_too_long_is_refused_later_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmq.broker.progress.ANSWER_SIZE", 100_000)
+    monkeypatch.setattr("rmq.broker.admin.consume_stats.ANSWER_SIZE", 100_000)
     lagging = Lagging(200)
     assert lagging.ask() == []
     for _ in lagging.rig.broker.long_answers.finish():
@@ -101,7 +101,7 @@ def slices(count: int, fails: bool = False) -> Slices[bytes]:
 
 
 def test_a_connection_has_a_few_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "LINE_MAX", 6)
+    monkeypatch.setattr(consume_stats, "LINE_MAX", 6)
     rig = Rig(given={"wake": Wakeups(long_answers=lambda: None)})
     line = rig.broker.long_answers
     first, second = Wire(), Wire("10.0.0.2:1")
@@ -125,7 +125,7 @@ def test_a_connection_has_a_few_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_that_fails_is_told_and_the_others_get_theirs() -> None:
-    line = progress.LongAnswers(lambda: None)
+    line = consume_stats.LongAnswers(lambda: None)
     wire = Wire()
     notice = Command(208, 9, 2)
     for request, work in (

@@ -29,10 +29,10 @@ pytest.importorskip("prometheus_client")
 from rmq_acl import AclPlugin
 from rmq_metrics import MetricsPlugin
 
-from rmq.broker import service
 from rmq.broker.__main__ import calm_collector
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
+from rmq.broker.runtime import service
 from rmq.namesrv import service as namesrv_service
 from rmq.namesrv.config import NamesrvConfig
 from rmq.protocol.bodies import (

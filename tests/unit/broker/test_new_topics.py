@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from attrs import evolve
 
-from rmq.broker import topics
-from rmq.broker.tables import drain
+from rmq.broker.tables import topics
+from rmq.broker.tables.versioned import drain
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import DiskFull
 from rmq.protocol.bodies import TopicConfig

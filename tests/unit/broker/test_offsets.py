@@ -1,4 +1,4 @@
-"""rmq.broker.offsets: where groups go on, and what is kept of it."""
+"""rmq.broker.tables.offsets: where groups go on, and what is kept of it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.broker.offsets import decode_offsets, encode_offsets
-from rmq.broker.tables import drain
+from rmq.broker.tables.offsets import decode_offsets, encode_offsets
+from rmq.broker.tables.versioned import drain
 from rmq.errors import RemoteProtocolError, ResponseError
 from rmq.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANSACTION_GROUP
 from rmq.protocol import json
@@ -154,7 +154,7 @@ def test_saved_only_when_changed() -> None:
 def test_the_text_is_made_in_slices_and_is_that_of_the_moment_at_which_it_was_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rmq.broker.offsets.SLICE_OFFSETS", 2)
+    monkeypatch.setattr("rmq.broker.tables.offsets.SLICE_OFFSETS", 2)
     rig = filled(9)
     for group in "abcdef":
         rig.offsets.commit(group, "T", 0, 3)
@@ -180,7 +180,7 @@ def test_the_text_is_made_in_slices_and_is_that_of_the_moment_at_which_it_was_be
 def test_a_slave_takes_a_table_in_slices_and_knows_whether_it_differs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rmq.broker.offsets.SLICE_OFFSETS", 2)
+    monkeypatch.setattr("rmq.broker.tables.offsets.SLICE_OFFSETS", 2)
     rig = Rig()
     rig.become_slave()
     text = b'{"offsetTable":{"T@a":{0:1,1:2},"T@b":{0:1},"T@c":{}}}'
@@ -207,7 +207,7 @@ def test_a_slice_is_a_few_thousand_offsets() -> None:
 
 
 def test_a_large_table_is_told_as_it_was_saved_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmq.broker.offsets.COPY_FRESH", 1)
+    monkeypatch.setattr("rmq.broker.tables.offsets.COPY_FRESH", 1)
     rig = filled(3)
     for group in "ab":
         rig.offsets.commit(group, "T", 0, 1)

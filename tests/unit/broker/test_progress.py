@@ -1,4 +1,4 @@
-"""rmq.broker.progress: lag, times, consumers of a topic, offsets cloned and reset."""
+"""rmq.broker.admin.consume_stats: lag, times, consumers of a topic, offsets cloned and reset."""
 
 from __future__ import annotations
 

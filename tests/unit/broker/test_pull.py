@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from rmq.broker.filter import VERSION_AHEAD_MS
-from rmq.broker.held_pulls import TRIES_OF_A_QUEUE, TRIES_OF_A_TURN
+from rmq.broker.consume.long_polling import TRIES_OF_A_QUEUE, TRIES_OF_A_TURN
+from rmq.broker.filtering.filters import VERSION_AHEAD_MS
 from rmq.message import tags_code
 from rmq.plugin import ACCOUNT
 from rmq.protocol.bodies import (

@@ -1,4 +1,4 @@
-"""rmq.broker.query: messages by time, offset and key."""
+"""rmq.broker.admin.query: messages by time, offset and key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from rmq.broker import query as module
+from rmq.broker.admin import query as module
 from rmq.message import PROPERTY_UNIQUE_KEY
 from rmq.protocol import record as record_module
 from rmq.protocol.bodies import ConsumeQueueData, ConsumerData, HeartbeatData, SubscriptionData

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.broker import progress
-from rmq.broker.progress import (
+from rmq.broker.admin import consume_stats as progress
+from rmq.broker.admin.consume_stats import (
     QueueRows,
     consume_stats,
     consume_stats_list,

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from rmq.broker.config import BrokerConfig
-from rmq.broker.reading_place import ROUTES_SECONDS, SILENT_SECONDS, ReadingPlace
+from rmq.broker.replication.failover.read_preference import ROUTES_SECONDS, SILENT_SECONDS, ReadingPlace
 from rmq.client.client import Client
 from rmq.client.producer import Producer
 from rmq.config import load

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.broker.client_requests import PUSH_SECONDS
+from rmq.broker.membership.client_requests import PUSH_SECONDS
 from rmq.broker.wakeups import Wakeups
 from rmq.protocol.bodies import HeartbeatData, ProducerData
 from rmq.protocol.codes import RequestCode, ResponseCode

@@ -8,8 +8,8 @@ import pytest
 import trio
 import trio.testing
 
-from rmq.broker import row_waits
-from rmq.broker.table_stream import LOCKS, OFFSETS, FollowedTables, TableFeed, row_report
+from rmq.broker.replication.failover import table_acks
+from rmq.broker.replication.table_replication import LOCKS, OFFSETS, FollowedTables, TableFeed, row_report
 from rmq.errors import RemoteProtocolError
 from rmq.message import MessageQueue
 from rmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
@@ -143,7 +143,7 @@ async def test_a_replica_that_says_nothing_of_rows_is_believed_to_have_none(
 async def test_more_than_so_many_do_not_wait(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_waits, "WAITING_MAX", 3)
+    monkeypatch.setattr(table_acks, "WAITING_MAX", 3)
     async with controlled_set(2, replica_lag_ms=60_000) as (found, client):
         first, second = await prepared(found, client)
         found.network.partition(first.host, second.host)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmq.broker.schedule import STEP_MESSAGES, Schedule
+from rmq.broker.delay.delay_levels import STEP_MESSAGES, Schedule
 from rmq.errors import DiskFull, StoreError
 from rmq.message import SCHEDULE_TOPIC
 from rmq.protocol.properties import encode_properties

@@ -18,11 +18,11 @@ import trio
 import trio.testing
 from attrs import define, field
 
-from rmq.broker import service, startup
 from rmq.broker.__main__ import banner, durability, main, parse, settings
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
-from rmq.broker.flusher import Flusher
+from rmq.broker.runtime import service, startup
+from rmq.broker.runtime.flusher import Flusher
 from rmq.errors import (
     ConfigError,
     ConnectionLost,
@@ -943,7 +943,7 @@ async def test_long_answers_are_made_beside_other_things(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The progress of 1,000 groups, by who has no loop for it, would be made in one go."""
-    monkeypatch.delattr("rmq.broker.progress.drain")
+    monkeypatch.delattr("rmq.broker.admin.consume_stats.drain")
     async with broker(network, disk, max_groups_of_heartbeat=1_000) as running:
         consumers = [ConsumerData(f"g{number}") for number in range(1_000)]
         heartbeat = HeartbeatData("c@1", consumer_data_set=consumers).to_json()

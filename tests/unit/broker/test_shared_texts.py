@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.broker.shared_texts import TEXT_MAX, SharedTexts
-from rmq.broker.table_stream import SHARED, TableFeed
+from rmq.broker.replication.plugin_state import TEXT_MAX, SharedTexts
+from rmq.broker.replication.table_replication import SHARED, TableFeed
 from rmq.errors import RemoteProtocolError, RmqError
 from rmq.protocol import json
 from rmq.protocol.server_auth import ClusterSecret

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from rmq.broker.ha import MasterLog
-from rmq.broker.metrics import metrics_of
-from rmq.broker.replica_state import slave_names
-from rmq.broker.tables import drain
+from rmq.broker.admin.metrics_export import metrics_of
+from rmq.broker.replication.replica_state import slave_names
+from rmq.broker.replication.sessions import MasterLog
+from rmq.broker.tables.versioned import drain
 from rmq.errors import RemoteProtocolError, StoreError
 from rmq.message import TRANS_CHECK_MAX_TIME_TOPIC, offset_message_id
 from rmq.protocol.bodies import KVTable, SubscriptionGroupConfig, TopicConfig

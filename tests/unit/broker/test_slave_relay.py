@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from rmq.broker import slave_relay as relay
+from rmq.broker.runtime import request_forwarding as relay
 from rmq.message import MessageQueue
 from rmq.plugin import ACCOUNT, AccessDenied, Peer
 from rmq.protocol.bodies import (

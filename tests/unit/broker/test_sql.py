@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.broker.sql import MAX_DEPTH, MAX_LENGTH, EvaluationError, FilterSyntaxError, compile_sql, java_double
+from rmq.broker.filtering.sql92 import (
+    MAX_DEPTH,
+    MAX_LENGTH,
+    EvaluationError,
+    FilterSyntaxError,
+    compile_sql,
+    java_double,
+)
 
 VECTORS: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "golden" / "sql92.json").read_text(encoding="utf-8")

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from rmq.broker import filter as filter_module
-from rmq.broker import pull as pull_module
-from rmq.broker.filter import DEAD_BEFORE_MS, record_properties
-from rmq.broker.members import ConsumerGroup
-from rmq.broker.tables import drain
+from rmq.broker.consume import pull as pull_module
+from rmq.broker.filtering import filters as filter_module
+from rmq.broker.filtering.filters import DEAD_BEFORE_MS, record_properties
+from rmq.broker.membership.members import ConsumerGroup
+from rmq.broker.tables.versioned import drain
 from rmq.errors import CorruptRecord
 from rmq.protocol.bodies import CheckClientRequestBody, ConsumerData, HeartbeatData, SubscriptionData
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -148,7 +148,7 @@ def test_a_filter_older_than_the_pullers_is_refused(rig: Rig) -> None:
 
 
 def test_a_filter_is_compiled_once_for_many_pulls(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rmq.broker import filter as filters
+    from rmq.broker.filtering import filters
 
     compiled: list[str] = []
     real = filters.compile_sql

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import trio
 
-from rmq.broker import controlled, service
 from rmq.broker.__main__ import _way_of_running
 from rmq.broker.config import BrokerConfig
+from rmq.broker.runtime import failover_service, service
 from rmq.errors import RemoteProtocolError
 from rmq.process import VERSION, _version
 from rmq.remoting import accept, websocket
@@ -22,7 +22,8 @@ from rmq.store.config import StoreConfig
 
 NOT_LOADED = (
     "asyncio cattrs click cryptography email h11 importlib.metadata logging.handlers tomllib trio_websocket"
-    " wsproto yaml rmq.broker.control rmq.broker.controlled rmq.cli rmq.client rmq.controller.sets"
+    " wsproto yaml rmq.broker.replication.failover.replica rmq.broker.runtime.failover_service rmq.cli"
+    " rmq.client rmq.controller.sets"
     " rmq.namesrv rmq.remoting.pages rmq.remoting.websocket rmq.spark rmq.testing"
 )
 
@@ -50,7 +51,11 @@ program.main("--set listenPort=0 --set haEnable=false --set".split() + [{f"store
 
 @pytest.mark.parametrize(
     ("address", "was_controlled", "way"),
-    [("", False, service.run), ("", True, controlled.run), ("127.0.0.1:9878", False, controlled.run)],
+    [
+        ("", False, service.run),
+        ("", True, failover_service.run),
+        ("127.0.0.1:9878", False, failover_service.run),
+    ],
 )
 def test_controllers_have_a_say_where_they_are_set_or_have_left_epochs(
     tmp_path: Path, address: str, was_controlled: bool, way: Any

@@ -1,4 +1,4 @@
-"""rmq.broker.stats: windows as RocketMQ keeps them, and the figures of the whole broker."""
+"""rmq.broker.tables.stats: windows as RocketMQ keeps them, and the figures of the whole broker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from rmq.broker.stats import DAY_STEP_MS, HOUR_STEP_MS, MINUTE_STEP_MS, Stats, Window
+from rmq.broker.tables.stats import DAY_STEP_MS, HOUR_STEP_MS, MINUTE_STEP_MS, Stats, Window
 
 START = 1_700_000_000_000
 NO_WINDOW = Window()

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq.broker import table_stream, tables
-from rmq.broker.ha import HELLO, REPORT, MasterSession, SlaveSession
-from rmq.broker.table_stream import OFFSETS_SECONDS, TableFeed
+from rmq.broker.replication import table_replication
+from rmq.broker.replication.sessions import HELLO, REPORT, MasterSession, SlaveSession
+from rmq.broker.replication.table_replication import OFFSETS_SECONDS, TableFeed
+from rmq.broker.tables import versioned
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import RemoteProtocolError
 from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
@@ -90,7 +91,7 @@ def test_a_message_that_a_slave_has_has_its_topic_there() -> None:
 
 
 def test_each_change_is_told_once_and_in_order() -> None:
-    changes = tables.Changes()
+    changes = versioned.Changes()
     changes.add(["before anybody asked"])
     assert changes.begin() == 0
     changes.add(["a", "b"])
@@ -233,7 +234,7 @@ def test_whatever_changes_and_wherever_a_link_breaks_the_slave_has_the_same_in_t
 def test_large_tables_come_in_pieces_and_what_changes_meanwhile_after_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(table_stream, "ROWS", 10)
+    monkeypatch.setattr(table_replication, "ROWS", 10)
     master, to = Rig(), slave()
     for number in range(35):
         master.topics.update(TopicConfig(f"T{number}"))
@@ -250,7 +251,7 @@ def test_large_tables_come_in_pieces_and_what_changes_meanwhile_after_them(
 
 
 def test_who_was_away_for_more_changes_than_are_kept_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "CHANGES_KEPT", 5)
+    monkeypatch.setattr(versioned, "CHANGES_KEPT", 5)
     master, to = Rig(), slave()
     link = Link(master, to)
     link.run()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rmq.broker.timer import MAX_AHEAD_MS, STEP_MESSAGES, Timers, deliver_time
+from rmq.broker.delay.timers import MAX_AHEAD_MS, STEP_MESSAGES, Timers, deliver_time
 from rmq.errors import DiskFull, RemoteProtocolError, ResponseError, StoreError, SystemBusy
 from rmq.message import TIMER_TOPIC
 from rmq.protocol.headers import RecallHandle
@@ -168,7 +168,7 @@ def many(bench: Bench, count: int = 3 * STEP_MESSAGES) -> list[RecallHandle]:
 def test_very_many_at_one_time_come_in_short_steps_and_in_order(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmq.broker.timer.STEP_LOOKS", 70)
+    monkeypatch.setattr("rmq.broker.delay.timers.STEP_LOOKS", 70)
     many(bench)
     bench.now = START + 100
     steps = []

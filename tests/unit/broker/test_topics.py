@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rmq.broker.config import BrokerConfig, Settings
-from rmq.broker.tables import drain
-from rmq.broker.topics import Topics, check_name
+from rmq.broker.tables.topics import Topics, check_name
+from rmq.broker.tables.versioned import drain
 from rmq.errors import DiskFull, ResponseError
 from rmq.protocol.bodies import TopicConfig, TopicConfigSerializeWrapper
 from rmq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, ResponseCode

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from rmq.broker.transaction import STEP_MESSAGES, Transactions
+from rmq.broker.transactions import STEP_MESSAGES, Transactions
 from rmq.errors import DiskFull, ResponseError, StoreError
 from rmq.message import (
     TRANS_CHECK_MAX_TIME_TOPIC,
@@ -337,7 +337,7 @@ def test_copies_behind_one_with_immunity_are_asked_for_once_across_a_restart(ben
 def test_a_half_message_with_immunity_moves_when_many_have_come_after_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmq.broker.transaction.LEFT_BEHIND", 3)
+    monkeypatch.setattr("rmq.broker.transactions.LEFT_BEHIND", 3)
     bench.half(CHECK_IMMUNITY_TIME_IN_SECONDS="1000")
     for number in range(2):
         bench.end(bench.half(b"%d" % number), SYS_ROLLBACK)
@@ -350,11 +350,11 @@ def test_a_half_message_with_immunity_moves_when_many_have_come_after_it(
 def test_what_ends_in_the_middle_of_a_pass_stays_settled(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmq.broker.transaction.DRAIN_AT", 1)
+    monkeypatch.setattr("rmq.broker.transactions.DRAIN_AT", 1)
     left = bench.half(CHECK_IMMUNITY_TIME_IN_SECONDS="1000")
     others = [bench.half(b"%d" % number) for number in range(3)]
     bench.wait(60_000)
-    monkeypatch.setattr("rmq.broker.transaction.STEP_MESSAGES", 1)
+    monkeypatch.setattr("rmq.broker.transactions.STEP_MESSAGES", 1)
     bench.now += 60_000
     for _ in range(2):  # one looks at the first, which is left where it is; others are still to come
         assert bench.transactions.step(bench.now) == bench.now
@@ -453,7 +453,7 @@ def test_a_commit_of_a_discarded_half_message_is_obeyed(bench: Bench) -> None:
 def test_what_is_remembered_of_ends_and_copies_is_bounded(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmq.broker.transaction.DONE_KEPT", 5)
+    monkeypatch.setattr("rmq.broker.transactions.DONE_KEPT", 5)
     for number in range(20):
         half = bench.half(b"%d" % number)
         if number % 2:
@@ -483,7 +483,7 @@ def test_a_long_settled_part_is_passed_piece_by_piece(bench: Bench, monkeypatch:
     halves = [bench.half(b"%d" % number) for number in range(8)]
     for half in reversed(halves[:-1]):
         bench.end(half, SYS_ROLLBACK)
-    monkeypatch.setattr("rmq.broker.transaction.DRAIN_AT", 3)
+    monkeypatch.setattr("rmq.broker.transactions.DRAIN_AT", 3)
     passed = []
     for _ in range(3):
         bench.wait(0)

@@ -10,8 +10,15 @@ import pytest
 import trio
 import trio.testing
 
-from rmq.broker.ha import MasterLog, MasterSession, SlaveSession
-from rmq.broker.waiting_pulls import KEPT_MS, ROWS_MAX, ROWS_OF_A_TEXT, TEXT_MAX, ToldPulls, WaitingPulls
+from rmq.broker.replication.failover.poll_handover import (
+    KEPT_MS,
+    ROWS_MAX,
+    ROWS_OF_A_TEXT,
+    TEXT_MAX,
+    ToldPulls,
+    WaitingPulls,
+)
+from rmq.broker.replication.sessions import MasterLog, MasterSession, SlaveSession
 from rmq.client.producer import Producer
 from rmq.errors import RemoteProtocolError
 from rmq.protocol import json

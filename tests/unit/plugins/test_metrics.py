@@ -21,12 +21,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from rmq_metrics import MetricsPlugin
 from rmq_metrics.text import ProcessMetrics, text_of
 
-from rmq.broker import service
 from rmq.broker.config import BrokerConfig
-from rmq.broker.control import Control, MemberFile
 from rmq.broker.plugin_host import PluginHost
-from rmq.broker.runs import RunBroker
-from rmq.broker.tables import drain
+from rmq.broker.replication.failover.replica import Control, MemberFile
+from rmq.broker.runtime import service
+from rmq.broker.send_batches import RunBroker
+from rmq.broker.tables.versioned import drain
 from rmq.client.metrics import ClientMetrics
 from rmq.controller.requests import ControllerRequests
 from rmq.errors import AccessDenied, ConfigError, PortInUse
@@ -422,7 +422,7 @@ async def test_probes_are_answered_while_the_store_is_opened(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, installed: None
 ) -> None:
     slow = SlowDisk(monkeypatch)
-    monkeypatch.setattr("rmq.broker.startup.PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("rmq.broker.runtime.startup.PROGRESS_SECONDS", 0.0)
     port, _, metrics_port = free_ports(3)  # slaves come in beside the first
     config = BrokerConfig(
         listen_port=port, metrics_port=metrics_port, plugins=("metrics",), vip_channel_enabled=False

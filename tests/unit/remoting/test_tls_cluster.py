@@ -15,8 +15,8 @@ from attrs import evolve
 from trio.testing import MockClock
 
 import rmq
-from rmq.broker import service as broker
 from rmq.broker.config import BrokerConfig
+from rmq.broker.runtime import service as broker
 from rmq.errors import ConfigError, RmqError
 from rmq.namesrv import service as namesrv
 from rmq.namesrv.config import NamesrvConfig

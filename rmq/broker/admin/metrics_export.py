@@ -1,0 +1,305 @@
+"""The broker's metrics: durations are counted when they happen, the others read from tables on demand.
+
+They are read in slices: a broker of 10,000 queues that 500 groups consume has 100,000 figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from attrs import Factory, define
+
+from rmq.broker.replication.replica_state import slave_names
+from rmq.broker.tables.versioned import Slices
+from rmq.message import SCHEDULE_TOPIC
+from rmq.metrics import Histogram, Kind, Metric, connection_metrics, single
+from rmq.process import VERSION
+
+if TYPE_CHECKING:
+    from rmq.broker.broker import Broker
+
+
+Row = tuple[tuple[str, ...], float]
+T = TypeVar("T")
+
+QUEUES: Final = 50
+"""So many queues with held pulls are named to an operator, those with the most."""
+LOOKS: Final = 250
+"""So many queues, or rows, are looked at in one slice."""
+
+
+def metrics_of(broker: Broker, *, queues: bool = False) -> Slices[list[Metric]]:
+    """All metrics of a broker; `queues`: with those of each queue, and not only their sums by topic."""
+    found: list[Metric] = []
+    for metric in _traffic(broker):
+        found.append(metric)
+        yield
+    found += yield from _queues(broker, queues)
+    found += yield from _lags(broker, queues)
+    for part in (_server, _store, _replicas, _waiting, _clients):
+        found += part(broker)
+        yield
+    found += _durations(broker.histograms)
+    return found
+
+
+def gauges_of(broker: Broker) -> dict[str, str]:
+    """Rows of the runtime metrics that RocketMQ does not have."""
+    return {
+        "heldPulls": str(broker.held_pulls.count),
+        "diskHangs": broker.disk_work.hangs(),
+        "sendsWaitingForDisk": str(broker.acknowledgement.disk.acks),
+        "sendsWaitingForSlave": str(broker.acknowledgement.slaves.acks),
+        "sendsWaitingForTopic": str(broker.acknowledgement.waiting_for_topics),
+        "slaves": str(len(broker.acknowledgement.replicas)),
+        "openTransactions": str(broker.transactions.open_count),
+        "timerMessages": str(len(broker.timers)),
+        "requestsToClients": str(len(broker.pending_requests)),
+        "subscriptionConflicts": str(broker.clients.conflicts.subscriptions),
+        "clientIdConflicts": str(broker.clients.conflicts.client_ids),
+        "conflictsTotal": str(broker.clients.conflicts.found),
+        "slaveLag": _slave_lag(broker),
+        "rmqVersion": VERSION,
+        "certificateEnd": end.isoformat() if (end := broker.registration.certificate_end) else "",
+        **broker.replica.rows(),
+        **broker.schedule.metrics(),
+    }
+
+
+def _slave_lag(broker: Broker) -> str:
+    """`1=0 2=1024`: what each slave has not reported yet, in bytes of the log; -1 before its first report."""
+    known = broker.acknowledgement.replicas.rows()
+    names = slave_names(known, broker.replica.slave_ids)
+    end = broker.store.max_physical_offset
+    return " ".join(f"{names[peer]}={max(0, end - at) if at >= 0 else -1}" for peer, at in known.items())
+
+
+def _server(broker: Broker) -> Iterator[Metric]:
+    """What this broker is, how it was opened, who knows it."""
+    config = broker.config
+    row = (VERSION, config.broker_cluster_name, config.broker_name, str(config.broker_id))
+    labels = ("version", "cluster", "broker", "broker_id")
+    yield Metric("build_info", "gauge", "Always 1: the version, and which broker this is", [(row, 1)], labels)
+    known = [((address,), float(is_known)) for address, is_known in broker.registration.known_by.items()]
+    help = "1 while that name server has taken the last registration"
+    yield Metric("registered", "gauge", help, known, ("namesrv",))
+    end = broker.registration.certificate_end
+    help = "When the TLS certificate ends, in seconds since 1970; 0 without one"
+    yield single("certificate_end_seconds", "gauge", help, 0 if end is None else end.timestamp())
+    opened = broker.store.recovery
+    if opened is not None:
+        help = "1 when the stop before this start was clean"
+        yield single("recovery_clean", "gauge", help, float(opened.is_clean))
+        yield single("recovery_seconds", "gauge", "How long the store took to open", opened.seconds)
+        yield single("recovery_records", "gauge", "Records scanned to open the store", opened.records)
+
+
+def _traffic(broker: Broker) -> Iterator[Metric]:
+    """A metric at a time, so that each is a slice of its own."""
+    stats, topic, pair = broker.stats, ("topic",), ("topic", "group")
+    counter = partial(Metric, kind="counter")
+    rows = [((t,), n) for t, n, _ in stats.totals_in()]
+    yield counter("messages_in", help="Messages stored", rows=rows, labels=topic)
+    rows = [((t,), size) for t, _, size in stats.totals_in()]
+    yield counter("bytes_in", help="Bytes of stored messages", rows=rows, labels=topic)
+    out = [(key, n) for key, n, _ in stats.totals_out()]
+    yield counter("messages_out", help="Messages handed out", rows=out, labels=pair)
+    out = [(key, size) for key, _, size in stats.totals_out()]
+    yield counter("bytes_out", help="Bytes handed out", rows=out, labels=pair)
+    back = [(key, n) for key, n, _ in stats.totals_sent_back()]
+    yield counter("sent_back", help="Messages that consumers sent back", rows=back, labels=pair)
+    yield single("pulls_empty", "counter", "Pulls that found nothing", stats.missed)
+    yield single("sends_failed", "counter", "Messages that could not be written", stats.failed_puts)
+
+
+def _in_slices(rows: Iterable[T], do: Callable[[T], None]) -> Slices[None]:
+    for count, row in enumerate(rows, 1):
+        do(row)
+        if count % LOOKS == 0:
+            yield
+
+
+def _queues(broker: Broker, each: bool) -> Slices[list[Metric]]:
+    store = broker.store
+    lows: list[Row] = []
+    highs: list[Row] = []
+    kept: dict[str, int] = {}
+
+    def look(queue: tuple[str, int]) -> None:
+        topic, queue_id = queue
+        low, high = max(0, store.min_offset(topic, queue_id)), max(0, store.max_offset(topic, queue_id))
+        kept[topic] = kept.get(topic, 0) + max(0, high - low)
+        if each:
+            labels = topic, str(queue_id)
+            lows.append((labels, low))
+            highs.append((labels, high))
+
+    yield from _in_slices(store.queues(), look)
+    rows = [((topic,), count) for topic, count in kept.items()]
+    found = [Metric("topic_messages", "gauge", "Messages of a topic that are still there", rows, ("topic",))]
+    if each:
+        names = ("topic", "queue")
+        found += [
+            Metric("queue_min_offset", "gauge", "Offset of the oldest message of a queue", lows, names),
+            Metric("queue_max_offset", "gauge", "Offset that the next message gets", highs, names),
+        ]
+    return found
+
+
+def _lags(broker: Broker, each: bool) -> Slices[list[Metric]]:
+    store = broker.store
+    sums: list[Row] = []
+    rows: list[Row] = []
+    looks = 0
+    for topic, group in broker.offsets.pairs():
+        total = 0
+        for queue_id, offset in broker.offsets.of(group, topic).items():
+            start = max(offset, store.min_offset(topic, queue_id), 0)
+            behind = max(0, store.max_offset(topic, queue_id) - start)
+            total += behind
+            if each:
+                rows.append(((group, topic, str(queue_id)), behind))
+            looks += 1
+            if looks % LOOKS == 0:
+                yield
+        sums.append(((group, topic), total))
+    help = "Messages that the group has not consumed yet and that are still there"
+    found = [Metric("consumer_lag_messages", "gauge", help, sums, ("group", "topic"))]
+    if each:
+        help = "The same for each queue"
+        found.append(Metric("consumer_lag_queue_messages", "gauge", help, rows, ("group", "topic", "queue")))
+    return found
+
+
+def _store(broker: Broker) -> Iterator[Metric]:
+    store = broker.store
+    high, low, state = store.max_physical_offset, store.min_physical_offset, store.disk_state()
+    rows: tuple[tuple[str, str, float], ...] = (
+        ("commitlog_bytes", "Bytes of the log", high - low),
+        ("commitlog_max_offset_bytes", "Physical offset of the log's end", high),
+        ("commitlog_min_offset_bytes", "Physical offset of the log's first byte", low),
+        (
+            "commitlog_unflushed_bytes",
+            "Bytes of the log that are not synced yet",
+            max(0, high - store.flushed_offset),
+        ),
+        (
+            "dispatch_behind_bytes",
+            "Bytes of the log that queues and index lack",
+            max(0, store.dispatch_behind_bytes),
+        ),
+        ("disk_used_ratio", "Part of the store's disk that is used, 0 to 1", state.ratio),
+        ("disk_free_bytes", "Free bytes of the store's disk", state.free_bytes),
+        ("store_writable", "1 when messages are taken, as far as the disk goes", float(state.is_writable)),
+    )
+    for name, help, value in rows:
+        yield single(name, "gauge", help, value)
+
+
+def _replicas(broker: Broker) -> Iterator[Metric]:
+    end = broker.store.max_physical_offset
+    known = broker.acknowledgement.replicas.rows()
+    names = slave_names(known, broker.replica.slave_ids)
+    behind: list[Row] = [((names[peer],), max(0, end - at)) for peer, at in known.items() if at >= 0]
+    yield single("slaves", "gauge", "Slaves that are connected", len(broker.acknowledgement.replicas))
+    state = broker.replica
+    help = "1 while this broker, a slave, follows its master"
+    yield single("following_master", "gauge", help, float(state.is_following))
+    help = "1 when this slave has stopped following its master and an operator must decide"
+    yield single("replication_stopped", "gauge", help, float(bool(state.stopped)))
+    yield Metric("slave_behind_bytes", "gauge", "Bytes that a slave has not acknowledged", behind, ("slave",))
+    if state.control is not None:
+        yield from state.control.metrics()
+
+
+def _waiting(broker: Broker) -> Iterator[Metric]:
+    levels: list[Row] = [
+        ((str(level),), max(0, broker.store.max_offset(SCHEDULE_TOPIC, level - 1) - offset))
+        for level, offset in broker.schedule.progress.items()
+    ]
+    yield Metric("delay_backlog_messages", "gauge", "Delayed messages not delivered yet", levels, ("level",))
+    rows: tuple[tuple[str, str, float], ...] = (
+        ("held_pulls", "Pulls that wait for messages", broker.held_pulls.count),
+        ("sends_waiting_disk", "Acknowledgements that wait for a sync", broker.acknowledgement.disk.acks),
+        ("sends_waiting_slave", "Acknowledgements that wait for a slave", broker.acknowledgement.slaves.acks),
+        (
+            "disk_waiting_seconds",
+            "How long the oldest sync has been under way that somebody waits for",
+            broker.disk_work.oldest()[0],
+        ),
+        ("transactions_pending", "Half messages without an end", broker.transactions.open_count),
+        ("timer_messages", "Messages that wait for their delivery time", len(broker.timers)),
+        (
+            "subscription_conflicts",
+            "Groups whose members subscribe differently",
+            broker.clients.conflicts.subscriptions,
+        ),
+    )
+    for name, help, value in rows:
+        yield single(name, "gauge", help, value)
+
+
+def _clients(broker: Broker) -> Iterator[Metric]:
+    counts = broker.clients.counts()
+    rows: list[Row] = [((kind, group), count) for kind, group, count in counts]
+    yield Metric("clients", "gauge", "Members of a group that are connected", rows, ("kind", "group"))
+    yield single("connections", "gauge", "Open connections", broker.connections)
+    rows_of_tables: tuple[tuple[str, str, float], ...] = (
+        ("topics", "Topics; see maxAutoCreatedTopics", len(broker.topics.table)),
+        ("groups", "Groups; see maxAutoCreatedGroups", len(broker.groups.table)),
+        ("offset_pairs", "Pairs of a topic and a group; see maxConsumerOffsets", len(broker.offsets)),
+    )
+    for name, help, value in rows_of_tables:
+        yield single(name, "gauge", help, value)
+    yield from connection_metrics(broker.acceptors, broker.budget)
+
+
+def _durations(histograms: Histograms) -> Iterator[Metric]:
+    kind: Kind = "histogram"
+    yield single(
+        "send_write_seconds", kind, "From a send's arrival until it is in the log", histograms.write.copy()
+    )
+    yield single("flush_seconds", kind, "A sync of the log", histograms.flush.copy())
+    yield single(
+        "flush_wait_seconds", kind, "How long acknowledgements waited for the disk", histograms.flush_wait
+    )
+    help = "How long acknowledgements waited for a slave"
+    yield single("replication_wait_seconds", kind, help, histograms.replication_wait.copy())
+    help = "How late the event loop came to a task that was due, or a round of it, ten times a second"
+    yield single("loop_lag_seconds", kind, help, histograms.loop_lag.copy())
+
+
+@define
+class Histograms:
+    """What is counted when it happens; all other metrics are read from the tables when somebody looks."""
+
+    write: Histogram = Factory(Histogram)
+    """From a send's arrival until it is in the log, for each message."""
+    flush: Histogram = Factory(Histogram)
+    """A sync of the log."""
+    flush_wait: Histogram = Factory(Histogram)
+    """How long an acknowledgement waited for the disk."""
+    replication_wait: Histogram = Factory(Histogram)
+    """How long an acknowledgement waited for a slave."""
+    loop_lag: Histogram = Factory(Histogram)
+    """How late the event loop came to a task that was due, or how long a round of it took."""
+
+
+def parts_text(broker: Broker) -> str:
+    """For an operator: what waits, and what is slow, a line each."""
+    lines = [f"{name}  {value}" for name, value in gauges_of(broker).items() if value]
+    lines.append(f"connections  {broker.connections}")
+    for metric in _durations(broker.histograms):
+        ((_, value),) = metric.rows
+        if isinstance(value, Histogram) and (count := sum(value.counts)):
+            slowest = max(at for at, times in enumerate(value.counts) if times)
+            limit = str(value.limits[slowest]) if slowest < len(value.limits) else "more"
+            mean = 1000 * value.total / count
+            lines.append(f"{metric.name}  {count} times, {mean:.3f} ms on average, none over {limit} s")
+    held = sorted(broker.held_pulls.by_queue().items(), key=lambda row: -row[1])
+    lines += (f"pulls held for {topic} queue {number}  {count}" for (topic, number), count in held[:QUEUES])
+    if len(held) > QUEUES:
+        lines.append(f"and for {len(held) - QUEUES} more queues")
+    return "\n".join(lines)

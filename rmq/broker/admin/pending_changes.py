@@ -1,0 +1,122 @@
+"""An administrator's changes of topics and groups, which are answered when they are saved.
+
+A change holds at once, and its table is saved beside the loop, with all that was changed meanwhile: a save
+takes several syncs of the disk, and nobody else waits for these. When it cannot be saved, the change is taken
+back, and the administrator told.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from rmq.broker.produce.admission import error_response
+from rmq.broker.tables.versioned import drain
+from rmq.errors import StoreError
+
+if TYPE_CHECKING:
+    from rmq.broker.tables.versioned import TableFiles
+    from rmq.protocol.command import Command
+    from rmq.remoting.connection import Connection
+
+log = logging.getLogger("rmq.broker")
+
+
+@frozen
+class _Change:
+    """A change that is not saved: it will be with a text that is begun when `made` of its table, `name`, has
+    reached this value."""
+
+    name: str
+    made: int
+    request: Command
+    connection: Connection
+    undo: Callable[[], None]
+    then: Callable[[], None]
+
+
+class PendingChanges:
+    """The changes that wait for their tables to be saved. `respond` sends an answer; `on_wanted()` is called
+    when a change comes, and without it the table is saved at once.
+    """
+
+    def __init__(
+        self,
+        files: TableFiles,
+        respond: Callable[[Command, Command, Connection], None],
+        on_wanted: Callable[[], None] | None,
+    ) -> None:
+        self._files = files
+        self._respond = respond
+        self._on_wanted = on_wanted
+        self._changes: list[_Change] = []
+
+    def wait_for(self, name: str) -> bool:
+        """Whether a change of this table waits."""
+        return any(change.name == name for change in self._changes)
+
+    def answer(
+        self,
+        name: str,
+        request: Command,
+        connection: Connection,
+        undo: Callable[[], None],
+        then: Callable[[], None] = lambda: None,
+    ) -> Command | None:
+        """The answer to a request whose change of the table `name` holds already, None when it comes later.
+        `then` is what else is to be done once it is saved, `undo` takes it back. Raises StoreError when that
+        was done.
+        """
+        table = self._files.versioned[name]
+        if self._on_wanted is not None:
+            self._changes.append(_Change(name, table.made, request, connection, undo, then))
+            self._on_wanted()
+            return None
+        made = table.made
+        try:
+            drain(self._files.saving(name))()
+        except StoreError:
+            undo()
+            raise
+        table.saved(made)
+        then()
+        return request.reply()
+
+    def save_now(self) -> None:
+        """Save at once what waits, and answer: for whoever stands in the loop and cannot wait."""
+        for name in dict.fromkeys(change.name for change in self._changes):
+            table = self._files.versioned[name]
+            made = table.made
+            try:
+                drain(self._files.saving(name))()
+            except StoreError as error:
+                self.not_saved(name, error)
+            else:
+                table.saved(made)
+                self.saved(name, made)
+
+    def saved(self, name: str, made: int) -> None:
+        """All of the table up to this value of its `made` is in its file."""
+        for change in self._take(name, made):
+            answer = change.request.reply()
+            try:
+                change.then()
+            except Exception as error:
+                answer = error_response(change.request, error)
+            self._respond(change.request, answer, change.connection)
+
+    def not_saved(self, name: str, error: StoreError) -> None:
+        """The table could not be saved."""
+        table = self._files.versioned[name]
+        for change in reversed(self._take(name, table.made)):
+            change.undo()
+            log.error("a change of the table %s is taken back: %s", name, error)
+            self._respond(change.request, error_response(change.request, error), change.connection)
+
+    def _take(self, name: str, made: int) -> list[_Change]:
+        taken = [change for change in self._changes if change.name == name and change.made <= made]
+        self._changes = [change for change in self._changes if change not in taken]
+        return taken

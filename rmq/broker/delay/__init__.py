@@ -1,0 +1,1 @@
+"""Delayed delivery: the levels of RocketMQ, and timers for any time."""

@@ -1,0 +1,1 @@
+"""Filters of subscriptions: tags, SQL-92 and Bloom filters."""

@@ -1,0 +1,500 @@
+"""Filters: what a consumer group wants of a topic, by tags or by an SQL92 expression.
+
+Tags are looked at in two steps, as RocketMQ does: the broker compares the hash codes in the queue units,
+which may let other tags with the same code pass, and the consumer compares the tags themselves. An SQL
+expression is evaluated over the properties of each message.
+
+The SQL filters of groups are kept, compiled, in a table and in consumerFilter.json. A group's filter for a
+topic comes with its heartbeats and stays when its members have gone: it is marked dead, is used again
+when they return, and is removed after filterDataCleanTimeSpan. The rules and the file are those of RocketMQ
+4.9's ConsumerFilterManager.
+
+The file has a Bloom filter beside each expression, for Java brokers that use the file later: this broker
+evaluates the expression itself. Positions and bytes are equal to Java's. A filter of `f` percent error for
+`n` entries has k = ceil(log_0.5(f/100)) hash functions over m bits, with m = ceil(n * log2(100/f) * log2(e))
+rounded up to a multiple of 8. The hash is murmur3 x64 128 of the UTF-8 text with seed 0, of which the first
+64 bits are used as two halves.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import field
+
+from rmq.broker.filtering.sql92 import FilterSyntaxError, compile_sql
+from rmq.broker.tables.versioned import Slices, drain
+from rmq.errors import ResponseError, for_code
+from rmq.message import PROPERTY_RETRY_TOPIC, tags_code
+from rmq.protocol import json
+from rmq.protocol.bodies import SubscriptionData
+from rmq.protocol.codes import ResponseCode
+from rmq.protocol.json import JAVA
+from rmq.protocol.properties import decode_properties
+from rmq.protocol.record import property_bytes
+from rmq.remoting.limits import AddressRate, network_of
+
+if TYPE_CHECKING:
+    from attrs import define, frozen
+
+    from rmq.broker.config import Settings
+else:
+    from rmq.late_attrs import define, frozen
+
+
+ALL: Final = "*"
+TAG: Final = "TAG"
+SQL92: Final = "SQL92"
+
+_SEPARATOR: Final = "||"
+_BLANKS: Final = "".join(map(chr, range(33)))  # what Java's trim takes away
+
+VERSION_AHEAD_MS: Final = 300_000
+"""How far a client's clock may be ahead of ours. The version of a subscription is the time at which it was
+made, and the newest of a group counts: one from the far future would keep all later ones out."""
+
+TagMatcher = Callable[[int], bool]
+MessageFilter = Callable[[Mapping[str, str]], bool]
+
+
+def is_tag_type(expression_type: str | None) -> bool:
+    """Whether the expression names tags: no type means tags."""
+    return not expression_type or expression_type == TAG
+
+
+def parse_subscription(
+    topic: str, expression: str | None, expression_type: str | None = TAG, *, sub_version: int = 0
+) -> SubscriptionData:
+    """The subscription that a client's text stands for. Raises ResponseError(SUBSCRIPTION_PARSE_FAILED).
+
+    Tags are separated by `||`; none at all or `*` is every message. An SQL expression is not compiled here.
+    """
+    if not is_tag_type(expression_type):
+        if not expression:
+            raise _unparsable(f"Expression can't be null! {expression_type}")
+        return SubscriptionData(topic, expression, sub_version=sub_version, expression_type=expression_type)
+    if not expression or expression == ALL:
+        return SubscriptionData(topic, ALL, sub_version=sub_version)
+    tags = _tags(expression)
+    return SubscriptionData(topic, expression, tags, frozenset(map(tags_code, tags)), sub_version)
+
+
+def _tags(expression: str) -> frozenset[str]:
+    if not expression.replace(_SEPARATOR, ""):
+        raise _unparsable(f"{expression!r} names no tag; write tags as 'TagA || TagB', or * for all")
+    return frozenset(filter(None, (part.strip(_BLANKS) for part in expression.split(_SEPARATOR))))
+
+
+def _unparsable(remark: str) -> ResponseError:
+    return for_code(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark)
+
+
+def tag_matcher(subscription: SubscriptionData) -> TagMatcher | None:
+    """A test of a queue unit's tags code; None lets every unit pass (`*`, SQL, class filters)."""
+    if subscription.sub_string == ALL or subscription.class_filter_mode:
+        return None
+    if not is_tag_type(subscription.expression_type):
+        return None
+    return subscription.code_set.__contains__
+
+
+def message_filter(subscription: SubscriptionData) -> MessageFilter | None:
+    """A test of a message's properties; None lets every message pass (tags).
+
+    Raises ResponseError(SUBSCRIPTION_PARSE_FAILED) for an expression that cannot be compiled.
+    """
+    if is_tag_type(subscription.expression_type) or subscription.class_filter_mode:
+        return None
+    if subscription.expression_type != SQL92:
+        raise _unparsable(f"there is no filter of type {subscription.expression_type!r}; use TAG or SQL92")
+    try:
+        return compile_sql(subscription.sub_string).matches
+    except FilterSyntaxError as error:
+        raise _unparsable(str(error)) from None
+
+
+def record_properties(record: memoryview) -> dict[str, str]:
+    """The properties of a stored record; filters need nothing else of it. Raises CorruptRecord."""
+    return decode_properties(str(property_bytes(record), "utf-8", JAVA))
+
+
+_MASK = 2**64 - 1
+_C1, _C2 = 0x87C37B91114253D5, 0x4CF5AD432745937F
+
+
+@frozen(slots=True)
+class BloomFilter:
+    """`error_percent` 1 to 99, `entries` at least 1; `hashes` and `bits` follow from them."""
+
+    error_percent: int
+    entries: int
+
+    @property
+    def hashes(self) -> int:
+        return math.ceil(math.log(self.error_percent / 100) / math.log(0.5))
+
+    @property
+    def bits(self) -> int:
+        exact = self.entries * math.log(100 / self.error_percent) / math.log(2) / math.log(2)
+        return -(-math.ceil(exact) // 8) * 8
+
+    def positions(self, text: str) -> list[int]:
+        """The bit positions of `text`, in hash order; the broker's text is ``group#topic``."""
+        low64 = murmur3_low64(text.encode("utf-8", "surrogatepass"))
+        first, second = _signed(low64), _signed(low64 >> 32)
+        places = []
+        for i in range(1, self.hashes + 1):
+            combined = _signed(first + i * second)
+            places.append((~combined if combined < 0 else combined) % self.bits)
+        return places
+
+
+def murmur3_low64(data: bytes) -> int:
+    """The first 8 bytes (little-endian) of murmur3 x64 128 with seed 0."""
+    h1 = h2 = 0
+    whole = len(data) // 16 * 16
+    for at in range(0, whole, 16):
+        h1 ^= _mix1(int.from_bytes(data[at : at + 8], "little"))
+        h1 = (_rotated(h1, 27) + h2) * 5 + 0x52DCE729 & _MASK
+        h2 ^= _mix2(int.from_bytes(data[at + 8 : at + 16], "little"))
+        h2 = (_rotated(h2, 31) + h1) * 5 + 0x38495AB5 & _MASK
+    tail = data[whole:]
+    h2 ^= _mix2(int.from_bytes(tail[8:], "little"))
+    h1 ^= _mix1(int.from_bytes(tail[:8], "little"))
+    h1, h2 = h1 ^ len(data), h2 ^ len(data)
+    h1 = h1 + h2 & _MASK
+    h2 = h1 + h2 & _MASK
+    return _finished(h1) + _finished(h2) & _MASK
+
+
+def _mix1(k: int) -> int:
+    return _rotated(k * _C1 & _MASK, 31) * _C2 & _MASK
+
+
+def _mix2(k: int) -> int:
+    return _rotated(k * _C2 & _MASK, 33) * _C1 & _MASK
+
+
+def _rotated(value: int, by: int) -> int:
+    return (value << by | value >> (64 - by)) & _MASK
+
+
+def _finished(k: int) -> int:
+    k = (k ^ k >> 33) * 0xFF51AFD7ED558CCD & _MASK
+    k = (k ^ k >> 33) * 0xC4CEB9FE1A85EC53 & _MASK
+    return k ^ k >> 33
+
+
+def _signed(value: int) -> int:
+    value &= 0xFFFFFFFF
+    return value - 2**32 if value >= 2**31 else value
+
+
+DEAD_BEFORE_MS: Final = 30_000
+"""A saved filter that was alive counts as dead since that long ago when it is loaded."""
+
+FILTERS_MAX: Final = 10_000
+"""Filters of all groups. Clients name groups and topics, and a filter outlives them for a day."""
+
+CHARACTERS_MAX: Final = 1 << 20
+"""Of the expressions of all filters: compiled they need some 70 times as much memory."""
+AT_ONCE: Final = 2_048
+"""Characters of expressions that are compiled in a second as they come, each 2 to 5 us; others wait for the
+first pull that needs them. A heartbeat may bring sixty that take 25 ms each."""
+COMPILED_BURST_SECONDS: Final = 16
+"""An address may have `AT_ONCE` characters a second compiled by what it asks, and save them up so long: a
+client has as many expressions as groups, who attacks has another one in each pull."""
+
+SLICE_ROWS: Final = 100
+
+log = logging.getLogger("rmq.broker")
+
+
+@define(eq=False)
+class Filter:
+    """One group's filter for one topic. Times are in ms; `dead_ms` is 0 while the group has members."""
+
+    group: str
+    topic: str
+    expression: str
+    expression_type: str
+    matches: MessageFilter | None = field(repr=False)
+    is_compiled: bool = field(repr=False)
+    born_ms: int
+    client_version: int
+    bits: list[int] = field(repr=False)
+    dead_ms: int = 0
+
+    @property
+    def is_dead(self) -> bool:
+        return self.dead_ms >= self.born_ms
+
+    def row(self, bit_count: int) -> dict[str, Any]:
+        """The filter as it stands in the file."""
+        return {
+            "bloomFilterData": {"bitNum": bit_count, "bitPos": self.bits},
+            "bornTime": self.born_ms,
+            "clientVersion": self.client_version,
+            "consumerGroup": self.group,
+            "dead": self.is_dead,
+            "deadTime": self.dead_ms,
+            "expression": self.expression,
+            "expressionType": self.expression_type,
+            "topic": self.topic,
+        }
+
+
+class FilterTable:
+    """The filters by topic and group. `now_ms` is wall time, `clock` is in seconds."""
+
+    def __init__(self, settings: Settings, now_ms: Callable[[], int], clock: Callable[[], float]) -> None:
+        self._settings = settings
+        self._was_on = settings.broker.enable_property_filter
+        self.is_changed = False
+        self._now_ms = now_ms
+        self._clock = clock
+        self._rate = AddressRate(AT_ONCE, COMPILED_BURST_SECONDS)
+        config = settings.broker
+        self._bloom = BloomFilter(
+            config.max_error_rate_of_bloom_filter, config.expect_consumer_num_use_filter
+        )
+        self._table: dict[str, dict[str, Filter]] = {}
+        self._count = 0
+        self._characters = 0
+        self._second = 0
+        self._at_once = AT_ONCE
+        settings.derive(self._settings_changed)
+
+    def _settings_changed(self) -> None:
+        """Filters that came while there was no filtering are compiled when there is."""
+        was_on, self._was_on = self._was_on, self._settings.broker.enable_property_filter
+        if self._was_on and not was_on:
+            for known in [known for table in self._table.values() for known in table.values()]:
+                self._prepare(known)
+
+    def get(self, topic: str, group: str) -> Filter | None:
+        """The group's filter for the topic, dead or alive; None for a group that filters by tags."""
+        return self._table.get(topic, {}).get(group)
+
+    def usable(self, topic: str, group: str, peer: str | None = None) -> Filter | None:
+        """As `get`, compiled if it was not; None too when it cannot be, and then it is not there any more.
+
+        Raises ResponseError when the address of the `peer` that asks has had too much compiled.
+        """
+        known = self.get(topic, group)
+        if known is None or known.is_compiled:
+            return known
+        if peer is not None:
+            self._check_rate(known.expression, peer)
+        return known if self._compile(known) else None
+
+    def compiled(self, wanted: SubscriptionData, peer: str) -> MessageFilter | None:
+        """`message_filter` of an expression that a peer asks about. Raises ResponseError, also when its
+        address has had too much compiled."""
+        self._check_rate(wanted.sub_string, peer)
+        return message_filter(wanted)
+
+    def _check_rate(self, expression: str, peer: str) -> None:
+        address = network_of(peer)
+        if not self._rate.take(address, self._clock(), len(expression)):
+            raise for_code(
+                ResponseCode.SYSTEM_BUSY,
+                f"[OVERLOAD]system busy, start flow control for a while: {address} has had more than "
+                f"{AT_ONCE} characters of filter expressions compiled in a second",
+            )
+
+    def row(self, topic: str, group: str) -> dict[str, Any] | None:
+        """The group's filter for the topic as it stands in the file."""
+        known = self.get(topic, group)
+        return None if known is None else known.row(self._bloom.bits)
+
+    def of_retries(self, group: str) -> MessageFilter:
+        """A test of a message that came back from the group: by the filter of the topic it was in first."""
+
+        def accepts(properties: Mapping[str, str]) -> bool:
+            known = self.usable(properties.get(PROPERTY_RETRY_TOPIC, ""), group)
+            return known is None or known.matches is None or known.matches(properties)
+
+        return accepts
+
+    def is_possible(self, version: int) -> bool:
+        """Whether a subscription's version is a time that a client's clock may show; others are no reason to
+        say that a client has newer subscriptions than it announced."""
+        return version <= self._now_ms() + VERSION_AHEAD_MS
+
+    # --- what clients announce ---
+
+    def register(self, group: str, wanted: Iterable[SubscriptionData]) -> None:
+        """Take what a member of the group announces; the group's filters for other topics are dead then."""
+        topics = set()
+        for subscription in wanted:
+            topics.add(subscription.topic)
+            self.take(group, subscription)
+        for known in self._of(group):
+            if known.topic not in topics:
+                self._die(known)
+
+    def take(self, group: str, wanted: SubscriptionData) -> None:
+        """Take what the group announces of one topic, unless it is by tags, or filters are not allowed."""
+        has_filter = wanted.sub_string and not is_tag_type(wanted.expression_type)
+        if has_filter and self._settings.broker.enable_property_filter:
+            self._register(group, wanted)
+
+    def unregister(self, group: str) -> None:
+        """The group has no member left."""
+        for known in self._of(group):
+            self._die(known)
+
+    def _register(self, group: str, wanted: SubscriptionData) -> None:
+        known = self.get(wanted.topic, group)
+        if known is None:
+            self._put(group, wanted)
+            return
+        same = (known.expression, known.expression_type) == (wanted.sub_string, wanted.expression_type)
+        newer = wanted.sub_version - known.client_version if self.is_possible(known.client_version) else 1
+        if newer > 0 and not same:
+            self._put(group, wanted)
+        elif newer > 0 or (newer == 0 and known.is_dead):
+            known.client_version, known.dead_ms = wanted.sub_version, 0
+            self.is_changed = True
+        elif not same:
+            log.warning("group %s: a filter not newer than %s is ignored: %s", group, known, wanted)
+
+    def _put(self, group: str, wanted: SubscriptionData) -> None:
+        """Put a filter in, compiled if there is filtering at all; one that cannot be compiled takes the old
+        one away."""
+        self.is_changed = True
+        made = Filter(
+            group,
+            wanted.topic,
+            wanted.sub_string,
+            wanted.expression_type or "",
+            None,
+            False,
+            self._now_ms(),
+            wanted.sub_version,
+            self._bits(group, wanted.topic),
+        )
+        before = self.get(wanted.topic, group)
+        if before is not None:
+            self._remove(before)
+        characters = self._characters + len(made.expression)
+        if self._count >= FILTERS_MAX or characters > CHARACTERS_MAX:
+            log.warning(
+                "%s:%s is not kept: %d filters of %d characters are here, at most %d of %d are taken",
+                *(group, wanted.topic, self._count, self._characters, FILTERS_MAX, CHARACTERS_MAX),
+            )
+            return
+        self._count += 1
+        self._characters = characters
+        self._table.setdefault(wanted.topic, {})[group] = made
+        if not self._settings.broker.enable_property_filter or self._prepare(made):
+            log.info("filter registered: %s", made)
+
+    def _prepare(self, made: Filter) -> bool:
+        """Compile a filter unless many come together; whether it is there now."""
+        second = self._now_ms() // 1000
+        if second != self._second:
+            self._second, self._at_once = second, AT_ONCE
+        self._at_once -= len(made.expression)
+        return self._at_once < 0 or self._compile(made)
+
+    def _compile(self, made: Filter) -> bool:
+        """Compile a filter, or remove it when that is not possible; whether it is there now."""
+        wanted = SubscriptionData(made.topic, made.expression, expression_type=made.expression_type)
+        try:
+            made.matches, made.is_compiled = message_filter(wanted), True
+        except ResponseError as error:
+            log.warning("group %s: its filter for %s is not usable: %s", made.group, made.topic, error)
+            self._remove(made)
+            self.is_changed = True
+            return False
+        return True
+
+    def _remove(self, known: Filter) -> None:
+        table = self._table[known.topic]
+        del table[known.group]
+        self._count -= 1
+        self._characters -= len(known.expression)
+        if not table:
+            del self._table[known.topic]
+
+    def _die(self, known: Filter) -> None:
+        if not known.is_dead:
+            known.dead_ms = self._now_ms()
+            self.is_changed = True
+
+    def _of(self, group: str) -> Iterator[Filter]:
+        for table in self._table.values():
+            if group in table:
+                yield table[group]
+
+    def _bits(self, group: str, topic: str) -> list[int]:
+        return self._bloom.positions(f"{group}#{topic}")
+
+    # --- the file ---
+
+    def clean(self) -> None:
+        """Remove the filters that have been dead for too long."""
+        now, span = self._now_ms(), self._settings.broker.filter_data_clean_time_span
+        for table in list(self._table.values()):
+            for known in list(table.values()):
+                if known.is_dead and now - known.dead_ms >= span:
+                    log.info("filter removed, dead for too long: %s", known)
+                    self._remove(known)
+                    self.is_changed = True
+
+    def to_json(self) -> bytes:
+        """The content of consumerFilter.json, made at once."""
+        return drain(self.text())
+
+    def text(self) -> Slices[bytes]:
+        """The content of consumerFilter.json; unsets `is_changed`. Each row is as it is when its turn comes:
+        what changes meanwhile sets it again."""
+        self.is_changed = False
+        pieces, count, after_topic = [b'{"filterDataByTopic":{'], 0, b""
+        for topic, table in list(self._table.items()):
+            after_row = after_topic + json.dumps(topic) + b':{"groupFilterData":{'
+            for group, known in list(table.items()):
+                pieces += (after_row, json.dumps(group), b":", json.dumps(known.row(self._bloom.bits)))
+                after_row = b","
+                count += 1
+                if count % SLICE_ROWS == 0:
+                    yield
+            if after_row == b",":
+                pieces += (b'},"topic":', json.dumps(topic), b"}")
+                after_topic = b","
+        return b"".join((*pieces, b"}}"))
+
+    def load(self, data: bytes | None) -> None:
+        """Take a saved table. One made with other Bloom settings is dropped as a whole, as Java does."""
+        saved = json.loads(data).get("filterDataByTopic", {}) if data else {}
+        rows = [row for table in saved.values() for row in table.get("groupFilterData", {}).values()]
+        if not all(self._is_valid(row.get("bloomFilterData")) for row in rows):
+            log.warning("the Bloom settings have changed: saved filters are dropped, clients bring them anew")
+            return
+        for row in rows:
+            try:
+                self._load(row)
+            except (KeyError, TypeError, ValueError) as error:
+                log.warning("a saved filter is not readable (%r) and dropped: %s", error, row)
+
+    def _is_valid(self, bloom: Any) -> bool:
+        return (
+            isinstance(bloom, dict)
+            and bloom.get("bitNum") == self._bloom.bits
+            and len(bloom.get("bitPos") or ()) == self._bloom.hashes
+        )
+
+    def _load(self, row: dict[str, Any]) -> None:
+        group, topic, expression = row["consumerGroup"], row["topic"], row["expression"]
+        kind, version = row["expressionType"], int(row["clientVersion"])
+        self._put(group, SubscriptionData(topic, expression, sub_version=version, expression_type=kind))
+        known = self.get(topic, group)
+        if known is not None:
+            known.born_ms = int(row["bornTime"])
+            known.dead_ms = int(row["deadTime"]) or max(self._now_ms() - DEAD_BEFORE_MS, known.born_ms)
+        self.is_changed = False

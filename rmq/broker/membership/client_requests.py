@@ -1,0 +1,423 @@
+"""Requests that the broker sends to clients: who waits for their answers, and what administrators ask for.
+
+A request on its way is a row: connection and opaque -> what to do with the answer, and until when. No task
+waits for it. A connection hands over the responses that none of its own calls waits for, `step` ends what is
+due. What an administrator asks of a running consumer is passed on this way, and the consumer's answer goes
+back to the administrator whenever it comes; so does a consumer's reply to the producer that asked for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from attrs import field
+
+from rmq.errors import (
+    ConnectionLost,
+    LocalProtocolError,
+    RemoteProtocolError,
+    RequestTimeout,
+    ResponseError,
+    RmqError,
+    for_code,
+)
+from rmq.message import (
+    PROPERTY_PUSH_REPLY_TIME,
+    PROPERTY_REPLY_TO_CLIENT,
+    MessageQueue,
+    parse_offset_message_id,
+)
+from rmq.protocol.bodies import GetConsumerStatusBody
+from rmq.protocol.codes import FLAG_ONEWAY, SYS_OF_SENDERS, RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.fields import REQUEST_VALUES
+from rmq.protocol.headers import (
+    ConsumeMessageDirectlyResultRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    GetConsumerStatusRequestHeader,
+    ReplyMessageRequestHeader,
+    SendMessageRequestHeader,
+    SendMessageResponseHeader,
+)
+from rmq.protocol.properties import decode_properties, encode_properties
+from rmq.protocol.signature import unsigned
+
+if TYPE_CHECKING:
+    from attrs import define, frozen
+
+    from rmq.broker.config import Settings
+    from rmq.broker.membership.clients import Clients
+    from rmq.broker.membership.members import Member
+    from rmq.remoting.connection import Connection
+    from rmq.store.store import Store
+else:
+    from rmq.late_attrs import define, frozen
+
+
+log = logging.getLogger("rmq.broker")
+
+OnAnswer = Callable[["Command | RmqError"], None]
+"""Told of the client's response whatever its code, of a RequestTimeout, or of a ConnectionLost; once."""
+
+ROWS_MAX: Final = 10_000
+BYTES_MAX: Final = 64 << 20
+"""Requests on their way, and what those who asked for them keep meanwhile."""
+ROWS_OF_A_PEER: Final = 2_500
+BYTES_OF_A_PEER: Final = 16 << 20
+"""The same for one connection, as the one that is asked and as the one that asks."""
+
+
+@frozen
+class Row:
+    """A request on its way to a client."""
+
+    code: int
+    on_answer: OnAnswer
+    seconds: float
+    deadline: float
+    size: int
+    asker: Connection
+
+
+class PendingRequests:
+    """The requests to clients that have no answer yet. `clock` is in seconds; `on_deadline(at)` is called
+    with each new deadline: `step` is to be called by then.
+    """
+
+    def __init__(self, clock: Callable[[], float], on_deadline: Callable[[float], None]) -> None:
+        self.clock = clock
+        self._on_deadline = on_deadline
+        self._rows: dict[Connection, dict[int, Row]] = {}
+        self._count = 0
+        self._size = 0
+        self._of_asker: dict[Connection, tuple[int, int]] = {}  # rows and bytes
+        self._next = math.inf  # no row's deadline is before it
+
+    def __len__(self) -> int:
+        return self._count
+
+    def call(
+        self, to: Connection, command: Command, seconds: float, on_answer: OnAnswer, asker: Connection
+    ) -> None:
+        """Send a request to a client for another; `on_answer` is told of what comes of it, never before this
+        returns. As many bytes as the body has count as kept until then.
+
+        Raises ResponseError when the client has just gone, or when too many requests are on their way, and
+        LocalProtocolError for a command that has no frame.
+        """
+        if to.is_closed:
+            raise for_code(ResponseCode.SYSTEM_ERROR, f"the connection to {to.peer_address} has just ended")
+        size = len(command.body)
+        self._check_room(to, asker, size)
+        to.notify(command)  # first: a request that has no frame is nobody's to wait for
+        row = Row(command.code, on_answer, seconds, self.clock() + seconds, size, asker)
+        self._rows.setdefault(to, {})[command.opaque] = row
+        self._add(row, 1)
+        self._next = min(self._next, row.deadline)
+        self._on_deadline(row.deadline)
+
+    def on_response(self, response: Command, connection: Connection) -> None:
+        """A client has answered: tell who waits for it. A response that nobody waits for is dropped."""
+        if response.opaque in self._rows.get(connection, ()):
+            self._take(connection, response.opaque).on_answer(response)
+
+    def expects(self, response: Command, connection: Connection) -> bool:
+        """Whether somebody waits for this response of a client."""
+        return response.opaque in self._rows.get(connection, ())
+
+    def on_close(self, connection: Connection) -> None:
+        """A connection has ended: what was asked of its client ends with ConnectionLost."""
+        for opaque in list(self._rows.get(connection, ())):
+            self._take(connection, opaque).on_answer(ConnectionLost(connection.peer_address))
+
+    def step(self, now: float) -> float:
+        """End the requests whose deadline has passed; returns the next deadline, infinite when
+        nothing waits.
+        """
+        if now < self._next:
+            return self._next
+        due = [
+            (opaque, row, to)
+            for to, rows in self._rows.items()
+            for opaque, row in rows.items()
+            if row.deadline <= now
+        ]
+        for opaque, row, to in due:
+            if opaque in self._rows.get(to, ()):
+                self._take(to, opaque)
+                row.on_answer(RequestTimeout(to.peer_address, row.code, row.seconds))
+        deadlines = (row.deadline for rows in self._rows.values() for row in rows.values())
+        self._next = min(deadlines, default=math.inf)
+        return self._next
+
+    def _take(self, connection: Connection, opaque: int) -> Row:
+        rows = self._rows[connection]
+        row = rows.pop(opaque)
+        self._add(row, -1)
+        if not rows:
+            del self._rows[connection]
+        return row
+
+    def _add(self, row: Row, sign: int) -> None:
+        self._count += sign
+        self._size += sign * row.size
+        rows, size = self._of_asker.get(row.asker, (0, 0))
+        if rows + sign:
+            self._of_asker[row.asker] = (rows + sign, size + sign * row.size)
+        else:
+            del self._of_asker[row.asker]
+
+    def _check_room(self, to: Connection, asker: Connection, size: int) -> None:
+        """Raise ResponseError when too much is on its way: in all, to that client, or for that asker."""
+        asked, bytes_asked = self._of_asker.get(asker, (0, 0))
+        places = (
+            ("", self._count, ROWS_MAX, self._size, BYTES_MAX),
+            (f" at {to.peer_address}", len(self._rows.get(to, ())), ROWS_OF_A_PEER, 0, BYTES_OF_A_PEER),
+            (f" for {asker.peer_address}", asked, ROWS_OF_A_PEER, bytes_asked, BYTES_OF_A_PEER),
+        )
+        for where, rows, most, kept, most_kept in places:
+            if rows >= most or kept + size > most_kept:
+                raise for_code(
+                    ResponseCode.SYSTEM_BUSY,
+                    f"{rows} requests to clients ({kept} bytes) wait for their answers{where}, "
+                    f"at most {most} ({most_kept} bytes) may",
+                )
+
+
+CALL_SECONDS: Final = 10.0
+STATUS_SECONDS: Final = 5.0
+"""For each member that is asked for its offsets. Both are RocketMQ's."""
+
+_FAILED: Final = ResponseCode.SYSTEM_ERROR
+
+
+class ClientRequests:
+    """Handles GET_CONSUMER_RUNNING_INFO, CONSUME_MESSAGE_DIRECTLY, INVOKE_BROKER_TO_GET_CONSUMER_STATUS."""
+
+    def __init__(self, settings: Settings, store: Store, clients: Clients, pending: PendingRequests) -> None:
+        self._settings = settings
+        self._store = store
+        self._clients = clients
+        self._pending = pending
+
+    def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
+        """What this part answers."""
+        return {
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self._on_running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._on_consume,
+            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self._on_status,
+        }
+
+    def _on_running_info(self, request: Command, connection: Connection, now: int) -> None:
+        header = request.read(GetConsumerRunningInfoRequestHeader)
+        member = self._member(header.consumer_group, header.client_id)
+        self._pass_on(request, connection, member, {}, b"")
+
+    def _on_consume(self, request: Command, connection: Connection, now: int) -> None:
+        """Have a consumer consume one stored message at once; its answer tells how that went."""
+        header = request.read(ConsumeMessageDirectlyResultRequestHeader)
+        member = self._member(header.consumer_group, header.client_id or "")
+        record = self._store.confirmed(_physical_offset(header.msg_id or ""))
+        if record is None:
+            raise for_code(_FAILED, f"can not find message by the id, {header.msg_id}")
+        added = {"brokerName": self._settings.broker.broker_name}
+        self._pass_on(request, connection, member, added, bytes(record))
+
+    def _member(self, group: str, client_id: str) -> Member:
+        known = self._clients.consumer_group(group)
+        for member in () if known is None else known.members.values():
+            if member.client_id == client_id:
+                return member
+        raise for_code(_FAILED, f"The Consumer <{group}> <{client_id}> not online")
+
+    def _pass_on(
+        self, request: Command, asker: Connection, member: Member, added: dict[str, str], body: bytes
+    ) -> None:
+        """RocketMQ passes the header on as it is: with an administrator's signature, which the consumer could
+        send to any server as another request."""
+
+        def on_answer(answer: Command | RmqError) -> None:
+            if isinstance(answer, RmqError):
+                asker.reply(request.reply(_code_of(answer), f"consumer <{member.client_id}>: {answer}"))
+            else:
+                asker.reply(request.reply(answer.code, answer.remark, answer.ext, answer.body))
+
+        command = Command.request(request.code, unsigned(request.ext) | added, body)
+        self._pending.call(member.connection, command, CALL_SECONDS, on_answer, asker)
+
+    # --- the offsets that members have in memory ---
+
+    def _on_status(self, request: Command, connection: Connection, now: int) -> None:
+        header = request.read(GetConsumerStatusRequestHeader)
+        group = self._clients.consumer_group(header.group)
+        if group is None:
+            raise for_code(_FAILED, f"No Any Consumer online in the consumer group: [{header.group}]")
+        wanted = header.client_addr
+        members = [one for one in group.members.values() if not wanted or one.client_id == wanted]
+        question = GetConsumerStatusRequestHeader(header.topic, header.group)
+        gathering = Gathering(request, connection, len(members))
+        for member in members:
+            command = Command.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, question)
+            on_answer = partial(gathering.add, member.client_id)
+            try:
+                self._pending.call(member.connection, command, STATUS_SECONDS, on_answer, connection)
+            except ResponseError as error:
+                on_answer(error)
+        if not members:
+            gathering.finish()
+
+
+@define(eq=False)
+class Gathering:
+    """Answers of several members to one question; a member that does not answer is left out."""
+
+    request: Command
+    asker: Connection
+    missing: int
+    table: dict[str, dict[MessageQueue, int]] = field(factory=dict)
+
+    def add(self, client_id: str, answer: Command | RmqError) -> None:
+        """Take one answer; the last of them completes ours."""
+        self.missing -= 1
+        if isinstance(answer, Command) and answer.code == ResponseCode.SUCCESS and answer.body:
+            with suppress(RemoteProtocolError):
+                status = GetConsumerStatusBody.from_request(answer.body, loose=REQUEST_VALUES)
+                self.table[client_id] = status.message_queue_table
+        if not self.missing:
+            self.finish()
+
+    def finish(self) -> None:
+        """Answer who asked, with what has come."""
+        self.asker.reply(self.request.reply(body=GetConsumerStatusBody(self.table).to_json()))
+
+
+def _physical_offset(message_id: str) -> int:
+    try:
+        return parse_offset_message_id(message_id)[1]
+    except LocalProtocolError:
+        raise for_code(_FAILED, f"{message_id!r} is not the id of a stored message") from None
+
+
+def _code_of(error: RmqError) -> int:
+    return ResponseCode.CONSUME_MSG_TIMEOUT if isinstance(error, RequestTimeout) else _FAILED
+
+
+Handler = Callable[[Command, "Connection", int], Command | None]
+Later = Callable[[Handler, Command, "Connection"], None]
+
+PUSH_SECONDS: Final = 10.0
+"""How long an asker may take to say that it has the answer."""
+
+
+class RequestReply:
+    """Request and reply: handles SEND_REPLY_MESSAGE (324, 325), by which a consumer answers a producer.
+
+    The asker is named by the property REPLY_TO_CLIENT. Its answer is pushed over the connection on which its
+    producers are known; whoever answers is told success only once the asker has taken it, and an error when
+    it has gone. The answer is stored in the cluster's reply topic as well, unless storeReplyMessageEnable is
+    off. All of this is RocketMQ 4.9's.
+
+    `store(request, connection, now)` puts a message and acknowledges it later. `later(handler, request,
+    connection)` runs a handler by itself, after its chunk. `address` is this broker's.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        clients: Clients,
+        pending: PendingRequests,
+        *,
+        address: str,
+        store: Handler,
+        later: Later,
+    ) -> None:
+        self._settings = settings
+        self._clients = clients
+        self._pending = pending
+        self._address = address
+        self._store = store
+        self._later = later
+
+    def handlers(self) -> dict[int, Handler]:
+        """What this part answers."""
+        return {
+            RequestCode.SEND_REPLY_MESSAGE: self._on_reply,
+            RequestCode.SEND_REPLY_MESSAGE_V2: self._on_reply,
+        }
+
+    def _on_reply(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
+        header = request.read(SendMessageRequestHeader)
+        properties = decode_properties(header.properties)
+        asker = properties.get(PROPERTY_REPLY_TO_CLIENT)
+        if asker is None:
+            remark = f"reply message properties[{PROPERTY_REPLY_TO_CLIENT}] is null"
+            self._not_pushed(request, connection, now_ms, remark=remark)
+        to = self._clients.producer_connection(asker)
+        if to is None or to.is_closed:
+            remark = f"push reply message fail, channel of <{asker}> not found."
+            self._not_pushed(request, connection, now_ms, remark=remark)
+        properties[PROPERTY_PUSH_REPLY_TIME] = str(now_ms)
+        pushed = self._pushed(header, encode_properties(properties), connection, now_ms)
+        command = Command.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, request.body)
+
+        def on_answer(answer: Command | RmqError) -> None:
+            if isinstance(answer, Command) and answer.code == ResponseCode.SUCCESS:
+                self._later(self._pushed_well, request, connection)
+                return
+            log.warning("reply to %s at %s is not taken: %s", asker, to.peer_address, _why(answer))
+            remark = f"push reply message to {asker} fail: {_why(answer)}"
+            self._later(partial(self._not_pushed, remark=remark), request, connection)
+
+        self._pending.call(to, command, PUSH_SECONDS, on_answer, connection)
+        return None
+
+    def _pushed_well(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
+        if self._settings.broker.store_reply_message_enable:
+            return self._store(request, connection, now_ms)
+        header = request.read(SendMessageRequestHeader)
+        return request.reply(header=SendMessageResponseHeader("0", max(header.queue_id, 0), 0))
+
+    def _not_pushed(self, request: Command, connection: Connection, now_ms: int, *, remark: str) -> NoReturn:
+        """Store it all the same; then raise the ResponseError that tells that it did not arrive."""
+        if self._settings.broker.store_reply_message_enable:
+            silent = Command(
+                request.code,
+                request.opaque,
+                request.flag | FLAG_ONEWAY,
+                request.ext,
+                request.body,
+                serialization=request.serialization,
+                header=request.header,
+            )
+            with suppress(ResponseError):
+                self._store(silent, connection, now_ms)
+        raise for_code(ResponseCode.SYSTEM_ERROR, remark)
+
+    def _pushed(
+        self, header: SendMessageRequestHeader, properties: str, connection: Connection, now_ms: int
+    ) -> ReplyMessageRequestHeader:
+        return ReplyMessageRequestHeader(
+            header.producer_group,
+            header.topic,
+            header.default_topic,
+            header.default_topic_queue_nums,
+            header.queue_id,
+            header.sys_flag & SYS_OF_SENDERS,
+            header.born_timestamp,
+            header.flag,
+            properties,
+            header.reconsume_times,
+            header.unit_mode,
+            born_host=connection.peer_address,
+            store_host=self._address,
+            store_timestamp=now_ms,
+        )
+
+
+def _why(answer: Command | RmqError) -> str:
+    return str(answer) if isinstance(answer, RmqError) else f"code {answer.code}, {answer.remark}"

@@ -1,0 +1,291 @@
+"""Members of groups: what a heartbeat says of a client, which members conflict, who owns a client id.
+
+Each queue of a topic is given to one member of a consumer group, so a member that does not want what the
+others want skips it for all of them; and two clients with one id take themselves for one and consume the same
+queues. Both lose messages, and neither is an error of the protocol. Both are found when a member's heartbeat
+comes, logged once for as long as they last, counted, and told to the client in the answer to its heartbeat.
+
+The answers of request-reply go to the connection that a client id stands for. A client chooses its id, so
+anybody may claim one. It belongs to the account whose client brought it first: no other account gets it while
+that client is connected, nor within `KEPT_MS` of its last heartbeat, when answers to what it asked may still
+be on their way. Without access control all clients are of one account, "".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from attrs import evolve, field
+
+from rmq.broker.filtering.filters import VERSION_AHEAD_MS, is_tag_type
+from rmq.message import retry_topic
+
+if TYPE_CHECKING:
+    from attrs import define
+
+    from rmq.broker.config import Settings
+    from rmq.protocol.bodies import ConsumerData, SubscriptionData
+    from rmq.remoting.connection import Connection
+
+    Table = dict[tuple[str, str], set[Connection]]
+else:
+    from rmq.late_attrs import define
+
+
+Terms = tuple[str | None, tuple[tuple[str, str], ...]]
+
+
+@define(eq=False)
+class Member:
+    """A client in a group, over one connection, there since `since_ms` and heard last at `heard_ms`, in ms of
+    a clock that only goes forward; `stamp_ms` is the wall time at which it was heard.
+
+    `terms` is what all members of a consumer group must agree on: the message model, and topic and expression
+    of each subscription, but for the group's retries: whether one reads them depends on its kind.
+    """
+
+    client_id: str
+    language: str
+    version: int
+    connection: Connection
+    heard_ms: int
+    since_ms: int
+    stamp_ms: int
+    terms: Terms = (None, ())
+
+
+@define(eq=False)
+class ConsumerGroup:
+    """The members of a consumer group and what they announced last."""
+
+    name: str
+    consume_type: str | None = None
+    message_model: str | None = None
+    consume_from_where: str | None = None
+    subscriptions: dict[str, SubscriptionData] = field(factory=dict)
+    members: dict[Connection, Member] = field(factory=dict)
+
+    @property
+    def announced(self) -> tuple[object, ...]:
+        """What its members have announced, to be compared."""
+        return self.consume_type, self.message_model, self.consume_from_where, self.subscriptions
+
+    def subscribe(self, wanted: Iterable[SubscriptionData]) -> bool:
+        """Take what a member wants; whether the group's topics have changed by it."""
+        latest = {subscription.topic: subscription for subscription in wanted}
+        changed = latest.keys() != self.subscriptions.keys()
+        for topic, subscription in latest.items():
+            known = self.subscriptions.get(topic)
+            if known is not None and subscription.sub_version <= known.sub_version:
+                latest[topic] = known
+        self.subscriptions = latest
+        return changed
+
+
+def with_past_versions(wanted: Iterable[SubscriptionData], now_ms: int) -> list[SubscriptionData]:
+    """The same subscriptions; a version that is further ahead than `VERSION_AHEAD_MS` is made now's."""
+    latest = now_ms + VERSION_AHEAD_MS
+    return [one if one.sub_version <= latest else evolve(one, sub_version=now_ms) for one in wanted]
+
+
+def terms_of(consumer: ConsumerData) -> Terms:
+    """The `terms` of a Member, from what it said in its heartbeat."""
+    retries = retry_topic(consumer.group_name)
+    wanted = (
+        (
+            one.topic,
+            one.sub_string
+            if is_tag_type(one.expression_type)
+            else f"{one.expression_type}: {one.sub_string}",
+        )
+        for one in consumer.subscription_data_set
+        if one.topic != retries
+    )
+    return consumer.message_model, tuple(sorted(wanted))
+
+
+REFUSED_MAX: Final = 1_000
+"""Refused clients that are remembered; of more, some are logged again."""
+
+log = logging.getLogger("rmq.broker")
+
+
+class Conflicts:
+    """The conflicts of the connected groups. `found` counts all that there ever were."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.found = 0
+        # (group, "") or (group, client id) -> the connections that are told so
+        self._subscriptions: Table = {}
+        self._ids: Table = {}
+        self._refused: set[tuple[str, Connection]] = set()
+
+    @property
+    def subscriptions(self) -> int:
+        """Groups whose members subscribe differently now."""
+        return len(self._subscriptions)
+
+    @property
+    def client_ids(self) -> int:
+        """Client ids that are used by two connections of a group now."""
+        return len(self._ids)
+
+    def refusal(self, group: ConsumerGroup, member: Member) -> str | None:
+        """Why a member may not join or stay, where such are rejected; of two, the one that came first may."""
+        if not self._settings.broker.reject_subscription_conflicts:
+            return None
+        text, key = self._refusal(group, member), (group.name, member.connection)
+        if text is None:
+            self._refused.discard(key)
+        elif key not in self._refused:
+            if len(self._refused) >= REFUSED_MAX:
+                self._refused.clear()
+            self._refused.add(key)
+            self.found += 1
+            log.warning("%s; %s is not let in", text, member.client_id)
+        return text
+
+    def _refusal(self, group: ConsumerGroup, member: Member) -> str | None:
+        other = _other_wants(group, member)
+        if other is not None:
+            return _differs(group, member, other)
+        twin = _twin(group, member)
+        return None if twin is None or member.since_ms < twin.since_ms else _is_twice(group, member, twin)
+
+    def look(self, group: ConsumerGroup, member: Member) -> str:
+        """Look at a member whose heartbeat has come; what it is to be told, empty when all is well."""
+        other, twin = _other_wants(group, member), _twin(group, member)
+        texts = []
+        if other is None:
+            _forget(self._subscriptions, (group.name, ""), member)
+        else:
+            texts.append(_differs(group, member, other))
+            self._note(self._subscriptions, (group.name, ""), member, texts[-1])
+        if twin is None:
+            _forget(self._ids, (group.name, member.client_id), member)
+        else:
+            texts.append(_is_twice(group, member, twin))
+            self._note(self._ids, (group.name, member.client_id), member, texts[-1])
+        return "; ".join(texts)
+
+    def left(self, group: str, member: Member) -> None:
+        """A member has gone, and its part in a conflict with it."""
+        _forget(self._subscriptions, (group, ""), member)
+        _forget(self._ids, (group, member.client_id), member)
+
+    def _note(self, table: Table, key: tuple[str, str], member: Member, text: str) -> None:
+        if key not in table:
+            self.found += 1
+            log.warning("%s", text)
+        table.setdefault(key, set()).add(member.connection)
+
+
+def _forget(table: Table, key: tuple[str, str], member: Member) -> None:
+    told = table.get(key)
+    if told is not None:
+        told.discard(member.connection)
+        if not told:
+            del table[key]
+            log.info("group %s %s: the conflict is over", *key)
+
+
+def _other_wants(group: ConsumerGroup, member: Member) -> Member | None:
+    """A member that wants something else, or by another model; None without one."""
+    return next((other for other in _others(group, member) if other.terms != member.terms), None)
+
+
+def _others(group: ConsumerGroup, member: Member) -> Iterator[Member]:
+    return (other for other in group.members.values() if other.connection is not member.connection)
+
+
+def _twin(group: ConsumerGroup, member: Member) -> Member | None:
+    """A living member with the same id; None without one.
+
+    A client that has lost its connection comes again while the broker still knows the old one, so the older
+    of the two must have been heard since the newer one came.
+    """
+    for other in _others(group, member):
+        if other.client_id == member.client_id:
+            older, newer = sorted((other, member), key=lambda one: one.since_ms)
+            if older.heard_ms > newer.since_ms:
+                return other
+    return None
+
+
+def _differs(group: ConsumerGroup, member: Member, other: Member) -> str:
+    return (
+        f"group {group.name}: {member.client_id} and {other.client_id} subscribe differently, "
+        f"messages will be missed: {_text(member)} and {_text(other)}"
+    )
+
+
+def _text(member: Member) -> str:
+    model, wants = member.terms
+    return f"{dict(wants)} {model or ''}".rstrip()
+
+
+def _is_twice(group: ConsumerGroup, member: Member, twin: Member) -> str:
+    places = f"{member.connection.peer_address} and {twin.connection.peer_address}"
+    return (
+        f"group {group.name}: client id {member.client_id} is used by two clients, at {places}: they will "
+        "consume the same queues; give each its own instance name"
+    )
+
+
+KEPT_MS: Final = 300_000
+LEFT_MAX: Final = 1_000
+"""Ids of clients that have left, for each account; of more, the oldest is free again."""
+
+
+class ClientIds:
+    """Client ids of producers, by their owners."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, tuple[Connection, str]] = {}
+        self._left: dict[str, tuple[str, int]] = {}  # id -> account, until when
+        self._left_by: dict[str, dict[str, None]] = {}  # account -> its ids in `_left`, oldest first
+
+    def connection(self, client_id: str) -> Connection | None:
+        """The connection of a client that has producers, or None."""
+        live = self._live.get(client_id)
+        return None if live is None else live[0]
+
+    def owner(self, client_id: str, now_ms: int) -> str | None:
+        """The account that an id belongs to; None when it is free."""
+        live = self._live.get(client_id)
+        if live is not None:
+            return live[1]
+        account, until = self._left.get(client_id, ("", -1))
+        return account if now_ms < until else None
+
+    def claim(self, client_id: str, connection: Connection, account: str, now_ms: int) -> bool:
+        """Make an id that of a connection; False when it is another account's, and then nothing changes."""
+        if self.owner(client_id, now_ms) not in (None, account):
+            return False
+        self._forget(client_id)
+        self._live[client_id] = (connection, account)
+        return True
+
+    def leave(self, client_id: str, connection: Connection, heard_ms: int) -> None:
+        """A connection ends, or has no producers any more; `heard_ms` is when its last heartbeat came."""
+        live = self._live.get(client_id)
+        if live is None or live[0] is not connection:
+            return
+        del self._live[client_id]
+        account = live[1]
+        self._left[client_id] = (account, heard_ms + KEPT_MS)
+        ids = self._left_by.setdefault(account, {})
+        ids[client_id] = None
+        if len(ids) > LEFT_MAX:
+            self._forget(next(iter(ids)))
+
+    def _forget(self, client_id: str) -> None:
+        left = self._left.pop(client_id, None)
+        if left is not None:
+            ids = self._left_by[left[0]]
+            del ids[client_id]
+            if not ids:
+                del self._left_by[left[0]]

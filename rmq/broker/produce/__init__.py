@@ -1,0 +1,1 @@
+"""Sends: what may be stored, as which record, and when it is acknowledged."""

@@ -1,0 +1,563 @@
+"""Acknowledgement: a send is answered when its message is as safe as the settings ask.
+
+What must hold, in this order, before a producer hears of success:
+
+1. its chunk's batch is written to the log; when that fails, all of the chunk are refused with the cause;
+2. its topic is in topics.json, if a send has made the topic;
+3. the log is synced that far, with flushDiskType=SYNC_FLUSH; after syncFlushTimeout the answer is
+   FLUSH_DISK_TIMEOUT;
+4. a slave has the log that far, with brokerRole=SYNC_MASTER; the answer is SLAVE_NOT_AVAILABLE when none is
+   near enough to be waited for, FLUSH_SLAVE_TIMEOUT after slaveTimeout.
+
+Who sends with WAIT=false, a consumer that sends a message back, and who ends a transaction needs 1 and 2
+only, but in a set with controllers: there a slave may become master at any time, and must have what was
+answered. An answer of 3 or 4 that is not success still has the message's id: the message is stored, its
+safety is not known.
+
+What waits is a row in a line, without a task or a timer of its own: a sync or a slave's report answers all
+that it covers, and `step` those whose deadline has passed. When the broker stops, what a last sync does not
+answer is told the same as at its deadline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from struct import Struct
+from typing import TYPE_CHECKING, Final, Union
+
+from attrs import define, field
+
+from rmq.broker.produce.admission import topic_not_saved
+from rmq.broker.replication.failover.table_acks import RowWaits
+from rmq.broker.replication.links import Replicas
+from rmq.errors import StoreError
+from rmq.message import dlq_topic, retry_topic
+from rmq.protocol import engine, json
+from rmq.protocol.codes import LANGUAGE, VERSION, LanguageCode, ResponseCode
+from rmq.protocol.command import JSON, ROCKETMQ, Command
+from rmq.protocol.frames import encode
+from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader
+from rmq.store.config import BrokerRole, FlushDiskType
+from rmq.store.store import Batch
+
+if TYPE_CHECKING:
+    from rmq.broker.admin.metrics_export import Histograms
+    from rmq.broker.config import Settings
+    from rmq.broker.tables.topics import Topics
+    from rmq.metrics import Histogram
+    from rmq.protocol._engine import SendRun
+    from rmq.protocol.record import Record
+    from rmq.remoting.connection import Connection
+    from rmq.store.store import Store
+
+
+class RecordsWithHeader(list["Record"]):
+    """Records of a send whose answer has more header fields than others, such as the handle of a recall:
+    `header`.
+    """
+
+    def __init__(self, records: Iterable[Record], header: Mapping[str, str]) -> None:
+        super().__init__(records)
+        self.header = header
+
+
+Records = list["Record"] | tuple["Record", ...] | Batch
+Ack = tuple["Command", int, Records]
+"""A send to acknowledge, the queue id that its producer is told, and its records."""
+
+
+@define(eq=False)
+class Answered:
+    """Requests, other than sends, that are answered without a header once the log is safe."""
+
+    requests: list[Command]
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+
+Acks = Union[list[Ack], Answered, "SendRun"]
+
+
+def _acks_of(run: SendRun) -> list[Ack]:
+    """The sends of a run one by one."""
+    placed = zip(run.commands(), run.placed(), strict=True)
+    return [
+        (request, queue_id, Batch(offset, [position], 0)) for request, (queue_id, position, offset) in placed
+    ]
+
+
+@define(eq=False)
+class Senders:
+    """Who gets an answer for one chunk: `waiting`, sends to be answered when the log is as safe as the
+    settings ask; `at_once`, sends with WAIT=false, when the log is written; `returned`, messages that a
+    consumer sent back, likewise. In a set with controllers all of them wait.
+    """
+
+    waiting: list[Ack] = field(factory=list)
+    at_once: list[Ack] = field(factory=list)
+    returned: list[Command] = field(factory=list)
+    run: SendRun | None = None
+    """Sends that the compiled engine has put, the whole batch then, which could not be written."""
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.at_once) + len(self.returned)
+
+    def refuse(self, connection: Connection, code: int, remark: str) -> None:
+        """Tell all of them that nothing is stored."""
+        for request, _, _ in self.waiting + self.at_once:
+            connection.reply(request.reply(code, remark))
+        for request in self.returned + (self.run.commands() if self.run else []):
+            connection.reply(request.reply(code, remark))
+
+
+class Acknowledgement:
+    """Answers the sends of a broker.
+
+    A handler of sends adds to `pending` whom the batch that is being put concerns. Once it is committed,
+    `committed` answers them or lets them wait; `refused` and `forget` are for a commit that failed.
+
+    `clock` is in seconds. `on_deadline(at)` is called with each new deadline, so that `step` is called by
+    then; `on_sync_wanted` when a sync is waited for, which `synced` is to report.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        topics: Topics,
+        *,
+        clock: Callable[[], float],
+        histograms: Histograms,
+        on_deadline: Callable[[float], None],
+        on_sync_wanted: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._clock = clock
+        self._on_sync_wanted = on_sync_wanted
+        self.pending = Senders()
+        self._new_topics: list[tuple[Connection, Senders]] = []
+        self.disk = ParkedSends(clock, histograms.flush_wait, on_deadline, self._on_disk)
+        self.slaves = ParkedSends(clock, histograms.replication_wait, on_deadline, self._on_slave)
+        self.replicas = Replicas(settings, self._advance)
+        self.rows = RowWaits(self.replicas, clock, on_deadline, lambda: self._slave_seconds)
+        self._settings = settings
+        settings.derive(self._settings_changed)
+
+    def _settings_changed(self) -> None:
+        config, store_config = self._settings.broker, self._settings.store
+        self._answers = Answers(self._store.store_host, region=config.region_id, trace_on=config.trace_on)
+        self._syncs = store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._replicates = store_config.broker_role is BrokerRole.SYNC_MASTER
+        self._waits_for_more = self._syncs or self._replicates
+        self._disk_seconds = store_config.sync_flush_timeout / 1000
+        self._slave_seconds = store_config.slave_timeout / 1000
+
+    # ---- the batch that is being put ----
+
+    @property
+    def takes_runs(self) -> bool:
+        """Whether sends of a run may be answered all alike: none of them waits for its topic to be saved."""
+        return not self._topics.unsaved
+
+    def records(self) -> list[Record]:
+        """The records of the pending batch whose senders get an answer."""
+        stored = [records for _, _, records in self.pending.waiting + self.pending.at_once]
+        return [record for records in stored if not isinstance(records, Batch) for record in records]
+
+    def committed(self, connection: Connection) -> None:
+        """The pending batch is written: answer its senders, or let them wait for what is missing."""
+        senders = self.pending
+        if self._waits_for_more or self._topics.unsaved or senders.at_once or senders.returned:
+            self.pending = Senders()
+            self._answer(connection, senders)
+        elif senders.waiting:  # nothing is missing, as for most: spare them another `Senders`
+            acks, senders.waiting = senders.waiting, []
+            connection.write(self._answers.stored(acks))
+        connection.flush()  # the books that follow are ours
+
+    def run_committed(self, connection: Connection, run: SendRun) -> None:
+        """As `committed`, for a run; batches have runs only, or none."""
+        if self._waits_for_more:
+            self._park(connection, run)
+        else:
+            connection.answer(self._answers.of_run(run))
+
+    def refused(self, connection: Connection, code: int, remark: str) -> None:
+        """The pending batch could not be written: nobody of it is told success."""
+        senders, self.pending = self.pending, Senders()
+        senders.refuse(connection, code, remark)
+
+    def forget(self) -> None:
+        """Answer nobody of the pending batch: after a bug it is not known what of it is written."""
+        self.pending = Senders()
+
+    def _answer(self, connection: Connection, senders: Senders) -> None:
+        if self._topics.unsaved:
+            senders = self._hold_for_topics(connection, senders)
+        if self.replicas.control is not None:
+            self._park_all(connection, senders)
+            return
+        waiting, at_once = senders.waiting, senders.at_once
+        if waiting and self._waits_for_more:
+            self._park(connection, waiting)
+        else:
+            at_once = waiting + at_once if at_once else waiting
+        if at_once:
+            connection.write(self._answers.stored(at_once))
+        for request in senders.returned:
+            connection.reply(request.reply())
+
+    def _park_all(self, connection: Connection, senders: Senders) -> None:
+        if acks := senders.waiting + senders.at_once:
+            self._park(connection, acks)
+        if senders.returned:
+            self._park(connection, Answered(senders.returned))
+
+    def answer(self, request: Command, connection: Connection) -> Command | None:
+        """The answer to a request whose effect is in the log now; None when it comes later, as in a set with
+        controllers, where replicas must have the log so far."""
+        if self.replicas.control is None:
+            return request.reply()
+        self._park(connection, Answered([request]))
+        return None
+
+    # ---- topics that a send has made ----
+    # Else a broker that is killed would keep acknowledged messages in topics that it does not know. Saving
+    # takes several syncs, so it is done beside the loop; who sends to other topics is not held up.
+
+    @property
+    def waiting_for_topics(self) -> int:
+        """How many sends wait until their topic is saved."""
+        return sum(len(senders) for _, senders in self._new_topics)
+
+    def topics_saved(self) -> None:
+        """Topics have been saved: go on with those who waited for that."""
+        waited, self._new_topics = self._new_topics, []
+        for connection, senders in waited:
+            self._answer(connection, senders)
+
+    def topics_not_saved(self, error: StoreError) -> None:
+        """Topics cannot be saved: nobody who waited for that is told success. Nor that nothing is stored, as
+        by the code of a failed write, after which a client may send again as if it had never sent."""
+        waited, self._new_topics = self._new_topics, []
+        for connection, senders in waited:
+            senders.refuse(connection, *topic_not_saved(error))
+
+    def _hold_for_topics(self, connection: Connection, senders: Senders) -> Senders:
+        """Keep those whose topic is not saved; returns the others."""
+        held, free = Senders(), Senders()
+        for ack in senders.waiting:
+            (held if self._is_to_new_topic(ack) else free).waiting.append(ack)
+        for ack in senders.at_once:
+            (held if self._is_to_new_topic(ack) else free).at_once.append(ack)
+        for request in senders.returned:
+            (held if self._is_returned_to_new_topic(request) else free).returned.append(request)
+        if held:
+            self._new_topics.append((connection, held))
+        return free
+
+    def _is_to_new_topic(self, ack: Ack) -> bool:
+        """Whether one of the topics of a send is not saved: the one it was sent to, or where it lies."""
+        request, _, records = ack
+        unsaved = self._topics.unsaved
+        if not isinstance(records, Batch) and any(record.topic in unsaved for record in records):
+            return True
+        named = getattr(request.header, "topic", None) or request.ext.get("topic") or request.ext.get("b")
+        return named is None or named in unsaved
+
+    def _is_returned_to_new_topic(self, request: Command) -> bool:
+        group = request.read(ConsumerSendMsgBackRequestHeader).group
+        return retry_topic(group) in self._topics.unsaved or dlq_topic(group) in self._topics.unsaved
+
+    # ---- disk and slaves ----
+
+    def synced(self, position: int) -> None:
+        """The log is synced up to the physical offset `position`: answer who waited for the disk."""
+        self.disk.advance(position)
+        if self.replicas.control is not None:
+            self.replicas.control.on_confirmed()
+
+    def step(self, now: float) -> float:
+        """Answer those whose deadline has passed; returns the next deadline, infinite when nobody waits."""
+        self.disk.expire(now)
+        self.slaves.expire(now)
+        return min(self.disk.deadline, self.slaves.deadline, self.rows.step(now))
+
+    def _advance(self, offset: int) -> None:
+        self.slaves.advance(offset)
+        self.rows.advance()
+
+    def stop(self) -> None:
+        """Answer all who still wait: there will be no further sync, and slaves are cut off."""
+        self.disk.expire(math.inf)
+        self.slaves.expire(math.inf)
+        self.rows.step(math.inf)
+
+    @property
+    def waiting(self) -> int:
+        """How many sends wait for anything."""
+        waiting = self.disk.acks + self.slaves.acks
+        return waiting + self.waiting_for_topics if self._new_topics else waiting
+
+    def _park(self, connection: Connection, acks: Acks) -> None:
+        # The log's end: right after a commit that of this chunk. Who waited for a topic waits for more than
+        # its own records, because positions in a line must not fall; the next sync covers all of them anyway.
+        position = self._store.max_physical_offset
+        if self._syncs:
+            self.disk.park(connection, position, acks, self._disk_seconds)
+            self._on_sync_wanted()
+        else:
+            self._await_slave(connection, position, acks)
+
+    def _on_disk(self, parked: Parked, in_time: bool) -> None:
+        if not in_time:  # a slave is not asked then: both were promised
+            self._unsure(parked.connection, parked.acks, ResponseCode.FLUSH_DISK_TIMEOUT)
+        elif self._replicates:
+            self._await_slave(parked.connection, parked.position, parked.acks)
+        else:
+            self._safe(parked.connection, parked.acks)
+
+    def _await_slave(self, connection: Connection, position: int, acks: Acks) -> None:
+        """Answer now when a slave has it, or when none can be waited for; else park."""
+        if self.replicas.offset >= position:
+            self._safe(connection, acks)
+        elif not self.replicas.are_near(position):
+            self._unsure(connection, acks, ResponseCode.SLAVE_NOT_AVAILABLE)
+        else:
+            self.slaves.park(connection, position, acks, self._slave_seconds)
+
+    def _on_slave(self, parked: Parked, in_time: bool) -> None:
+        if in_time:
+            self._safe(parked.connection, parked.acks)
+        else:
+            self._unsure(parked.connection, parked.acks, ResponseCode.FLUSH_SLAVE_TIMEOUT)
+
+    def _safe(self, connection: Connection, acks: Acks) -> None:
+        if isinstance(acks, Answered):
+            for request in acks.requests:
+                connection.reply(request.reply())
+        else:
+            connection.write(self._answers.stored(acks))
+
+    def _unsure(self, connection: Connection, acks: Acks, code: ResponseCode) -> None:
+        """These are stored, but not known to be as safe as they should be: `code` says how."""
+        if isinstance(acks, Answered):
+            for request in acks.requests:
+                connection.reply(request.reply(code, "it is written, but not known to be at the replicas"))
+            return
+        for ack in acks if isinstance(acks, list) else _acks_of(acks):
+            connection.reply(self._answers.unsure(ack, code))
+
+
+@define(eq=False)
+class Parked:
+    """Acknowledgements of one chunk, to be written once the log is safe up to `position`."""
+
+    connection: Connection
+    position: int
+    acks: Acks = field(repr=False)
+    deadline: float
+    since: float
+
+
+class ParkedSends:
+    """Sends that are stored and not answered yet: each waits until the log is safe up to its position, or for
+    its deadline. They stand in the order of their positions.
+
+    `release(parked, in_time)` answers them. `waited` is the histogram of how long those waited that were
+    released in time. `on_deadline(at)` is called with each new deadline. Times are seconds of `clock`.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        waited: Histogram,
+        on_deadline: Callable[[float], None],
+        release: Callable[[Parked, bool], None],
+    ) -> None:
+        self.acks = 0
+        self._clock = clock
+        self._waited = waited
+        self._on_deadline = on_deadline
+        self._release = release
+        self._line: deque[Parked] = deque()
+
+    def park(self, connection: Connection, position: int, acks: Acks, seconds: float) -> None:
+        """Keep acknowledgements until the log is safe up to `position`, `seconds` at most. Positions never
+        fall.
+        """
+        now = self._clock()
+        assert not self._line or self._line[-1].position <= position
+        self._line.append(Parked(connection, position, acks, now + seconds, now))
+        self.acks += len(acks)
+        self._on_deadline(now + seconds)
+
+    def advance(self, position: int) -> None:
+        """The log is safe up to `position`: release those who waited for it."""
+        while self._line and self._line[0].position <= position:
+            parked = self._take()
+            self._waited.observe(self._clock() - parked.since, len(parked.acks))
+            self._release(parked, True)
+
+    def expire(self, now: float) -> None:
+        """Release those whose deadline has passed."""
+        while self._line and self._line[0].deadline <= now:
+            self._release(self._take(), False)
+
+    @property
+    def awaited(self) -> int:
+        """The position that answers every send that waits; -1 when none does."""
+        return self._line[-1].position if self._line else -1
+
+    @property
+    def deadline(self) -> float:
+        """When the send is due that has waited longest; infinite when none waits."""
+        return self._line[0].deadline if self._line else math.inf
+
+    def _take(self) -> Parked:
+        parked = self._line.popleft()
+        self.acks -= len(parked.acks)
+        return parked
+
+
+# ---- answers as bytes ----
+
+_PREFIX: Final = Struct(">ii")
+_TEMPLATE: Final = (
+    '{"code":0,"extFields":{"queueId":"%%d","TRACE_ON":"%s","MSG_REGION":"%s","msgId":"%s",'
+    f'"queueOffset":"%%d"}},"flag":1,"language":"{LANGUAGE}","opaque":%%d,'
+    f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+)
+_BINARY: Final = Struct(">iIhBhiiii")
+_LENGTH: Final = Struct(">i")
+_BINARY_BIT: Final = ROCKETMQ << 24
+_LANGUAGE: Final = int(LanguageCode[LANGUAGE])
+
+
+def _name(name: str) -> bytes:
+    return len(name).to_bytes(2, "big") + name.encode()
+
+
+def _field(name: str, value: str) -> bytes:
+    """A header field in the binary form."""
+    data = value.encode()
+    return _name(name) + _LENGTH.pack(len(data)) + data
+
+
+def _literal(text: str) -> str:
+    """`text` as it stands between the quotes of a JSON text in a template for `%`."""
+    return json.dumps(text).decode()[1:-1].replace("%", "%%")
+
+
+_QUEUE_ID: Final = _name("queueId")
+_QUEUE_OFFSET: Final = _name("queueOffset")
+
+
+class Answers:
+    """The answers to sends as bytes. `host` is the address in offset message ids, of 8 or 20 bytes.
+
+    One is made for each message, so the broker's constants stand in templates already. Answers to batches are
+    few: those in the binary form, as all with more header fields than others, go through the general encoder.
+    """
+
+    def __init__(self, host: bytes, *, region: str, trace_on: bool) -> None:
+        prefix = host.hex().upper()
+        self._id = f"{prefix}%016X"
+        self._id_prefix = prefix.encode()
+        self._region = region
+        self._trace_on = "true" if trace_on else "false"
+        constants = self._trace_on, _literal(region)
+        self._template = (_TEMPLATE % (*constants, f"{prefix}%016X")).encode()
+        self._batch_template = (_TEMPLATE % (*constants, "%b")).encode()
+        fields = _field("TRACE_ON", self._trace_on) + _field("MSG_REGION", region)
+        self._binary_fields = fields + _field("msgId", prefix + 16 * "0")[:-16]
+        # What stands between the four numbers; "%%" is a "%" of the region's.
+        marked = self._template.replace(b"%%", b"\0").replace(b"%016X", b"%d")
+        self._parts = tuple([part.replace(b"\0", b"%") for part in marked.split(b"%d")])
+        self._binary_size = len(self._binary_fields + 16 * b"0" + _QUEUE_ID + _QUEUE_OFFSET) + 8
+
+    def stored(self, acks: list[Ack] | SendRun) -> bytes:
+        """The frames that say that these are stored."""
+        if not isinstance(acks, list):
+            return self.of_run(acks)
+        template, pack = self._template, _PREFIX.pack
+        frames = []
+        for request, queue_id, records in acks:
+            if records.__class__ is not tuple:
+                frames.append(self._encoded(request, queue_id, records))
+                continue
+            record: Record = records[0]  # type: ignore[assignment]  # a cast is felt for each message
+            if request.serialization == JSON:
+                header = template % (queue_id, record.physical_offset, record.queue_offset, request.opaque)
+                size = len(header)
+                frames.append(pack(size + 4, size))
+                frames.append(header)
+            else:
+                frames += self._binary(request.opaque, queue_id, record)
+        return b"".join(frames)
+
+    def of_run(self, run: SendRun) -> bytes:
+        """The frames that say that a run of sends is stored."""
+        return run.replies(self._parts, self._binary_fields, _LANGUAGE, VERSION)
+
+    def _binary(self, opaque: int, queue_id: int, record: Record) -> tuple[bytes, ...]:
+        """The pieces of the frame in the binary form."""
+        queue, place = b"%d" % queue_id, b"%d" % record.queue_offset
+        size = self._binary_size + len(queue) + len(place)
+        return (
+            _BINARY.pack(size + 25, _BINARY_BIT | size + 21, 0, _LANGUAGE, VERSION, opaque, 1, 0, size),
+            self._binary_fields,
+            b"%016X" % record.physical_offset,
+            _QUEUE_ID,
+            _LENGTH.pack(len(queue)),
+            queue,
+            _QUEUE_OFFSET,
+            _LENGTH.pack(len(place)),
+            place,
+        )
+
+    def _encoded(self, request: Command, queue_id: int, records: Records) -> bytes:
+        if isinstance(records, RecordsWithHeader) or request.serialization != JSON:
+            return encode(request.reply(0, None, self._header(queue_id, records)))
+        ids = self._ids_of_batch(records)
+        header = self._batch_template % (queue_id, ids, _first_offset(records), request.opaque)
+        return _PREFIX.pack(len(header) + 4, len(header)) + header
+
+    def unsure(self, ack: Ack, code: ResponseCode) -> Command:
+        """The answer for messages that are stored, but not as safely as they should be: `code` says how."""
+        request, queue_id, records = ack
+        return request.reply(code, None, self._header(queue_id, records))
+
+    def _header(self, queue_id: int, records: Records) -> dict[str, str]:
+        return {
+            "msgId": self._ids(records),
+            "queueId": str(queue_id),
+            "queueOffset": str(_first_offset(records)),
+            "MSG_REGION": self._region,
+            "TRACE_ON": self._trace_on,
+            **(records.header if isinstance(records, RecordsWithHeader) else {}),
+        }
+
+    def _ids_of_batch(self, records: Records) -> bytes:
+        if engine.compiled is not None and isinstance(records, Batch):
+            ids: bytes = engine.compiled.batch_ids(self._id_prefix, records.physical_offsets)
+            return ids
+        return self._ids(records).encode()
+
+    def _ids(self, records: Records) -> str:
+        """The offset message ids, as RocketMQ gives them for a batch: separated by commas."""
+        offsets = (
+            records.physical_offsets
+            if isinstance(records, Batch)
+            else [record.physical_offset for record in records]
+        )
+        return ",".join([self._id] * len(offsets)) % tuple(offsets)
+
+
+def _first_offset(records: Records) -> int:
+    """The queue offset of the first of these records."""
+    return records.queue_offset if isinstance(records, Batch) else records[0].queue_offset

@@ -1,0 +1,224 @@
+"""Refusals: whether messages are taken now, and how requests that fail are answered.
+
+RocketMQ's fast failure: a send that would wait too long is refused at once with a code that makes its
+producer wait or go to another broker. A refusal is (response code, remark).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from rmq.errors import DiskFull, RemoteProtocolError, ResponseError, StoreError, for_code
+from rmq.protocol.codes import ResponseCode
+from rmq.protocol.command import check_body
+from rmq.store.config import BrokerRole
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from rmq.broker.config import Settings
+    from rmq.broker.produce.acks import Acknowledgement
+    from rmq.plugin import Hooks
+    from rmq.protocol.command import Command
+    from rmq.remoting.connection import Connection
+    from rmq.store.store import Store
+
+
+Refusal = tuple[int, str]
+
+BUSY_SECONDS_MAX: Final = 1.0
+"""How long sends are refused at most after a slow write, before the next one shows whether the disk is back.
+"""
+
+LOOK_MS: Final = 100
+"""For so long all counts as well once it was, as far as disk and settings go: a chunk may have one send."""
+
+LONG_ROUNDS: Final = 2
+"""After so many long rounds of the event loop in a row sends are refused."""
+
+_SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
+_BUSY: Final = int(ResponseCode.SYSTEM_BUSY)
+
+log = logging.getLogger("rmq.broker")
+
+
+def unavailable(reason: str) -> Refusal:
+    """The refusal after which a producer tries another broker."""
+    return int(ResponseCode.SERVICE_NOT_AVAILABLE), f"service not available now: {reason}"
+
+
+def not_written(error: StoreError) -> Refusal:
+    """What the senders of a failed write are told."""
+    return unavailable(f"the disk is full: {error}" if isinstance(error, DiskFull) else str(error))
+
+
+def topic_not_saved(error: StoreError) -> Refusal:
+    """What senders are told whose message is in the log, in a topic that the next start may not know."""
+    return _SYSTEM_ERROR, f"the message is written, but its topic cannot be saved: {error}"
+
+
+class FlowControl:
+    """Whether the broker takes messages: not while it is closing, its disk is full, a write was slow, too
+    many sends wait, or the event loop lags behind. `clock` is in seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        acknowledgement: Acknowledgement,
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._acknowledgement = acknowledgement
+        self._clock = clock
+        self._closed: Refusal | None = None
+        self.gate: Callable[[], str] = str
+        """Why no message may be taken, beside what is looked at here; empty when there is no reason."""
+        self._is_writable = True  # as the log says
+        self._busy_until = 0.0
+        self._busy_ms = 0.0
+        self._round_ms = 0.0  # how long the last round of the loop took
+        self._long_rounds = 0  # how many in a row were too long
+        self._well_at = -LOOK_MS  # when all was well, in ms of wall time
+        settings.derive(self.look_again)
+        if store.config.broker_role is BrokerRole.SLAVE:
+            self.close("this broker is a slave; send to its master")
+
+    def close(self, reason: str) -> None:
+        """Refuse messages from now on, so that their producers go elsewhere."""
+        self._closed = unavailable(reason)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """What was looked at a moment ago does not hold any more."""
+        self._well_at = -LOOK_MS
+        self._capacity = self._settings.broker.send_thread_pool_queue_capacity
+
+    def wrote(self, seconds: float) -> None:
+        """A write took so long: after a slow one sends are refused for a while."""
+        if seconds * 1000 > self._store.config.os_page_cache_busy_time_out_mills:
+            log.warning("a write took %.0f ms", seconds * 1000)
+            self._busy_until = self._clock() + min(seconds, BUSY_SECONDS_MAX)
+            self._busy_ms = seconds * 1000
+            self.look_again()
+
+    def round_took(self, seconds: float) -> bool:
+        """A round of the event loop, in which each connection is served once, took so long; whether the next
+        is to be measured at once.
+
+        What comes meanwhile waits for as long. When that is longer than a client waits for its answer, each
+        message would be stored for somebody who has given up. One long round may be a machine that was busy
+        elsewhere, so two in a row count; and since to refuse is quick, messages are taken again only when
+        rounds are half as long, which is when those that had gathered are answered.
+        """
+        self._tell_disk()
+        limit = self._settings.broker.wait_time_mills_in_send_queue
+        self._round_ms = seconds * 1000
+        refusing = self._long_rounds >= LONG_ROUNDS
+        is_long = self._round_ms > (limit / 2 if refusing else limit)
+        self._long_rounds = self._long_rounds + 1 if is_long else 0
+        if self._long_rounds == LONG_ROUNDS:
+            self.look_again()
+            log.warning(
+                "the broker is overloaded: sends would wait for %.0f ms and are refused", self._round_ms
+            )
+        elif refusing and not is_long:
+            log.warning("the broker is not overloaded any more: sends are taken again")
+        return is_long
+
+    def _tell_disk(self) -> None:
+        """Log when the disk begins to refuse messages, and when it takes them again."""
+        disk = self._store.disk_state()
+        if disk.is_writable != self._is_writable:
+            self._is_writable = disk.is_writable
+            if disk.is_writable:
+                log.warning("messages are taken again: the disk is %.1f %% full", 100 * disk.ratio)
+            else:
+                log.error("NO MESSAGES ARE TAKEN: %s", disk.reason)
+
+    def refusal(self, now_ms: int) -> Refusal | None:
+        """Why no message is taken now; None when all is well."""
+        if 0 <= now_ms - self._well_at < LOOK_MS and self._acknowledgement.waiting < self._capacity:
+            return None
+        refusal = self._refusal(now_ms)
+        self._well_at = now_ms if refusal is None else -LOOK_MS
+        return refusal
+
+    def _refusal(self, now_ms: int) -> Refusal | None:
+        if self._closed is not None:
+            return self._closed
+        if reason := self.gate():
+            return unavailable(reason)
+        disk = self._store.disk_state()
+        if not disk.is_writable:
+            return unavailable(disk.reason)
+        config = self._settings.broker
+        if now_ms < config.start_accept_send_request_time_stamp:
+            since = config.start_accept_send_request_time_stamp
+            return _SYSTEM_ERROR, f"broker unable to service, until {since}"
+        return self._why_busy() if config.broker_fast_failure_enable else None
+
+    def _why_busy(self) -> Refusal | None:
+        parked = self._acknowledgement.waiting
+        capacity = self._settings.broker.send_thread_pool_queue_capacity
+        if parked >= capacity:
+            return _BUSY, (
+                f"[OVERLOAD]system busy, start flow control for a while: {parked} sends wait for the disk, "
+                f"sendThreadPoolQueueCapacity is {capacity}"
+            )
+        if self._long_rounds >= LONG_ROUNDS:
+            wait = self._settings.broker.wait_time_mills_in_send_queue
+            return _BUSY, (
+                f"[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, period in queue: "
+                f"{self._round_ms:.0f} ms, waitTimeMillsInSendQueue is {wait}"
+            )
+        if self._busy_until and self._clock() < self._busy_until:
+            limit = self._store.config.os_page_cache_busy_time_out_mills
+            return _BUSY, (
+                f"[PCBUSY_CLEAN_QUEUE]broker busy, start flow control for a while: the last write took "
+                f"{self._busy_ms:.0f} ms, osPageCacheBusyTimeOutMills is {limit}"
+            )
+        return None
+
+
+SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
+
+
+def unsupported(request: Command) -> ResponseError:
+    """The answer to a code that nobody handles."""
+    return for_code(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
+
+
+def error_response(request: Command, error: Exception) -> Command:
+    """The answer to a request that failed. What nobody expected is logged with its traceback."""
+    if isinstance(error, ResponseError):
+        return request.reply(error.code, error.remark)
+    if isinstance(error, StoreError):
+        return request.reply(*not_written(error))
+    if isinstance(error, RemoteProtocolError):
+        return request.reply(SYSTEM_ERROR, str(error))
+    log.error("request %r failed: %s", request, error, exc_info=error)
+    return request.reply(SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+
+def large_body_refusal(
+    head: Command,
+    body_bytes: int,
+    connection: Connection,
+    handled: Container[int],
+    message_bytes: int,
+    hooks: Hooks,
+) -> Command | None:
+    """The refusal of a request of which only the header is here: too long, not handled, from nobody."""
+    try:
+        if head.code not in handled:
+            raise unsupported(head)
+        check_body(head.code, body_bytes, message_bytes)
+        hooks.foresee(connection, head)
+    except Exception as error:
+        return error_response(head, error)
+    return None

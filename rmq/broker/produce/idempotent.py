@@ -1,0 +1,452 @@
+"""Idempotent sends: a batch that its producer sends again is answered with the place of the first, and not
+stored again.
+
+A request of ours, IDEMPOTENT_SEND, is a batch send that also names its producer and the number of its first
+message; the others are numbered on from there. What RocketMQ's clients send never comes here. The first
+message of each batch that is stored gets a property, which says where it lies and which numbers it begins:
+so all that is known can be read from the log again, by a broker that was killed and by a slave that has
+become master. That is done when the first such request comes, a slice with each.
+
+A message counts as sent before only if the one that is stored under its number has the same body and
+properties. So a place that was lost, to retention or with a topic, is stored anew, and a producer that
+numbers other messages alike is told so.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain
+from struct import Struct
+from struct import error as struct_error
+from typing import TYPE_CHECKING, Final
+
+from attrs import evolve, frozen
+
+from rmq.broker.produce.admission import unsupported
+from rmq.errors import CorruptRecord, ResponseError, for_code
+from rmq.protocol.codes import FLAG_ONEWAY, IDEMPOTENT_SEND, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import PRODUCER_ID, SEQUENCE, SendMessageRequestHeader
+from rmq.protocol.properties import PROPERTY_IDEMPOTENT_SEND
+from rmq.protocol.record import decode_record, property_bytes
+from rmq.store.store import Batch
+
+if TYPE_CHECKING:
+    from rmq.broker.config import Settings
+    from rmq.broker.produce.acks import Acknowledgement
+    from rmq.remoting.connection import Connection
+    from rmq.store.store import Store
+
+SLICE_BYTES: Final = 8 << 20
+"""Of the log that one request reads at most: some milliseconds."""
+READ_BYTES: Final = 1 << 20
+STAMP_MAX: Final = 512
+"""No stamp is longer: topic and producer have 127 characters at most."""
+PRODUCER_MAX: Final = 127
+_SPARE: Final = 1000
+
+_MARK: Final = f"{PROPERTY_IDEMPOTENT_SEND}\x01".encode()
+_SIZES: Final = Struct(">iiiii")
+_SIZE: Final = Struct(">i")
+_LENGTH: Final = Struct(">h")
+
+
+@frozen
+class Sent:
+    """Consecutive messages that one request has stored: their numbers, and where they lie."""
+
+    first: int
+    count: int
+    topic: str
+    queue_id: int
+    queue_offset: int
+    producer: str
+    stored_ms: int = 0
+
+    @property
+    def end(self) -> int:
+        """The number after the last."""
+        return self.first + self.count
+
+    def stamp(self) -> bytes:
+        """The property of its first message."""
+        place = f"{self.topic} {self.queue_id} {self.queue_offset}"
+        return _MARK + f"{place} {self.first} {self.count} {self.producer}\x02".encode()
+
+    @classmethod
+    def parse(cls, text: bytes) -> Sent | None:
+        """What a stamp says, without its name; None for what is none."""
+        try:
+            topic, queue_id, queue_offset, first, count, producer = text.decode().split(" ")
+            found = cls(int(first), int(count), topic, int(queue_id), int(queue_offset), producer)
+        except ValueError:
+            return None
+        return found if found.count > 0 <= found.first else None
+
+
+class SentTable:
+    """What producers have sent, by topic and producer; in the order of their numbers and of time."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[str, str], list[Sent]] = {}
+        self._by_age: deque[Sent] = deque()
+        self.count = 0
+
+    def among(self, topic: str, producer: str, first: int, end: int) -> list[Sent]:
+        """What has some of these numbers, in their order."""
+        found = self._of.get((topic, producer), [])
+        low = bisect_right(found, first, key=_first) - 1
+        if low < 0 or found[low].end <= first:
+            low += 1
+        return found[low : bisect_left(found, end, key=_first)]
+
+    def add(self, sent: Sent) -> None:
+        """Keep it, in place of what has some of its numbers: a broker stores none that it knows."""
+        for old in self.among(sent.topic, sent.producer, sent.first, sent.end):
+            self.remove(old)
+            if old.first < sent.first:
+                self._insert(evolve(old, count=sent.first - old.first))
+        self._insert(sent)
+
+    def _insert(self, sent: Sent) -> None:
+        found = self._of.setdefault((sent.topic, sent.producer), [])
+        found.insert(bisect_left(found, sent.first, key=_first), sent)
+        self._by_age.append(sent)
+        self.count += 1
+
+    def remove(self, sent: Sent) -> None:
+        """Forget it, if it is there."""
+        key = sent.topic, sent.producer
+        found = self._of.get(key, [])
+        at = bisect_left(found, sent.first, key=_first)
+        if at < len(found) and found[at] is sent:
+            del found[at]
+            self.count -= 1
+            if not found:
+                del self._of[key]
+
+    def expire(self, before_ms: int) -> None:
+        """Forget what was stored before that time."""
+        while self._by_age and self._by_age[0].stored_ms < before_ms:
+            self.remove(self._by_age.popleft())
+        if (
+            len(self._by_age) > 2 * self.count + _SPARE
+        ):  # of writes that fail much is forgotten before its time
+            self._by_age = deque(sorted(chain.from_iterable(self._of.values()), key=_age))
+
+
+def _first(sent: Sent) -> int:
+    return sent.first
+
+
+def _age(sent: Sent) -> int:
+    return sent.stored_ms
+
+
+@frozen
+class Pieces:
+    """The messages of a batch as they lie in it: `edges` are where each begins, and the end."""
+
+    body: bytes
+    edges: list[int]
+
+    @classmethod
+    def of(cls, body: bytes) -> Pieces:
+        """Raises ResponseError for what is no batch. Most batches are looked at no closer here."""
+        edges, at, end, size_at = [0], 0, len(body), _SIZE.unpack_from
+        while at + _SIZE.size <= end:
+            (size,) = size_at(body, at)
+            if size < _SIZES.size + 2:
+                break
+            at += size
+            edges.append(at)
+        if at != end:
+            raise _illegal(f"the message before byte {at} of a batch has inconsistent lengths")
+        if not body:
+            raise _illegal("the batch has no message")
+        return cls(body, edges)
+
+    def part(self, first: int, end: int) -> bytes:
+        """The messages from `first` to before `end`."""
+        return self.body[self.edges[first] : self.edges[end]]
+
+    def one(self, number: int) -> bytes:
+        """One message."""
+        return self.part(number, number + 1)
+
+
+class IdempotentSends:
+    """Handles IDEMPOTENT_SEND, while the setting idempotentSendKeepTime is not 0.
+
+    `send` stores a batch and has its sender answered. `commit_pending` commits what was put before, whose
+    failures their senders are told; `commit` what is put now, and raises StoreError.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        acknowledgement: Acknowledgement,
+        *,
+        send: Callable[[Command, Connection, int], None],
+        commit_pending: Callable[[], None],
+        commit: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._acknowledgement = acknowledgement
+        self._send = send
+        self._commit_pending = commit_pending
+        self._commit = commit
+        self.table = SentTable()
+        self._unread: Iterator[None] | None = None
+        self._is_read = False
+
+    def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
+        """What this part answers."""
+        return {IDEMPOTENT_SEND: self.on_send}
+
+    def on_send(self, request: Command, connection: Connection, now: int) -> None:
+        """Store those of a batch that are not stored yet, and answer with the places of all."""
+        keep_ms = self._settings.broker.idempotent_send_keep_time
+        if not keep_ms:
+            raise unsupported(request)
+        header = request.read(SendMessageRequestHeader)
+        pieces = Pieces.of(request.body)
+        asked = _asked(request, header, len(pieces.edges) - 1)
+        # What earlier requests have put can be read then, and the same batch may be among it.
+        self._commit_pending()
+        self._read_log(now - keep_ms)
+        self.table.expire(now - keep_ms)
+        known = self._known(asked, pieces)
+        if not known:
+            self._store_new(request, connection, now, asked)
+            return
+        for first, end in _gaps(asked, known):
+            part = evolve(asked, first=first, count=end - first)
+            body = pieces.part(first - asked.first, end - asked.first)
+            one = Command(request.code, request.opaque, request.flag | FLAG_ONEWAY, request.ext, body)
+            one.header = header
+            self._store_new(one, connection, now, part)
+            self._commit()
+        self._answer(request, connection, asked)
+
+    def _store_new(self, request: Command, connection: Connection, now: int, asked: Sent) -> None:
+        if self.table.count >= self._settings.broker.idempotent_sends_max:
+            remark = f"{self.table.count} batches are known of idempotent producers (idempotentSendsMax)"
+            raise for_code(ResponseCode.SYSTEM_BUSY, remark)
+        queue = self._store.lane(asked.topic, asked.queue_id)
+        sent = evolve(asked, queue_offset=queue.next if queue is not None else 0, stored_ms=now)
+        request.body = _stamped(request.body, sent.stamp())
+        self._send(request, connection, now)
+        self.table.add(sent)  # if it cannot be committed, there is no such message at that place
+
+    def _answer(self, request: Command, connection: Connection, asked: Sent) -> None:
+        """Answer with the places of messages that are all stored, as safe as the settings ask."""
+        places: list[int] = []
+        first = None
+        for sent in self.table.among(asked.topic, asked.producer, asked.first, asked.end):
+            first = first or sent
+            at = max(asked.first - sent.first, 0)
+            for offset in range(
+                sent.queue_offset + at, sent.queue_offset + min(sent.count, asked.end - sent.first)
+            ):
+                unit = self._store.unit(sent.topic, sent.queue_id, offset)
+                assert unit is not None, "it was read a moment ago"
+                places.append(unit[0])
+        assert first is not None
+        if not request.flag & FLAG_ONEWAY:
+            batch = Batch(first.queue_offset + max(asked.first - first.first, 0), places, 0)
+            self._acknowledgement.pending.waiting.append((request, first.queue_id, batch))
+            self._acknowledgement.committed(connection)
+
+    # ---- what is known ----
+
+    def _known(self, asked: Sent, pieces: Pieces) -> list[Sent]:
+        """What is stored of these messages. Raises ResponseError when others have their numbers."""
+        known = []
+        for sent in self.table.among(asked.topic, asked.producer, asked.first, asked.end):
+            if self._is_there(sent):
+                self._compare(sent, asked, pieces)
+                known.append(sent)
+            else:  # a write that failed, a topic that is gone, files that retention removed
+                self.table.remove(sent)
+        return known
+
+    def _is_there(self, sent: Sent) -> bool:
+        record = self._record(sent, 0)
+        # After a tail was cut the first of a batch may be someone else's: the stamp tells.
+        return record is not None and _has_stamp(record, sent)
+
+    def _record(self, sent: Sent, number: int) -> memoryview | None:
+        unit = self._store.unit(sent.topic, sent.queue_id, sent.queue_offset + number)
+        return None if unit is None else self._store.read(unit[0])
+
+    def _compare(self, sent: Sent, asked: Sent, pieces: Pieces) -> None:
+        for number in range(max(sent.first, asked.first), min(sent.end, asked.end)):
+            record = self._record(sent, number - sent.first)
+            body, properties = _body_and_properties(pieces.one(number - asked.first))
+            if record is None or not _is_same(record, body, properties):
+                raise for_code(
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    f"the message is illegal: producer {asked.producer} has sent another as number {number}",
+                )
+
+    # ---- what the log says ----
+
+    def _read_log(self, since_ms: int) -> None:
+        """Have the log read, from what was stored then on. Raises ResponseError while there is more."""
+        if self._is_read:
+            return
+        if self._unread is None:
+            self._unread = self._reading(since_ms)
+        for _ in self._unread:
+            raise for_code(
+                ResponseCode.SYSTEM_BUSY, "the log is read for what idempotent producers have sent; try again"
+            )
+        self._unread, self._is_read = None, True
+
+    def _reading(self, since_ms: int) -> Iterator[None]:
+        """Take the stamps of the log into the table, and pause after each slice."""
+        store = self._store
+        at, end, taken = self._file_of(since_ms), store.max_physical_offset, 0
+        while at < end:
+            at = max(at, store.min_physical_offset)
+            data = bytes(store.read_raw(at, READ_BYTES))
+            if not data:
+                break
+            self._take_stamps(data)
+            taken += len(data)
+            is_last_of_file = len(data) < READ_BYTES or not (at + len(data)) % self._file_size
+            at += len(data) if is_last_of_file else len(data) - STAMP_MAX
+            if taken >= SLICE_BYTES and at < end:
+                taken = 0
+                yield
+
+    def _take_stamps(self, data: bytes) -> None:
+        at = data.find(_MARK)
+        while at >= 0:
+            start = at + len(_MARK)
+            stop = data.find(b"\x02", start, start + STAMP_MAX)
+            sent = Sent.parse(data[start:stop]) if stop > 0 else None
+            if sent is not None:
+                self._take(sent)
+            at = data.find(_MARK, start)
+
+    def _take(self, sent: Sent) -> None:
+        """Keep what a stamp says if the message at the place that it names has it: copies have it, too."""
+        record = self._record(sent, 0)
+        if record is None or not _has_stamp(record, sent):
+            return
+        message = decode_record(record, check_crc=False, decompressed=False)
+        origin = message.born_timestamp, message.born_host
+        low, high = 1, sent.count  # the log may have been cut in the middle of it, and others have come after
+        while low < high:
+            middle = (low + high + 1) // 2
+            one = self._record(sent, middle - 1)
+            last = None if one is None else decode_record(one, check_crc=False, decompressed=False)
+            if last is not None and (last.born_timestamp, last.born_host) == origin:
+                low = middle
+            else:
+                high = middle - 1
+        self.table.add(evolve(sent, count=low, stored_ms=message.store_timestamp))
+
+    @property
+    def _file_size(self) -> int:
+        return self._store.config.mapped_file_size_commit_log
+
+    def _file_of(self, since_ms: int) -> int:
+        """Where the newest file of the log begins that has all that was stored since then."""
+        store, size = self._store, self._file_size
+        first = store.min_physical_offset
+        at = max(store.max_physical_offset - 1, 0) // size * size
+        while at > first:
+            record = store.read(at)
+            if record is not None:
+                head = decode_record(record, check_crc=False, decompressed=False)
+                if head.store_timestamp < since_ms:
+                    return at
+            at -= size
+        return first
+
+
+# ---- batches as they are sent ----
+
+
+def _asked(request: Command, header: SendMessageRequestHeader, count: int) -> Sent:
+    """What a request asks to be stored, at a place that is not known. Raises ResponseError."""
+    producer, number = request.ext.get(PRODUCER_ID, ""), request.ext.get(SEQUENCE, "")
+    if not header.batch or header.queue_id < 0:
+        raise _illegal("idempotent sends are batches to a queue that they name")
+    if not 0 < len(producer) <= PRODUCER_MAX or not producer.isascii() or not producer.isprintable():
+        raise _illegal(
+            f"{PRODUCER_ID} has {len(producer)} characters; 1 to {PRODUCER_MAX} of ASCII are expected"
+        )
+    if " " in producer or not number.isdecimal() or len(number) > 18:
+        raise _illegal(f"{SEQUENCE} is a number from 0 on, and {PRODUCER_ID} has no blank")
+    return Sent(int(number), count, header.topic, header.queue_id, 0, producer)
+
+
+def _gaps(asked: Sent, known: list[Sent]) -> list[tuple[int, int]]:
+    """The numbers that are asked for and not known: (first, end) of each gap."""
+    edges = [asked.first]
+    for sent in known:
+        edges += [sent.first, sent.end]
+    edges.append(asked.end)
+    return [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]
+
+
+def _illegal(what: str) -> ResponseError:
+    return for_code(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {what}.")
+
+
+def _body_and_properties(piece: bytes) -> tuple[bytes, bytes]:
+    """Raises ResponseError."""
+    size, _, _, _, length = _SIZES.unpack_from(piece)
+    text_at = _SIZES.size + length
+    try:
+        (text_length,) = _LENGTH.unpack_from(piece, text_at)
+    except struct_error:
+        text_length = -1
+    if length < 0 or text_length < 0 or text_at + 2 + text_length != size:
+        raise _illegal("a message of a batch has inconsistent lengths")
+    return piece[_SIZES.size : text_at], piece[text_at + 2 :]
+
+
+def _stamped(batch: bytes, stamp: bytes) -> bytes:
+    """A batch whose first message has one more property, before its others."""
+    first = batch[: int.from_bytes(batch[:4], "big")]
+    body, properties = _body_and_properties(first)
+    head = _SIZES.pack(len(first) + len(stamp), *_SIZES.unpack_from(first)[1:])
+    try:
+        length = _LENGTH.pack(len(properties) + len(stamp))
+    except struct_error:
+        raise _illegal("its properties are too long") from None
+    return b"".join((head, body, length, stamp, properties, batch[len(first) :]))
+
+
+# ---- records ----
+
+
+def _has_stamp(record: memoryview, sent: Sent) -> bool:
+    """Whether a record begins what was sent; of `sent` the count may have been cut."""
+    try:
+        properties = property_bytes(record)
+    except CorruptRecord:
+        return False
+    start = f"{sent.topic} {sent.queue_id} {sent.queue_offset} {sent.first} ".encode()
+    producer = f" {sent.producer}\x02".encode()
+    text = properties[len(_MARK) : properties.find(b"\x02") + 1]
+    return properties.startswith(_MARK + start) and text.endswith(producer)
+
+
+def _is_same(record: memoryview, body: bytes, properties: bytes) -> bool:
+    """Whether a stored message is one that is sent: the broker adds properties to those of the sender."""
+    try:
+        return decode_record(record, check_crc=False, decompressed=False).body == body and (
+            properties in property_bytes(record)
+        )
+    except CorruptRecord:
+        return False

@@ -1,0 +1,1 @@
+"""A replica's part in a set whose master the controllers elect."""

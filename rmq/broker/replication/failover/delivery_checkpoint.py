@@ -1,0 +1,57 @@
+"""How far deliveries were in the part of the log that no replica ever cuts, in a set with controllers.
+
+A master that is cut off goes on delivering into a log that no other replica has. When it follows its
+successor that end of its log is cut, and what it had delivered there is not delivered any more; but its
+progress, which is saved every few seconds, says so. Elected before its master has told it better, it would
+never deliver it. So beside its progress a replica keeps the one for which all replicas had the log, in
+`config/confirmedProgress.json`, and goes back to it before its log is cut. Some things come twice then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from rmq.broker.tables.versioned import drain
+from rmq.protocol import json
+
+if TYPE_CHECKING:
+    from rmq.broker.broker import Broker
+
+NAME: Final = "confirmedProgress"
+
+
+class ConfirmedProgress:
+    """Made when a broker is opened, before it delivers anything."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._sample = self._now()
+        self._saved: dict[str, Any] | None = None
+        # Looked up once: reading it again could wait for a file that is being written, in the event loop.
+        self._has_file = broker.store.config_text(NAME) is not None
+
+    def look(self) -> None:
+        """Called before tables are saved: have the progress saved that is confirmed by now, and wait for the
+        present one. Raises StoreError."""
+        control = self._broker.replica.control
+        if control is None:
+            return
+        confirmed = control.confirmed()
+        is_confirmed = confirmed is not None and self._sample["end"] <= confirmed
+        if self._sample != self._saved and (is_confirmed or not self._has_file):
+            self._broker.files.save_later(NAME, json.dumps(self._sample))
+            self._saved, self._has_file = self._sample, True
+        if is_confirmed:
+            self._sample = self._now()
+
+    def _now(self) -> dict[str, Any]:
+        return {"end": self._broker.store.max_physical_offset, **self._broker.delivery.now()}
+
+
+def go_back(broker: Broker) -> None:
+    """A slave's log is about to be cut: have the confirmed progress, on the disk too. Raises StoreError, and
+    RemoteProtocolError for a file that cannot be read."""
+    text = broker.store.config_text(NAME)
+    if text is not None:
+        broker.delivery.take(json.loads(text))
+        broker.store.save_configs(drain(broker.saving()))

@@ -1,0 +1,474 @@
+"""Control: a broker's place in a set that controllers look after: who it is, whose epoch it leads or follows,
+and what it may acknowledge.
+
+`config/controller.json` in the store's folder has the broker's identity, how often it was started, and where
+epochs begin in its log. It is on the disk before anything rests on it. The rules are those of
+`rmq.controller.replica`; here they meet a broker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from rmq.broker.replication.sessions import Diverged, Expired, MasterLog, begin
+from rmq.controller.controller import Answer
+from rmq.controller.elections import UNKNOWN, Heartbeat
+from rmq.controller.epochs import FILE, Epochs, as_epochs, common_end
+from rmq.controller.replica import Replica
+from rmq.controller.sets import AlterInSync, BrokerSet, Register
+from rmq.controller.sets import Replica as Member
+from rmq.errors import RemoteProtocolError, StoreCopied, StoreError
+from rmq.metrics import Metric, single
+from rmq.protocol import json
+
+if TYPE_CHECKING:
+    from rmq.broker.config import BrokerConfig
+    from rmq.store.disk import Disk
+    from rmq.store.store import Store
+
+SAMPLES: Final = 256
+"""So many looks at the log's end are kept, to tell since when a slave has what was there."""
+
+
+class MemberFile:
+    """The file of a broker's identity. Raises StoreError when it cannot be read or written."""
+
+    def __init__(self, disk: Disk, folder: str, chance: Random) -> None:
+        self._disk = disk
+        self._path = f"{folder}/{FILE}"
+        self.folder = folder
+        self.identity = f"{chance.getrandbits(128):032x}"
+        self.incarnation = 0
+        self.epochs: Epochs = ()
+        self.last = 0
+        """The last epoch that this broker knew of."""
+        self.began = ""
+        """Which set it was of last (`BrokerSet.began`)."""
+        self._chance = chance
+        data = disk.load(self._path)
+        if data is not None:
+            self._read(data)
+
+    def _read(self, data: bytes) -> None:
+        try:
+            table = json.loads(data)
+            self.identity, self.incarnation = str(table["identity"]), int(table["incarnation"])
+            self.epochs, self.last = as_epochs(table["epochs"]), int(table["epoch"])
+            self.began = str(table.get("began", ""))
+        except (RemoteProtocolError, AttributeError, TypeError, KeyError, ValueError) as error:
+            raise StoreError(f"{self._path} cannot be read: {error!r}") from None
+
+    def begin(self) -> None:
+        """Begin another life, which is on the disk before anybody hears of it."""
+        self.incarnation += 1
+        self.save(self.epochs)
+
+    def renew(self) -> None:
+        """Be another replica from the next start on."""
+        self.identity, self.incarnation = f"{self._chance.getrandbits(128):032x}", 0
+        self.save(self.epochs)
+
+    def join(self, began: str) -> None:
+        """Be of the set that began so, which is on the disk when this returns."""
+        if began != self.began:
+            self.began = began
+            self.save(self.epochs)
+
+    def save(self, epochs: Epochs) -> None:
+        """Have these epochs, on the disk when this returns."""
+        last = max(self.last, epochs[-1][0]) if epochs else self.last
+        table = {
+            "identity": self.identity,
+            "incarnation": self.incarnation,
+            "epoch": last,
+            "epochs": [*map(list, epochs)],
+            "began": self.began,
+        }
+        self._disk.replace(self._path, json.dumps(table))
+        self.epochs, self.last = epochs, last
+
+
+def forget_epochs(disk: Disk, folder: str) -> None:
+    """A broker runs without controllers: what comes into its log then is of no epoch, so that a later set has
+    to compare records. Raises StoreError."""
+    if disk.exists(f"{folder}/{FILE}"):
+        file = MemberFile(disk, folder, Random(0))
+        if file.epochs or file.began:
+            file.began = ""
+            file.save(())
+
+
+class Control:
+    """See the module. `clock` is that of leases, in seconds; `address` and `ha_address` are what the set is
+    told. `flushed` says up to where our log is on the disk; `end` where it ends.
+
+    `on_new_master` is called when there is another master to follow, `on_confirmed` when consumers may read
+    further.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        file: MemberFile,
+        *,
+        address: str,
+        ha_address: str,
+        is_founder: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self._file = file
+        self._clock = clock
+        self._name = config.broker_name
+        self._least = config.min_in_sync_replicas
+        self._lag_s = config.replica_lag_ms / 1000
+        member = Member(file.identity, file.incarnation, address, ha_address)
+        self._member = member
+        self._cluster = config.broker_cluster_name
+        self._is_founder = is_founder
+        self.replica: Replica | None = None
+        self.leaves = False
+        """It stops."""
+        self.hangs = False
+        """Its disk has not answered for a while."""
+        self._heard_at = clock()
+        self._last_master = 0
+        self._changed_at = -math.inf  # when another became master than the last one
+        self._hands_over = 0  # the epoch in which another is wanted as master
+        self._closed = 0
+        self._acted = False  # it had a lease when it was looked last
+        self._fenced = 0
+        self.stays = False
+        """The service ends to begin again in another role: name servers are not told that it leaves."""
+        self.flushed: Callable[[], int] = lambda: self._flushed
+        self._flushed = UNKNOWN
+        self.on_new_master: Callable[[], None] = lambda: None
+        self.on_confirmed: Callable[[], None] = lambda: None
+        self.relayed = 0
+        self.relay_refused = 0
+        """Requests that this slave has handed on to its master, and that it refused to hand on."""
+        self.answered_for_slaves = 0
+        self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES)
+
+    # ---- with the controllers ----
+
+    def register(self) -> Register:
+        """What makes this broker a replica of its set."""
+        file = self._file
+        return Register(self._cluster, self._name, self._member, self._is_founder, file.last, file.began)
+
+    def registered(self, answer: Answer) -> str:
+        """Take the answer to `register`; returns why it was refused, or empty. Raises StoreError when it can
+        be this replica no more, StoreCopied when another is."""
+        if answer.broker_set is not None:
+            self._check_is_last_life(answer.broker_set)
+        if answer.refusal or answer.broker_set is None or not answer.number:
+            return answer.refusal or "the controllers do not say which number it has"
+        self._file.join(answer.broker_set.began)
+        if self.replica is None or self.replica.number != answer.number:
+            self.replica = Replica(answer.number, self._file.epochs, lag_s=self._lag_s)
+        self._tell(answer.broker_set)
+        return ""
+
+    def _check_is_last_life(self, broker_set: BrokerSet) -> None:
+        """The controllers know a later life of this replica, in which it may have acknowledged what this
+        store lacks. Lives are counted in the store: after some starts this one would count as the latest."""
+        file = self._file
+        known = broker_set.replicas.get(broker_set.number_of(file.identity))
+        if known is not None and known.incarnation > file.incarnation:
+            lives = f"life {known.incarnation} of this broker, this is life {file.incarnation}"
+            file.renew()
+            raise StoreError(
+                f"the controllers know {lives}: its store is an old copy, or was copied. From its next start"
+                " on it is a new replica, which must come in sync"
+            )
+
+    def heartbeat(self) -> Heartbeat:
+        """What this broker says of itself."""
+        replica = self._replica
+        self._look_at_lease()
+        self._flushed = self.flushed()
+        epoch = max(replica.epoch, self._file.last)
+        return Heartbeat(
+            self._name,
+            replica.number,
+            self._file.incarnation,
+            epoch,
+            self._flushed,
+            resigned=replica.has_resigned and epoch == replica.epoch,
+            leaving=self.leaves,
+            hangs=self.hangs,
+            identity=self._member.identity,
+        )
+
+    def heard(self, answer: Answer, asked_at: float) -> None:
+        """Take the answer to a heartbeat that was sent at `asked_at`. Raises StoreCopied."""
+        if answer.broker_set is None:
+            return
+        self._heard_at = self._clock()
+        self._look_at_lease()
+        self._tell(answer.broker_set)
+        self._hands_over = answer.broker_set.epoch if answer.hands_over else 0
+        for number in answer.leaving:
+            self._replica.left(number)
+        if answer.is_leased:
+            self._replica.lease(answer.broker_set.epoch, asked_at, answer.lease_s)
+            self._acted = self.may_act()
+
+    def _look_at_lease(self) -> None:
+        """Count a lease that was over before it was renewed: this master was fenced."""
+        if self._acted and not self.may_act():
+            self._acted = False
+            self._fenced += not self._replica.has_resigned
+
+    def altered(self, answer: Answer) -> None:
+        """Take the answer to a change of who is in sync."""
+        if answer.broker_set is not None:
+            self._tell(answer.broker_set)
+
+    def change(self) -> AlterInSync | None:
+        """What the controllers are to change about who is in sync; None when nothing."""
+        replica, now = self._replica, self._clock()
+        self._samples.append((now, self.flushed()))
+        found = replica.change(self.flushed(), now)
+        known = replica.broker_set
+        if found is None or known is None:
+            return None
+        return AlterInSync(self._name, known.epoch, known.version, found)
+
+    def _tell(self, broker_set: BrokerSet) -> None:
+        replica, member = self._replica, self._member
+        before = replica.broker_set
+        registered = broker_set.replicas.get(replica.number, member)
+        is_other = registered != member and registered.incarnation >= member.incarnation
+        if is_other and registered.identity == member.identity:
+            # This life began after all others of the folder, which has a lock: that one is of a copy.
+            raise StoreCopied(self._file.folder, registered.address)
+        replica.tell(broker_set)
+        if before is not None and (before.epoch, before.master) != (self.epoch, self.master_number):
+            self.on_new_master()
+        if self.master_number not in (0, self._last_master):
+            self._changed_at = self._clock() if self._last_master else -math.inf
+            self._last_master = self.master_number
+
+    def now(self) -> float:
+        """The clock of leases."""
+        return self._clock()
+
+    @property
+    def _replica(self) -> Replica:
+        assert self.replica is not None, "it is not registered"
+        return self.replica
+
+    # ---- which role ----
+
+    @property
+    def number(self) -> int:
+        """Its number in the set; 0 before it is registered."""
+        return 0 if self.replica is None else self.replica.number
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the set, as far as it is known; 0 before."""
+        known = None if self.replica is None else self.replica.broker_set
+        return 0 if known is None else known.epoch
+
+    @property
+    def master_number(self) -> int:
+        """The number of the master; 0 when there is none."""
+        known = None if self.replica is None else self.replica.broker_set
+        return 0 if known is None else known.master
+
+    @property
+    def in_sync(self) -> tuple[int, ...]:
+        """The numbers of the replicas in sync, as far as it is known."""
+        known = None if self.replica is None else self.replica.broker_set
+        return () if known is None else known.in_sync
+
+    @property
+    def is_elected(self) -> bool:
+        """Whether this broker is to be the master."""
+        return self.number != 0 and self.master_number == self.number
+
+    @property
+    def master(self) -> Member | None:
+        """The master to follow; None when there is none, or it is this broker."""
+        known = None if self.replica is None else self.replica.broker_set
+        if known is None or self.is_elected:
+            return None
+        return known.replicas.get(known.master)
+
+    def lead(self, end: int) -> None:
+        """Begin the present epoch as its master, with a log that ends at `end` and is on the disk. Raises
+        StoreError."""
+        replica, now = self._replica, self._clock()
+        replica.lead(self.epoch, end, now)
+        replica.acknowledged = end
+        self._samples.clear()
+        self._samples.append((now, end))
+        self._file.save(replica.epochs)
+
+    def follow(self, epoch: int, epochs: Epochs) -> None:
+        """Follow the master of an epoch, with a log that is a part of its, on the disk. Raises StoreError."""
+        self._file.save(epochs)
+        self._replica.follow(epoch, epochs)
+
+    @property
+    def epochs(self) -> Epochs:
+        """Where epochs begin in our log."""
+        return self._replica.epochs
+
+    def led(self) -> tuple[int, Epochs]:
+        """The epoch that this broker leads, and where epochs begin in its log."""
+        return self._replica.epoch, self._replica.epochs
+
+    def cut(self, store: Store, master: MasterLog, log_id: str) -> int:
+        """Up to where our log is the master's. `log_id` is our log's. Raises Diverged, and Expired when what
+        is the same has expired at one of the two."""
+        begin(store, master, log_id)
+        found = common_end(self.epochs, store.max_physical_offset, master.epochs, master.end)
+        if found is None:
+            if not master.epochs:
+                raise Diverged("the master does not say where epochs begin in its log")
+            # An epoch of which a log has no record is not in its list. What lies before the first epoch of
+            # both was the same when they came to the set.
+            found = min(self.epochs[0][1], master.epochs[0][1])
+        if found < max(master.start, store.min_physical_offset):
+            raise Expired(f"our log is the master's up to {found} only, and that has expired")
+        if (replica := self._replica).confirmed is not None:
+            replica.confirmed = min(replica.confirmed, found)  # it is less after an unclean election only
+        return found
+
+    # ---- a master ----
+
+    def admit(self, number: int, epoch: int) -> None:
+        """A slave names itself. Raises RemoteProtocolError unless it is a replica that follows our epoch."""
+        known = self._replica.broker_set
+        if known is None or number not in known.replicas or number == self.number:
+            raise RemoteProtocolError(f"it calls itself replica {number}, which there is not")
+        if epoch != self._replica.epoch:
+            raise RemoteProtocolError(f"it follows epoch {epoch}, here is {self._replica.epoch}")
+
+    def report(self, number: int, reach: int) -> None:
+        """A slave has our log on its disk up to there."""
+        replica = self._replica
+        # Under load a slave never has all: it is in time when it has what was here a moment ago.
+        had = next(((at, end) for at, end in reversed(self._samples) if end <= reach), None)
+        at, end = (self._clock(), reach + 1) if had is None else had
+        replica.report(number, replica.epoch, reach, end, at)
+
+    def awaited(self) -> frozenset[int]:
+        """The other replicas that must have what is acknowledged."""
+        return self._replica.awaited() - {self.number}
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether another is wanted as master of the epoch that this broker leads."""
+        return self._hands_over == self._replica.epoch and self.is_elected
+
+    def close(self) -> None:
+        """Take no commits of offsets in this epoch either, as long as another is wanted as master."""
+        self._closed = self._replica.epoch
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether what is answered now could be lost with the epoch: another master is about to be."""
+        return self._replica.has_resigned or (self.hands_over and self._closed == self._replica.epoch)
+
+    def resign(self) -> None:
+        """Act no more in this epoch; the next heartbeat says so."""
+        self._replica.resign()
+
+    def may_act(self) -> bool:
+        """Whether this broker is the master now, with a lease."""
+        return self._replica.is_master(self._clock())
+
+    def refusal(self) -> str:
+        """Why no message is taken now; empty when there is no reason here."""
+        known = self._replica.broker_set
+        if known is not None and self.hands_over:
+            return "this master hands over to another replica"
+        if not self.may_act() or known is None:
+            return "this master has no lease of the controllers, another may be elected"
+        if len(known.in_sync) < self._least:
+            return f"{len(known.in_sync)} replicas are in sync, minInSyncReplicas is {self._least}"
+        return ""
+
+    def safe_offset(self) -> int:
+        """Up to where messages may be acknowledged."""
+        return self._replica.safe_offset(self.flushed(), self._clock(), least=self._least)
+
+    def confirmed(self) -> int | None:
+        """Up to where consumers may read: what all replicas have that are waited for. What a consumer has had
+        is never gone with a master then, and no other message takes its offset, which the consumer would
+        skip. None before anything is known: of a replica that has just started."""
+        return self._replica.confirm(self.flushed(), self._clock())
+
+    def told_confirmed(self, offset: int) -> None:
+        """A slave: the master says up to where consumers may read."""
+        replica = self._replica
+        if offset > (-1 if replica.confirmed is None else replica.confirmed):
+            replica.confirmed = offset
+            self.on_confirmed()
+
+    def rows(self) -> dict[str, str]:
+        """Rows of the runtime metrics."""
+        if self.replica is None or self.replica.broker_set is None:
+            return {}
+        known = self.replica.broker_set
+        return {
+            "controllerEpoch": str(known.epoch),
+            "controllerMaster": str(known.master),
+            "controllerNumber": str(self.number),
+            "controllerSilentSeconds": str(int(self.silent_seconds())),
+            "setReplicas": " ".join(map(str, sorted(known.replicas))),
+            "inSyncReplicas": " ".join(map(str, known.in_sync)),
+            "setRefuses": self.refusal() if self.is_elected else "",
+        }
+
+    def master_seconds(self) -> float:
+        """Since when the master, a slave before, has been that; without end when no change was seen."""
+        return self._clock() - self._changed_at
+
+    def silent_seconds(self) -> float:
+        """For how long no controller that leads has answered."""
+        return self._clock() - self._heard_at
+
+    def metrics(self) -> list[Metric]:
+        """Of the set, as this broker knows it."""
+        known = None if self.replica is None else self.replica.broker_set
+        replicas, in_sync = (0, 0) if known is None else (len(known.replicas), len(known.in_sync))
+        refuses = self.replica is not None and self.is_elected and bool(self.refusal())
+        is_fenced = self.replica is not None and self.is_elected and not self.may_act()
+        rows = (
+            (
+                "set_epoch",
+                "The epoch of this broker's controlled set: each elected master begins one",
+                self.epoch,
+            ),
+            ("set_replicas", "Replicas of the set", replicas),
+            ("set_in_sync", "Those that are in sync", in_sync),
+            (
+                "set_refusing",
+                "1 when this master takes no messages for want of a lease or of replicas",
+                refuses,
+            ),
+            ("set_fenced", "1 when this broker is elected as master and has no lease", is_fenced),
+            (
+                "set_controllers_silent_seconds",
+                "Since a controller that leads answered",
+                self.silent_seconds(),
+            ),
+        )
+        found = [single(name, "gauge", help, float(value)) for name, help, value in rows]
+        fenced = "Times that this broker was master and its lease ended: it acknowledged nothing from then on"
+        counted = (
+            ("set_leases_lost", fenced, self._fenced),
+            ("set_relayed", "Requests that this slave handed on to its master", self.relayed),
+            ("set_relay_refused", "Requests that it could not hand on", self.relay_refused),
+            ("set_pulls_answered", "Pulls that it answered for slaves that went", self.answered_for_slaves),
+        )
+        return found + [single(name, "counter", help, float(value)) for name, help, value in counted]

@@ -1,0 +1,162 @@
+"""SharedTexts: what plug-ins of a controlled set's brokers have in common, told by the replication stream.
+
+A plug-in gives its text (`Plugin.shared`); followers of its broker hand it to theirs (`Plugin.take_shared`).
+So a new master has the accounts of the one before. A text may hold secrets, and the link may be plain: it is
+sealed with AES-256-GCM, under a key made of the cluster's secret by HKDF-SHA256. Who reads along reads
+nothing, and who does not have the secret makes no text that is taken. What was recorded in another epoch, or
+comes after a later text of this one, is not taken either.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+from collections.abc import Callable, Collection, Sequence
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final
+
+from rmq.broker.tables.versioned import Changes
+from rmq.errors import RemoteProtocolError, RmqError
+from rmq.protocol import json
+
+if TYPE_CHECKING:
+    from rmq.plugin import Plugin
+    from rmq.protocol.server_auth import ClusterSecret
+
+TEXT_MAX: Final = 2 << 20
+"""Bytes of one text: sealed and encoded it must fit a frame of the link."""
+KEY_BYTES: Final = 32
+NONCE_BYTES: Final = 12
+_LABEL: Final = b"rmq shared texts"
+_NUMBER: Final = Struct(">q")
+
+log = logging.getLogger("rmq.ha")
+
+
+class Seal:
+    """Seals under the cluster's secret; opens also what was sealed under one that is being replaced."""
+
+    def __init__(self, secret: ClusterSecret) -> None:
+        self._keys = [_key(value) for value in (secret.value, *secret.others)]
+
+    def seal(self, text: bytes, about: bytes) -> bytes:
+        """The text, sealed. `about` is not in it, and must be the same where it is opened."""
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        nonce = os.urandom(NONCE_BYTES)
+        return nonce + AESGCM(self._keys[0]).encrypt(nonce, text, about)
+
+    def open(self, sealed: bytes, about: bytes) -> bytes | None:
+        """The text; None when nobody who has the secret sealed it, or about something else."""
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        for key in self._keys:
+            try:
+                return AESGCM(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], about)
+            except (InvalidTag, ValueError):  # ValueError: too short
+                continue
+        return None
+
+
+def _key(secret: bytes) -> bytes:
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=_LABEL).derive(secret)
+
+
+class SharedTexts:
+    """A `StreamedTable` whose rows are the plug-ins' texts, by the plug-ins' names. `epoch` is that of the
+    set which this broker leads or follows."""
+
+    def __init__(
+        self,
+        plugins: Sequence[tuple[str, Plugin]],
+        secret: ClusterSecret,
+        broker_name: str,
+        epoch: Callable[[], int],
+    ) -> None:
+        self.changes = Changes()
+        self._plugins = dict(plugins)
+        self._seal = Seal(secret)
+        self._broker_name = broker_name
+        self._epoch = epoch
+        self._sealed = 0
+        self._taken: dict[str, tuple[int, int]] = {}  # epoch and number of the last one
+
+    def changed(self) -> None:
+        """Some plug-in has another text."""
+        self.changes.add(self.names())
+
+    def names(self) -> list[str]:
+        """The plug-ins that have something in common with those of other replicas."""
+        return [name for name, plugin in self._plugins.items() if plugin.shared() is not None]
+
+    def text_of(self, names: Collection[str]) -> bytes:
+        """What is told of these plug-ins."""
+        rows: dict[str, str] = {}
+        for name in names:
+            plugin = self._plugins.get(name)
+            text = None if plugin is None else plugin.shared()
+            if text is None:
+                continue
+            if len(text) > TEXT_MAX:
+                log.error(
+                    "what plugin %s shares is not told to followers: %d bytes, the most is %d",
+                    name,
+                    len(text),
+                    TEXT_MAX,
+                )
+                continue
+            self._sealed += 1
+            sealed = self._seal.seal(_NUMBER.pack(self._sealed) + text, self._about(name))
+            rows[name] = base64.b64encode(sealed).decode()
+        return json.dumps(rows)
+
+    def missing(self, names: Collection[str]) -> list[str]:
+        """None: a text that is gone stays where it is."""
+        return []
+
+    def rows_of(self, text: bytes) -> tuple[dict[str, Any], Any]:
+        """The sealed texts of a note. Raises RemoteProtocolError."""
+        rows = json.loads(text)
+        if not isinstance(rows, dict) or not all(isinstance(row, str) for row in rows.values()):
+            raise RemoteProtocolError("the master's note about shared texts cannot be read")
+        return rows, None
+
+    def follow(self, rows: dict[str, Any], version: Any, gone: Collection[str] | None) -> bool:
+        """Hand the plug-ins what their master's have. What cannot be taken is logged."""
+        for name, row in rows.items():
+            plugin = self._plugins.get(name)
+            text = None if plugin is None else self._opened(name, row)
+            if plugin is None or text is None:
+                continue
+            try:
+                plugin.take_shared(text)
+            except RmqError as error:
+                log.error("plugin %s does not take what its master's has: %s", name, error)
+        return False
+
+    def _opened(self, name: str, row: str) -> bytes | None:
+        try:
+            sealed = base64.b64decode(row, validate=True)
+        except ValueError:
+            sealed = b""
+        text = self._seal.open(sealed, self._about(name))
+        if text is None or len(text) < _NUMBER.size:
+            log.error(
+                "what plugin %s of the master shares cannot be opened: is clusterSecretFile the same there?",
+                name,
+            )
+            return None
+        place = self._epoch(), _NUMBER.unpack_from(text)[0]
+        if place <= self._taken.get(name, (-1, -1)):
+            log.error("what came for plugin %s was told before: it is not taken", name)
+            return None
+        self._taken[name] = place
+        return text[_NUMBER.size :]
+
+    def _about(self, name: str) -> bytes:
+        return f"{self._broker_name}\n{self._epoch()}\n{name}".encode()

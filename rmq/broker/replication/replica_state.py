@@ -1,0 +1,303 @@
+"""What a broker knows of its log as one that is copied: whose it is, and on a slave how the copying goes.
+
+`config/replication.json` is ours, RocketMQ does not look at it. A log has an id from the moment that the
+first of our slaves asks for it; slaves inherit it with the log.
+
+With the log a master tells its slaves how far delayed messages, any-time messages and transactions are,
+behind all the records that this is about: a slave that becomes master delivers what is due from where its log
+says, neither twice nor not at all. RocketMQ's slaves copy such offsets by themselves, so theirs may be ahead
+of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+from rmq.broker.replication.sessions import MasterLog
+from rmq.errors import RemoteProtocolError, StoreError
+from rmq.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANSACTION_GROUP
+from rmq.protocol import json
+from rmq.protocol.codes import RequestCode
+from rmq.store.config import BrokerRole, FlushDiskType
+
+if TYPE_CHECKING:
+    from rmq.broker.replication.failover.replica import Control
+    from rmq.protocol.command import Command
+    from rmq.store.store import Store
+
+    Handler = Callable[[Command, Any, int], Command | None]
+    from rmq.broker.delay.delay_levels import Schedule
+    from rmq.broker.delay.timers import Timers
+    from rmq.broker.tables.offsets import Offsets
+
+
+LOG_ID_FIELD: Final = "rmqLogId"
+"""Header field of the answers that slaves copy: whose tables they are. RocketMQ does not look at it."""
+SLAVE_FIELD: Final = "rmqSlave"
+"""Header field of a slave's requests for tables: its broker id, and its end of the link on which it copies
+the log, where nothing says whose it is. RocketMQ does not look at it."""
+SLAVES_KNOWN: Final = 64
+FILE: Final = "replication"
+TABLE_CODES: Final = frozenset(
+    (
+        RequestCode.GET_ALL_TOPIC_CONFIG,
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+        RequestCode.GET_ALL_CONSUMER_OFFSET,
+        RequestCode.GET_ALL_DELAY_OFFSET,
+    )
+)
+"""The requests for what a slave copies beside the log."""
+
+
+class ReplicaState:
+    """The state of `store`'s log. `address` is where this broker answers requests; `chance` makes ids.
+
+    `log_id` is empty for a log that has none yet. `leader` is the id of the master that wrote it last, made
+    when that became master; `is_leader`: it is this broker. `acknowledged` is a slave's: up to where that
+    master may have told producers that their messages are stored, None when that may be all of our log.
+    `is_following`: this slave has a link to its master now; `stopped` says why it has none, and why an
+    operator must act before it has.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        address: str,
+        chance: Random,
+        take_progress: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        self.log_id = ""
+        self.leader = ""
+        self.is_leader = False
+        self.acknowledged: int | None = None
+        self.is_changed = False
+        self.is_following = False
+        self.slave_ids: dict[str, str] = {}
+        """A master's: the broker ids of slaves of ours by their ends of the links."""
+        self.stopped = ""
+        self.control: Control | None = None
+        """In a controlled set: the broker's place in it."""
+        self._take_progress = take_progress
+        self._store = store
+        self._address = address
+        self._chance = chance
+
+    def load(self, data: bytes | None) -> None:
+        """Take the text of replication.json, None when there is none. Raises RemoteProtocolError."""
+        if data is None:
+            return
+        table = json.loads(data)
+        try:
+            self.log_id, self.leader = str(table["logId"]), str(table["leader"])
+            self.is_leader = bool(table["leads"])
+            known = table["acknowledged"]
+            self.acknowledged = None if known is None else int(known)
+        except (TypeError, KeyError, ValueError) as error:
+            raise RemoteProtocolError(f"replication.json cannot be read: {error!r}") from None
+
+    def to_json(self) -> bytes:
+        """The text of replication.json."""
+        self.is_changed = False
+        return json.dumps(
+            {
+                "logId": self.log_id,
+                "leader": self.leader,
+                "leads": self.is_leader,
+                "acknowledged": self.acknowledged,
+            }
+        )
+
+    def save(self) -> None:
+        """Save now. Raises StoreError."""
+        self._store.save_config(FILE, self.to_json())
+
+    def rows(self) -> dict[str, str]:
+        """Rows of the runtime metrics."""
+        rows = {}
+        if self._store.config.broker_role is BrokerRole.SLAVE:
+            state = "following" if self.is_following else "not connected"
+            rows["replication"] = f"stopped: {self.stopped}" if self.stopped else state
+        if self._store.disk.exists(self._store.aside):
+            rows["logAside"] = self._store.aside
+        return rows if self.control is None else rows | self.control.rows()
+
+    @property
+    def stays(self) -> bool:
+        """Whether the broker ends only to begin again in another role of its controlled set."""
+        return self.control is not None and self.control.stays
+
+    # ---- a slave ----
+
+    @property
+    def flushes_copies(self) -> bool:
+        """Whether this is a slave that reports only what is on its disk."""
+        config = self._store.config
+        return config.broker_role is BrokerRole.SLAVE and config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+
+    @property
+    def flush_awaited(self) -> int:
+        """The physical offset up to which a sync is waited for, to report it; -1 when none is."""
+        return self._store.max_physical_offset if self.flushes_copies else -1
+
+    def kept(self, master: MasterLog, reported: int) -> int:
+        """Up to where producers may have been told that messages of our log are stored, if `master` is the
+        master that we followed; `reported` is how far we reported our log.
+
+        Only the master that told us where it is safe can be relied upon to have all that it acknowledged.
+        """
+        known = self.acknowledged if self.leader == master.leader and not self.is_leader else None
+        return reported if known is None else min(known, reported)
+
+    def follow(self, master: MasterLog) -> None:
+        """From now on this log is a copy of `master`'s, which it agrees with up to its end. Raises StoreError
+        when replication.json cannot be written.
+        """
+        reach = self._store.max_physical_offset
+        if master.safe is None:
+            self.acknowledged = None
+        else:
+            # Not less than before when the master is the same, and not more than we have. Of another master
+            # all that we have may have been acknowledged: `kept` is then `reach`.
+            self.acknowledged = min(max(self.kept(master, reach), master.safe), reach)
+        self.log_id = master.log_id or self.log_id
+        self.leader, self.is_leader = master.leader, False
+        self.save()
+
+    def take_note(self, note: Mapping[str, Any]) -> None:
+        """Take what the master says of the log, as far as we have it. Raises RemoteProtocolError."""
+        progress = note.get("progress")
+        if isinstance(progress, Mapping) and progress:
+            self._take_progress(progress)
+        confirmed = note.get("confirmed")
+        if isinstance(confirmed, int) and self.control is not None:
+            self.control.told_confirmed(min(confirmed, self._store.max_physical_offset))
+        safe = note.get("safe")
+        if isinstance(safe, int) and self.acknowledged is not None:
+            safe = min(safe, self._store.max_physical_offset)
+            if safe > self.acknowledged:
+                self.acknowledged, self.is_changed = safe, True
+
+    # ---- a master ----
+
+    def lead(self) -> None:
+        """This broker is a master: from now on producers may be told that any of its log is stored. Raises
+        StoreError.
+        """
+        # A new id whenever a broker becomes master: what a slave knows of an earlier master, up to where that
+        # one had answered producers, says nothing of what this one answers.
+        if self.log_id and not self.is_leader:
+            self.leader, self.is_leader, self.acknowledged = self._new_id(), True, None
+            self.save()
+
+    def greeting(self) -> MasterLog:
+        """What one of our slaves is told first. The log gets its id now if it has none. Raises StoreError."""
+        store = self._store
+        if not self.log_id:
+            self.log_id = self._new_id()
+            try:
+                self.lead()
+            except StoreError:
+                self.log_id, self.is_leader = "", False  # who hears of it must find it again after a restart
+                raise
+        return MasterLog(
+            self.log_id,
+            store.min_physical_offset,
+            store.max_physical_offset,
+            store.config.mapped_file_size_commit_log,
+            self.safe_offset(),
+            self._address,
+            self.leader,
+            *((0, ()) if self.control is None else self.control.led()),
+            self.control is not None,
+        )
+
+    def _new_id(self) -> str:
+        return f"{self._chance.getrandbits(128):032x}"
+
+    def safe_offset(self) -> int | None:
+        """Up to which physical offset producers may have been told that messages are stored; None: to the
+        log's end.
+        """
+        on_disk = self._store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        return self._store.flushed_offset if on_disk else None
+
+    def signed(self, handler: Handler) -> Handler:
+        """The handler of a request for a table, whose answers tell the log's id too."""
+
+        def answer(request: Command, connection: Any, now: int) -> Command | None:
+            response = handler(request, connection, now)
+            self._know(request.ext.get(SLAVE_FIELD, ""))
+            if response is None or not self.log_id:
+                return response
+            return response.with_ext({**response.ext, LOG_ID_FIELD: self.log_id})
+
+        return answer
+
+    def _know(self, slave: str) -> None:
+        broker_id, _, address = slave.partition(" ")
+        if broker_id.isdecimal() and address:
+            self.slave_ids.pop(address, None)
+            self.slave_ids[address] = broker_id
+            if len(self.slave_ids) > SLAVES_KNOWN:
+                del self.slave_ids[next(iter(self.slave_ids))]
+
+
+def slave_names(peers: Iterable[str], ids: Mapping[str, str]) -> dict[str, str]:
+    """Names of slaves by their ends of the links, that stay when they link again: the broker id of one of
+    ours, of others the host; `#2` follows where two have the same."""
+    names: dict[str, str] = {}
+    taken: dict[str, int] = {}
+    for peer in peers:
+        name = ids.get(peer) or peer.rpartition(":")[0]
+        taken[name] = count = taken.get(name, 0) + 1
+        names[peer] = name if count == 1 else f"{name}#{count}"
+    return names
+
+
+_TRANSACTION_TOPICS: Final = (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
+
+
+class DeliveryProgress:
+    """How far delayed messages, any-time messages and transactions are delivered: read from a master's parts,
+    and handed to a slave's.
+    """
+
+    def __init__(self, schedule: Schedule, timers: Timers, offsets: Offsets) -> None:
+        self._schedule = schedule
+        self._timers = timers
+        self._offsets = offsets
+        self._transactions: dict[str, int] = {}  # a slave's: as told last
+
+    def now(self) -> dict[str, Any]:
+        """The progress, as it belongs to the log up to its present end."""
+        told: dict[str, Any] = {"delay": {str(level): at for level, at in self._schedule.progress.items()}}
+        if timers := self._timers.progress():
+            told["timer"] = timers
+        told["transactions"] = {
+            topic: max(0, self._offsets.get(TRANSACTION_GROUP, topic, 0)) for topic in _TRANSACTION_TOPICS
+        }
+        return told
+
+    def take(self, told: Mapping[str, Any]) -> None:
+        """A slave's: have the progress that the master told. Raises RemoteProtocolError."""
+        try:
+            delay = {int(level): int(offset) for level, offset in told.get("delay", {}).items()}
+            timer = {str(name): int(value) for name, value in told.get("timer", {}).items()}
+            transactions = {str(topic): int(at) for topic, at in told.get("transactions", {}).items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise RemoteProtocolError(f"the master's progress cannot be read: {error!r}") from None
+        self._schedule.follow(delay)
+        self._timers.follow(timer)  # none: there was none, whatever was delivered into a log of ours
+        self._transactions = {topic: at for topic, at in transactions.items() if topic in _TRANSACTION_TOPICS}
+        self.keep()
+
+    def keep(self) -> None:
+        """A slave's: the table of offsets was copied, and may say that transactions are farther than our log:
+        have the progress again that was told with the log.
+        """
+        for topic, offset in self._transactions.items():
+            if max(0, self._offsets.get(TRANSACTION_GROUP, topic, 0)) != offset:
+                self._offsets.put(TRANSACTION_GROUP, topic, {0: offset})

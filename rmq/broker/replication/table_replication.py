@@ -1,0 +1,303 @@
+"""Topics, groups, offsets, locks, what consumers announce and what plug-ins share, in the replication stream:
+notes between the frames of the log. Pure.
+
+A master tells each slave of ours all rows once it knows from where the slave copies, and then what changes.
+Topics and groups go before any byte of the log that was written after the change: a slave that has a message
+has its topic, and has forgotten what its master has. Offsets follow within `OFFSETS_SECONDS`, in a set with
+controllers within `CONTROLLED_OFFSETS_SECONDS`.
+
+A note has the name of the table, `rows`, which are the text of its file with these rows only, and `gone`, the
+names of deleted rows, with `end`, where the master's log ended then: a slave that has all up to there removes
+the queues of deleted topics, as its master did. Or, in a piece of a whole table, `whole`: whether it is the
+first piece, and the last. Who does not know such notes passes over them, and copies tables by requests on, as
+RocketMQ's slaves do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from attrs import define
+
+from rmq.broker.tables.versioned import Slices, drain
+from rmq.errors import RemoteProtocolError
+
+if TYPE_CHECKING:
+    from rmq.broker.replication.plugin_state import SharedTexts
+    from rmq.broker.replication.replica_state import DeliveryProgress
+    from rmq.broker.tables.versioned import Changes, TableFiles, Tables
+    from rmq.store.store import Store
+
+ROWS: Final = 500
+"""At most so many rows are in a note; its making and taking hold the loop for a few ms."""
+ROWS_BYTES: Final = 1 << 20
+"""Rows that are larger go in several notes: as a string, they must fit a frame of the link."""
+OFFSETS_SECONDS: Final = 0.2
+"""Between two notes about offsets, which change all the time."""
+CONTROLLED_OFFSETS_SECONDS: Final = 0.02
+"""The same in a controlled set, where a slave may become master at any time."""
+OFFSETS: Final = "consumerOffset"
+TOPICS: Final = "topics"
+LOCKS: Final = "queueLocks"
+ANNOUNCED: Final = "announcements"
+SHARED: Final = "sharedTexts"
+CONFIRMED: Final = OFFSETS, LOCKS
+"""Tables of which followers say what they have."""
+
+
+class StreamedTable(Protocol):
+    """A table whose rows are told to slaves; texts are in the form of its file."""
+
+    changes: Changes
+
+    def names(self) -> list[str]:
+        """The names of all rows."""
+
+    def text_of(self, names: Collection[str]) -> bytes:
+        """The text with those of these rows that are there."""
+
+    def missing(self, names: Collection[str]) -> list[str]:
+        """Those of these names that no row has."""
+
+    def rows_of(self, text: bytes) -> tuple[dict[str, Any], Any]:
+        """The rows of a text, and the version of the table. Raises RemoteProtocolError."""
+
+    def follow(self, rows: dict[str, Any], version: Any, gone: Collection[str] | None) -> bool:
+        """Have these rows, and none that are gone, or with None no others; whether that changes anything."""
+
+
+@define
+class _Told:
+    """What one slave knows of one table."""
+
+    name: str
+    table: StreamedTable
+    serial: int = -1
+    left: list[str] = []  # noqa: RUF008 - replaced, never changed
+    is_whole: bool = False
+
+    @property
+    def is_told(self) -> bool:
+        return self.serial == self.table.changes.serial and not self.left
+
+    def note(self) -> dict[str, Any] | None:
+        note = self._next()
+        if note is not None and not self.left and self.name in CONFIRMED:
+            note["serial"] = self.serial
+        return note
+
+    def _next(self) -> dict[str, Any] | None:
+        changes, is_first = self.table.changes, False
+        if self.serial < changes.forgotten:
+            self.serial, self.left = changes.begin(), self.table.names()
+            self.is_whole = is_first = True
+        elif not self.left:
+            if self.serial == changes.serial:
+                return None
+            self.left, self.is_whole = changes.since(self.serial), False
+            self.serial = changes.serial
+        names = self.left[:ROWS]
+        while len(text := self.table.text_of(names)) > ROWS_BYTES and len(names) > 1:
+            names = names[: len(names) // 2]
+        self.left = self.left[len(names) :]
+        note: dict[str, Any] = {"table": self.name, "rows": text.decode()}
+        if self.is_whole:
+            return note | {"whole": [is_first, not self.left]}
+        return note | {"gone": self.table.missing(names)}
+
+
+class TableFeed:
+    """A master's: what is to be told to one slave of ours. Times are in seconds, of any clock; `end` says
+    where the log ends, `offsets_s` is between two notes about offsets."""
+
+    def __init__(
+        self,
+        tables: Mapping[str, StreamedTable],
+        end: Callable[[], int],
+        *,
+        offsets_s: float = OFFSETS_SECONDS,
+        is_awaited: Callable[[str, int], bool] = lambda table, serial: False,
+    ) -> None:
+        self._end = end
+        self._is_awaited = is_awaited
+        self.offsets_s = offsets_s
+        self._had: dict[str, int] = {}
+        self._urgent = [_Told(name, table) for name, table in tables.items() if name != OFFSETS]
+        self._offsets = [_Told(name, table) for name, table in tables.items() if name == OFFSETS]
+        self._offsets_at = -offsets_s
+
+    @property
+    def is_told(self) -> bool:
+        """Whether notes have told all that there is."""
+        return all(one.is_told for one in (*self._urgent, *self._offsets))
+
+    def note(self, now: float) -> dict[str, Any] | None:
+        """The next note, None when there is none now. It goes out before any more of the log."""
+        for told in self._urgent:
+            if note := told.note():
+                return note | {"end": self._end()} if note.get("gone") else note
+        for told in self._offsets:
+            if (told.left or now - self._offsets_at >= self.offsets_s or self._is_wanted(told)) and (
+                note := told.note()
+            ):
+                self._offsets_at = now
+                return note
+        return None
+
+    def _is_wanted(self, told: _Told) -> bool:
+        """Whether somebody waits for what is not told yet, and all is had that is."""
+        return self._is_awaited(told.name, told.serial) and self._had.get(told.name, -1) >= told.serial
+
+    def heard(self, number: int) -> None:
+        """The slave has rows of a table, as `row_report` says. Raises RemoteProtocolError for those that it
+        was not told."""
+        serial, at = divmod(number, len(CONFIRMED))
+        told = next(one for one in (*self._urgent, *self._offsets) if one.name == CONFIRMED[at])
+        if serial > told.serial:
+            raise RemoteProtocolError(f"it has {told.name} up to change {serial}, of {told.serial} told")
+        self._had[told.name] = max(serial, self._had.get(told.name, -1))
+
+    def had(self, table: str) -> int:
+        """Up to which change of a table the slave has its rows; -1 before it has said so."""
+        return self._had.get(table, -1)
+
+
+def row_report(table: str, serial: int) -> int:
+    """What a slave says once it has the rows of a table up to a change, as a number."""
+    return serial * len(CONFIRMED) + CONFIRMED.index(table)
+
+
+class FollowedTables:
+    """A slave's: takes what its master tells, by the link or as whole texts. `tables` are known by the names
+    of their files; locks and announcements have none.
+
+    `is_fed`: the master tells by the link, so that nothing has to be asked for. `on_topics` is called when
+    a text has changed topics, `save_topics` when the link has.
+    """
+
+    def __init__(
+        self,
+        files: TableFiles,
+        tables: Tables,
+        store: Store,
+        delivery: DeliveryProgress,
+        on_topics: Callable[[], None],
+        save_topics: Callable[[], None],
+    ) -> None:
+        self.shared: SharedTexts | None = None
+        self.tables: Final[dict[str, StreamedTable]] = {
+            TOPICS: tables.topics,
+            "subscriptionGroup": tables.groups,
+            LOCKS: tables.locks,
+            ANNOUNCED: tables.clients.announcements,
+            OFFSETS: tables.offsets,
+        }
+        self.is_fed = False
+        self._files = files
+        self._topics = tables.topics
+        self._store = store
+        self._on_topics = on_topics
+        self._save_topics = save_topics
+        self._delivery = delivery
+        self._collected: dict[str, dict[str, Any]] = {}
+        self._to_report: dict[str, int] = {}
+        self._held: int | None = None
+        self._deleted: dict[str, int] = {}  # topics -> where the master's log ended then
+
+    def share(self, shared: SharedTexts) -> None:
+        """Tell and take these, too, from the next link on."""
+        self.shared = self.tables[SHARED] = shared
+
+    # ---- by the link ----
+
+    def begin(self) -> None:
+        """There is a new link to a master."""
+        self.is_fed = False
+        self._to_report.clear()
+        self._collected.clear()
+
+    def take(self, note: Mapping[str, Any]) -> None:
+        """Take a note if it is about a table. Raises RemoteProtocolError."""
+        name = note.get("table")
+        table = self.tables.get(name) if isinstance(name, str) else None
+        if table is None or not isinstance(name, str):
+            return
+        text, whole, gone = note.get("rows"), note.get("whole"), note.get("gone", [])
+        if not isinstance(text, str) or not isinstance(gone, list):
+            raise RemoteProtocolError(f"the master's note about the table {name} cannot be read")
+        rows, version = table.rows_of(text.encode())
+        self.is_fed = True
+        deleted = [str(one) for one in gone]
+        missing: Collection[str] | None = deleted
+        if isinstance(whole, list) and len(whole) == 2:
+            is_first, is_last = whole
+            collected = {} if is_first else self._collected.get(name, {})
+            collected |= rows
+            if not is_last:
+                self._collected[name] = collected
+                return
+            self._collected.pop(name, None)
+            rows, missing = collected, None
+        elif name == TOPICS and isinstance(end := note.get("end"), int):
+            self._deleted |= dict.fromkeys(deleted, end)
+        if table.follow(rows, version, missing):
+            self._changed(name)
+        if name in CONFIRMED and isinstance(serial := note.get("serial"), int) and serial >= 0:
+            self._to_report[name] = serial
+
+    @property
+    def has_reports(self) -> bool:
+        """Whether `reports` would give any."""
+        return bool(self._to_report)
+
+    def reports(self) -> list[int]:
+        """What is to be said to the master of the rows that it told (`row_report`)."""
+        found = [row_report(name, serial) for name, serial in self._to_report.items()]
+        self._to_report.clear()
+        return found
+
+    def _changed(self, name: str) -> None:
+        if name == OFFSETS:
+            self._delivery.keep()
+        if name == TOPICS:
+            if self._held is None:
+                self._held = self._store.max_physical_offset
+            self._save_topics()
+
+    def settle(self) -> None:
+        """The log has grown: remove the queues of topics that are deleted, once all is here that had been
+        written before. Of a topic that is there again they begin anew with its first message."""
+        if self._deleted:
+            end = self._store.max_physical_offset
+            for topic in [topic for topic, at in self._deleted.items() if at <= end]:
+                del self._deleted[topic]
+                if self._topics.get(topic) is None:
+                    self._store.remove_topic(topic)
+
+    def reportable(self, physical_offset: int) -> int:
+        """How much of the log up to there may be reported as kept: nothing that came after a topic which is
+        not saved yet.
+        """
+        if not self._topics.unsaved:
+            self._held = None
+        return physical_offset if self._held is None else min(physical_offset, self._held)
+
+    # ---- by requests ----
+
+    def copy(self, name: str, text: bytes) -> None:
+        """Take the text of a table. Raises RemoteProtocolError, StoreError."""
+        drain(self.copying(name, text))
+
+    def copying(self, name: str, text: bytes) -> Slices[None]:
+        """As `copy`, in slices; given up when the master begins to tell by the link, which is newer."""
+        work = self._files.copying(name, text)
+        try:
+            while not (self.is_fed and name in self.tables):
+                next(work)
+                yield
+        except StopIteration as done:
+            if name == OFFSETS:
+                self._delivery.keep()
+            if name == TOPICS and done.value:
+                self._on_topics()

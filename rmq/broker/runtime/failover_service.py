@@ -1,0 +1,531 @@
+"""A broker whose role the controllers decide: it registers, says that it lives, is master or slave in turn.
+
+    controlled
+    ├── talk             registration, heartbeats, changes of who is in sync
+    ├── relay            a slave's connection to its master, for what clients send to it (slave_relay.py)
+    └── broker           the service (service.py) as a slave or as a master, again when that changes
+
+A change of the role ends the service in order, as a stop does, and starts it anew in the same process: so a
+new master delivers what is delayed, checks back, and registers as one, by the same way as at any start.
+Another master to follow ends only the link to the former one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import random
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+from attrs import evolve
+
+from rmq.broker.broker import Broker
+from rmq.broker.config import VIP_PORT_DISTANCE, BrokerConfig
+from rmq.broker.membership.members import ConsumerGroup
+from rmq.broker.replication.failover.read_preference import ReadingPlace
+from rmq.broker.replication.failover.replica import Control, MemberFile, forget_epochs
+from rmq.broker.replication.plugin_state import SharedTexts
+from rmq.broker.replication.table_replication import LOCKS, OFFSETS
+from rmq.broker.runtime import service
+from rmq.broker.runtime.request_forwarding import AGAIN_SECONDS as HELD_SECONDS
+from rmq.broker.runtime.request_forwarding import Relay
+from rmq.broker.runtime.startup import DISK_SECONDS, STORE, Stop, open_ports
+from rmq.clock import lease_clock, wall_clock_ms
+from rmq.config import parse_addresses
+from rmq.controller.controller import Answer, Question
+from rmq.controller.raft import NotLeader
+from rmq.controller.requests import answer_of, request_of
+from rmq.errors import (
+    ConfigError,
+    ConnectFailed,
+    ConnectionLost,
+    RemoteProtocolError,
+    RequestTimeout,
+    ResponseError,
+)
+from rmq.health import Health
+from rmq.profile import applied, cluster_secret
+from rmq.remoting.address import join_address
+from rmq.remoting.connection import Connection
+from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.http import served_pages
+from rmq.remoting.kept_ports import KeptPorts
+from rmq.remoting.loop import Alarm, bare_errors
+from rmq.remoting.network import Network, TcpNetwork
+from rmq.remoting.pool import Pool
+from rmq.remoting.tls import TlsConfig
+from rmq.store.config import BrokerRole, Durability, FlushDiskType, StoreConfig
+from rmq.store.disk import Disk, RealDisk
+
+log = logging.getLogger("rmq.broker")
+
+CONTROLLERS: Final = "controllers"
+"""The part of a broker's health that its registration there is."""
+BEAT_SECONDS: Final = 0.3
+"""Between two heartbeats."""
+HAND_OVER_SECONDS: Final = 0.02
+"""The same while a master hands over: its messages wait for the next one."""
+ASK_SECONDS: Final = 1.0
+LEAVE_SECONDS: Final = 1.0
+"""For so long a broker that stops tries to tell controllers: else a master's lease must end, and a slave is
+waited for."""
+ASKING_ERRORS: Final = (
+    NotLeader,
+    ResponseError,
+    RemoteProtocolError,
+    ConnectFailed,
+    ConnectionLost,
+    RequestTimeout,
+)
+"""What may go wrong with a question: it is asked again."""
+COMPLAIN_SECONDS: Final = 10.0
+AILING_SECONDS: Final = 2.0
+"""A master whose disk takes nothing for so long gives way."""
+OPENING_SECONDS: Final = 5.0
+"""A replica that has been opening its store for longer is not elected."""
+AGAIN_SECONDS: Final = 30.0
+"""Between two times that it does."""
+LINK_SECONDS: Final = 1.0
+"""How often a slave looks whether it has a connection to its master, and how long it waits for one."""
+
+
+async def run(
+    config: BrokerConfig,
+    store_config: StoreConfig,
+    *,
+    tls: TlsConfig | None = None,
+    network: Network | None = None,
+    disk: Disk | None = None,
+    now_ms: Callable[[], int] | None = None,
+    clock: Callable[[], float] = lease_clock,
+    stop: Stop | None = None,
+    health: Health | None = None,
+    on_opened: Callable[[Broker], None] = lambda broker: None,
+    task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
+    **rest: Any,
+) -> None:
+    """As `runtime.service.run`; with controllers in the settings they decide the role, at any time.
+
+    `started` gets the addresses once the broker serves for the first time, which is when the controllers have
+    taken its registration. `on_opened` is called at each start. Raises as that, and ConfigError for settings
+    that do not fit a controlled set.
+    """
+    stop, health = anyio.Event() if stop is None else stop, health or Health()
+    wire = network or TcpNetwork()
+    ports = KeptPorts(wire, (config.listen_port, config.listen_port - VIP_PORT_DISTANCE))
+    beneath: Callable[..., Any] = partial(
+        service.run,
+        tls=tls,
+        network=ports if config.controller_addr else network,
+        disk=disk,
+        now_ms=now_ms,
+        health=health,
+        **rest,
+    )
+    folder = store_config.store_path_root_dir
+    if not config.controller_addr:
+        forget_epochs(disk or RealDisk(), folder)
+        await beneath(config, store_config, stop=stop, on_opened=on_opened, task_status=task_status)
+        return
+    check(config, store_config)
+    _, wire_tls = applied(config, tls or TlsConfig())
+    lock = (disk or RealDisk()).lock(f"{folder}/controller.lock")
+    try:
+        if network is None:
+            # Who cannot listen, as a slave or as a master, must not become a replica that nobody can reach.
+            role = BrokerRole.SYNC_MASTER
+            as_master = evolve(store_config, broker_role=role, durability=Durability.replicated)
+            await (await open_ports(wire, config, as_master)).aclose()
+        file = MemberFile(disk or RealDisk(), folder, random.Random())
+        file.begin()
+        control = Control(
+            config,
+            file,
+            address=join_address(config.broker_ip1, config.listen_port),
+            ha_address=join_address(config.ha_host, config.listen_port + 1),
+            is_founder=store_config.broker_role is not BrokerRole.SLAVE,
+            clock=clock,
+        )
+        with bare_errors():
+            async with Pool(wire, RefusingEndpoint(), tls=wire_tls) as pool:
+                controlled = _Controlled(
+                    config, store_config, control, pool, beneath, on_opened, now_ms, health
+                )
+                pages, links = partial(served_pages, wire, config, health), partial(Pool, wire, tls=wire_tls)
+                await controlled.live(stop, task_status, pages, links)
+    finally:
+        await ports.aclose()
+        lock.release()
+
+
+def check(config: BrokerConfig, store_config: StoreConfig) -> None:
+    """Raises ConfigError for settings that do not fit a controlled set."""
+    parse_addresses(config.controller_addr, "controllerAddr")
+    if store_config.flush_disk_type is not FlushDiskType.SYNC_FLUSH:
+        wanted = "durability=replicated, of a slave flushDiskType=SYNC_FLUSH: a replica that is elected must"
+        raise ConfigError("controllerAddr", config.controller_addr, f"{wanted} have on its disk what it said")
+    if config.listen_port == 0:
+        raise ConfigError(
+            "listenPort", 0, "a fixed port with controllerAddr: the others of the set are told it"
+        )
+    if not config.ha_enable:
+        raise ConfigError("haEnable", "false", "true with controllerAddr")
+
+
+class _Controlled:
+    """One broker of a controlled set; `beneath` runs its service."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store_config: StoreConfig,
+        control: Control,
+        pool: Pool,
+        beneath: Callable[..., Any],
+        on_opened: Callable[[Broker], None],
+        now_ms: Callable[[], int] | None,
+        health: Health,
+    ) -> None:
+        self._config = config
+        self._store_config = store_config
+        self._control = control
+        self._pool = pool
+        self._beneath = beneath
+        self._on_opened = on_opened
+        self._now_ms = now_ms or wall_clock_ms
+        self._health = health
+        self._secret = cluster_secret(config.cluster_secret_file)
+        self._given = parse_addresses(config.controller_addr, "controllerAddr")
+        self._addresses = self._given
+        self._leader = self._addresses[0]
+        self._broker: Broker | None = None
+        self._opening_at = 0.0
+        self._led = 0  # the epoch that the running service leads; 0: it is a slave
+        self._ending: anyio.Event | None = None  # ends the running service
+        self._is_stopping = False
+        self._known, self._beat = Alarm(), Alarm()
+        self._complain_at = self._lament_at = 0.0
+        self._refused = ""
+        self._ails_since, self._gave_up_at = math.inf, -math.inf
+        self._locks: dict[str, str] = {}  # of ordered consumers, as the last service knew them
+        self._announced: dict[str, ConsumerGroup] = {}  # by consumers, to the last service
+        self._linked = Alarm()
+        self._relay = Relay(control, self._link_to, self._linked.ring)
+        self._links: Pool | None = None
+
+    async def live(
+        self,
+        stop: Stop,
+        task_status: anyio.abc.TaskStatus[list[str]],
+        pages: Callable[[], AbstractAsyncContextManager[object]],
+        links: Callable[..., Pool],
+    ) -> None:
+        """All of its life, until `stop` is set. `pages` serves those of its health, while the service does
+        not; `links` makes the pool of connections to masters."""
+        is_first = True
+        async with anyio.create_task_group() as nursery:
+            nursery.start_soon(self._until, stop)
+            nursery.start_soon(self._talk)
+            if self._config.relay_sends:
+                nursery.start_soon(self._keep_link, links)
+            while not self._is_stopping:
+                if not self._control.number:
+                    await self._wait(pages)
+                    continue
+                addresses = await self._serve(task_status if is_first else None)
+                is_first = is_first and not addresses
+            if is_first:
+                task_status.started([])
+            if self._control.number:
+                await self._leave()
+            nursery.cancel_scope.cancel()
+
+    async def _wait(self, pages: Callable[[], AbstractAsyncContextManager[object]]) -> None:
+        """Until the controllers have said which replica it is, or it stops."""
+        self._health.lacks(CONTROLLERS, "they have not answered yet")
+        self._health.has(STORE)  # nobody opens it yet
+        async with pages():
+            await self._known.wait()
+        self._health.lacks(STORE, "it is being opened")
+        self._health.has(CONTROLLERS)
+
+    async def _until(self, stop: Stop) -> None:
+        try:
+            await stop.wait()
+        finally:
+            self._is_stopping, self._control.stays = True, False
+            if self._broker is not None:  # it may wait for its disk already, to have another role
+                self._broker.disk_work.give_up_in(DISK_SECONDS)
+            self._end()
+            self._known.ring()
+
+    def _end(self) -> None:
+        self._relay.end(answers=not self._control.stays)
+        if self._broker is not None and self._ending is not None and not self._ending.is_set():
+            self._announced = self._broker.clients.announcements.known() or self._announced
+        if self._ending is not None:
+            self._ending.set()
+
+    # ---- a slave's connection to its master ----
+
+    def _link_to(self, address: str) -> Connection | None:
+        return None if self._links is None else self._links.ready(address)
+
+    async def _keep_link(self, links: Callable[..., Pool]) -> None:
+        """Have a connection to the master while this broker is a slave, and send what is held over it."""
+        linked, is_holding = "", False
+        async with links(endpoint=self._relay) as self._links:
+            while True:
+                pause = HELD_SECONDS if is_holding else LINK_SECONDS
+                await self._linked.wait(anyio.current_time() + pause)
+                master = None if self._broker is None else self._control.master
+                address = "" if master is None else master.address
+                if linked != address:
+                    self._links.close(linked)
+                    linked = address
+                if address:
+                    with suppress(ConnectFailed):
+                        await self._links.connection(address, LINK_SECONDS)
+                is_holding = self._relay.step()
+
+    # ---- the service ----
+
+    async def _serve(self, task_status: anyio.abc.TaskStatus[list[str]] | None) -> list[str]:
+        """Run the service in the role that the set gives, until another is wanted; returns its addresses."""
+        control, self._ending, self._opening_at = self._control, anyio.Event(), anyio.current_time()
+        is_master, epoch = control.is_elected, control.epoch
+        self._led = epoch if is_master else 0
+        self._relay.forget()
+        control.stays = False
+        config = evolve(self._config, broker_id=0 if is_master else control.number)
+        store_config = evolve(
+            self._store_config,
+            broker_role=BrokerRole.SYNC_MASTER if is_master else BrokerRole.SLAVE,
+            durability=Durability.replicated if is_master else Durability.disk,
+        )
+        role = "master" if is_master else "slave"
+        log.warning("%s: replica %d is a %s in epoch %d", config.broker_name, control.number, role, epoch)
+        running = partial(
+            self._beneath,
+            config,
+            store_config,
+            stop=self._ending,
+            on_opened=partial(self._opened, epoch),
+            pool=self._pool,
+        )
+        try:
+            async with anyio.create_task_group() as nursery:
+                addresses: list[str] = await nursery.start(running)
+                if task_status is not None and addresses:
+                    task_status.started(addresses)
+        finally:
+            broker, self._broker, self._ending = self._broker, None, None
+            if broker is not None:
+                self._locks = broker.locks.held()
+                control.on_confirmed = lambda: None
+                control.flushed = lambda reach=broker.store.flushed_offset: reach  # type: ignore[misc]
+                # What was changed while it ran holds on.
+                self._config = evolve(broker.settings.broker, broker_id=self._config.broker_id)
+                self._store_config = broker.settings.store
+        return addresses
+
+    def _opened(self, epoch: int, broker: Broker) -> None:
+        """The store is open, and nobody is served yet."""
+        control, store = self._control, broker.store
+        broker.replica.control = control
+        broker.locks.is_closed = lambda: control.is_closed or not control.may_act()
+        broker.clients.announcements.recall(self._announced)
+        if self._led:
+            store.flush()
+            if control.is_elected and control.epoch == epoch:
+                control.lead(store.max_physical_offset)
+            broker.registration.epoch = epoch
+            # As a slave it may have told name servers this version, and they take no topics of slaves.
+            broker.topics.renew()
+            broker.acknowledgement.replicas.control = control
+            broker.flow.gate = control.refusal
+            broker.pull.may_correct = control.may_act
+            broker.locks.take_over(self._locks)
+            broker.offsets.is_closed = lambda: control.is_closed or not control.may_act()
+            rows = broker.acknowledgement.rows
+            broker.offsets.settled = partial(rows.answer, OFFSETS, broker.offsets.changes)
+            broker.locks.settled = partial(rows.answer, LOCKS, broker.locks.changes)
+        else:
+            broker.locks.follow(self._locks, None, None)  # until its master tells of others
+            if self._config.relay_sends:
+                self._relay.begin(broker)
+                self._linked.ring()
+        if self._secret is not None:
+            plugins, name = broker.hooks.plugins, self._config.broker_name
+            broker.followed.share(SharedTexts(plugins, self._secret, name, lambda: control.led()[0]))
+        control.flushed = lambda: store.flushed_offset
+        control.on_confirmed = broker.pull.read_on
+        broker.pull.confirmed = broker.query.confirmed = control.confirmed
+        languages, replicas = lambda: broker.settings.broker.read_at_slaves, broker.acknowledgement.replicas
+        broker.pull.place = ReadingPlace(control, languages, replicas.numbers)
+        self._broker = broker
+        self._look()
+        self._beat.ring()
+        self._on_opened(broker)
+
+    # ---- the controllers ----
+
+    async def _talk(self) -> None:
+        while True:
+            try:
+                if not self._control.number:
+                    await self._register()
+                else:
+                    await self._say()
+            except ASKING_ERRORS as error:
+                self._complain(str(error))
+            if self._broker is not None:
+                self._broker.pull.look_at_place()
+                self._broker.acknowledgement.replicas.answer_for_lagging()
+            pause = HAND_OVER_SECONDS if self._control.number and self._control.hands_over else BEAT_SECONDS
+            await self._beat.wait(anyio.current_time() + pause)
+
+    async def _register(self) -> None:
+        before = self._control.number
+        refusal = self._control.registered(await self._ask(self._control.register()))
+        if refusal:
+            self._complain(refusal, is_refusal=True)
+            return
+        if before not in (0, self._control.number):
+            # It was removed, and is another replica now: name servers and its master know it as the former.
+            self._control.stays = not self._is_stopping
+            self._end()
+        self._known.ring()
+
+    async def _say(self) -> None:
+        control = self._control
+        if self._broker is None:  # its store is being opened
+            control.hangs = anyio.current_time() > self._opening_at + OPENING_SECONDS
+        else:
+            control.hangs = bool(self._broker.disk_work.hangs())
+            if self._led:
+                self._look_at_disk(self._broker)
+        asked_at = control.now()
+        answer = await self._ask(control.heartbeat())
+        if answer.refusal:
+            self._complain(answer.refusal, is_refusal=True)
+            await self._register()
+            return
+        # Controllers come and go while brokers run: those that are now are asked too when others are silent.
+        self._addresses = [*self._given, *(one for one in answer.controllers if one not in self._given)]
+        control.heard(answer, asked_at)
+        self._look()
+        if self._led and self._broker is not None:
+            if control.hands_over:
+                self._hand_over(self._broker)
+                return
+            self._relay.go_on()
+            change = control.change()
+            if change is not None:
+                control.altered(await self._ask(change))
+                self._look()
+
+    async def _leave(self) -> None:
+        """It has stopped: if it was the master another may be elected at once, which need not wait for this
+        one, and no more need a master that goes on."""
+        if self._led:
+            self._control.resign()
+        self._control.leaves = True
+        failure: Exception | None = None
+        with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+            while True:
+                try:
+                    await self._ask(self._control.heartbeat())
+                except ASKING_ERRORS as error:
+                    failure = error
+                    await anyio.sleep(BEAT_SECONDS / 3)
+                else:
+                    return
+        log.info("%s: the controllers are not told that it leaves: %s", self._config.broker_name, failure)
+
+    def _look_at_disk(self, broker: Broker) -> None:
+        """A master that cannot write resigns if another can be elected: that is what the others are for. It
+        does so seldom, for where all disks are full each would. A disk hangs when it takes longer than usual
+        by as much."""
+        control, why, now = self._control, broker.store.ails, anyio.current_time()
+        self._ails_since = min(self._ails_since, now) if why else math.inf
+        hangs = broker.disk_work.hangs()
+        if not hangs and now < self._ails_since + AILING_SECONDS:
+            return
+        if not control.may_act():
+            return
+        if len(control.in_sync) < 2:
+            if now >= self._lament_at:
+                self._lament_at = now + COMPLAIN_SECONDS
+                text = "%s: NO MESSAGES ARE TAKEN, and no other replica is in sync to be master: %s"
+                log.error(text, self._config.broker_name, hangs or why)
+        elif now >= self._gave_up_at + AGAIN_SECONDS:
+            self._gave_up_at = now
+            log.error("%s: another replica shall be master: %s", self._config.broker_name, hangs or why)
+            control.resign()
+
+    def _hand_over(self, broker: Broker) -> None:
+        """Resign once all that was taken is in sync and acknowledged; else the lease ends it. New messages
+        are refused since this was asked for, and commits of offsets from when nothing else is left to do: the
+        last of them are told before it resigns. Messages that come are held, for clients that look for no
+        other master: when the connections end, they send them again."""
+        broker.flow.look_again()
+        if self._config.relay_sends:
+            self._relay.pause(broker)
+        control, replicas = self._control, broker.acknowledgement.replicas
+        if control.may_act() and control.safe_offset() >= broker.store.max_physical_offset:
+            replicas.acknowledged()
+            if control.is_closed and replicas.have_tables(control.in_sync):
+                control.resign()
+            control.close()
+
+    def _look(self) -> None:
+        """Do what the set as it is known now asks for."""
+        control, broker = self._control, self._broker
+        if broker is None:
+            return
+        wanted = control.epoch if control.is_elected else 0
+        if wanted != self._led:
+            control.stays = not self._is_stopping
+            self._end()
+        elif self._led:
+            broker.acknowledgement.replicas.acknowledged()
+
+    async def _ask(self, question: Question) -> Answer:
+        """Ask who leads the controllers. Raises NotLeader, ResponseError and what the network raises; the
+        next question goes to another then."""
+        request = request_of(question)
+        if self._secret is not None:
+            request = self._secret.sign(request, self._now_ms(), os.urandom(16))
+        try:
+            return answer_of(await self._pool.call(self._leader, request, ASK_SECONDS))
+        except NotLeader as error:
+            self._leader = error.leader or self._next()
+            raise
+        except RequestTimeout:
+            self._pool.close(self._leader)
+            self._leader = self._next()
+            raise
+        except Exception:
+            self._leader = self._next()
+            raise
+
+    def _next(self) -> str:
+        known = self._addresses
+        return known[(known.index(self._leader) + 1) % len(known)] if self._leader in known else known[0]
+
+    def _complain(self, reason: str, *, is_refusal: bool = False) -> None:
+        """Log it, every now and then; refusals are what an operator has to act on, and are logged at once."""
+        if CONTROLLERS in self._health.lacking:
+            self._health.lacks(CONTROLLERS, reason)
+        now = anyio.current_time()
+        if now >= self._complain_at or (is_refusal and reason != self._refused):
+            self._complain_at, self._refused = now + COMPLAIN_SECONDS, reason if is_refusal else ""
+            what = "refuse it" if is_refusal else "do not answer as they should"
+            log.warning("%s: the controllers %s: %s", self._config.broker_name, what, reason)

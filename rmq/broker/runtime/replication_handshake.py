@@ -1,0 +1,92 @@
+"""Who gets a log, and from whom one is taken: TLS and the proof of a secret, before the first byte of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import anyio
+from attrs import field, frozen
+
+from rmq.broker.replication.sessions import (
+    GREETING_BYTES,
+    MAGIC,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    SECRET_KEY,
+    Challenge,
+)
+from rmq.errors import RemoteProtocolError
+from rmq.remoting.accept import remove_tls
+from rmq.remoting.loop import lost_errors
+from rmq.remoting.stream import PrefixedStream, Stream
+from rmq.remoting.tls import TlsContexts
+
+HANDSHAKE_SECONDS: Final = 20.0
+"""For TLS and proof together; a slave without TLS says nothing for its first 5 s."""
+
+T = TypeVar("T")
+
+
+@frozen
+class Guard:
+    """What a peer must pass before it gets the log: TLS, the proof of a secret, both or, as in RocketMQ,
+    nothing.
+    """
+
+    tls: TlsContexts
+    secret: bytes = field(default=b"", repr=False)
+    others: tuple[bytes, ...] = field(default=(), repr=False)
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether a peer must pass TLS or a proof before it counts as a slave."""
+        return bool(self.secret) or self.tls.mode != "disabled"
+
+    async def admitted(self, raw: Stream) -> Stream:
+        """A slave's stream, past TLS and proof. Raises RemoteProtocolError, and what streams raise."""
+        stream, first = await remove_tls(raw, self.tls)
+        stream = PrefixedStream(first, stream)
+        if self.secret:
+            challenge = Challenge(self.secret, os.urandom(NONCE_BYTES), master=True, others=self.others)
+            magic = await exactly(stream, len(MAGIC))
+            challenge.greeted(magic + await exactly(stream, NONCE_BYTES) if magic == MAGIC else magic)
+            await stream.send_all(challenge.greeting)
+            challenge.check(await exactly(stream, PROOF_BYTES))
+            await stream.send_all(challenge.proof())
+        return stream
+
+    async def introduce(self, stream: Stream) -> None:
+        """Prove to a master that we are its slave; have it prove that it is the master. Raises as above."""
+        challenge = Challenge(self.secret, os.urandom(NONCE_BYTES), master=False)
+        await stream.send_all(challenge.greeting)
+        challenge.greeted(await exactly(stream, GREETING_BYTES))
+        await stream.send_all(challenge.proof())
+        challenge.check(await exactly(stream, PROOF_BYTES))
+
+
+async def exactly(stream: Stream, count: int) -> bytes:
+    """The next `count` bytes. Raises RemoteProtocolError when the peer hangs up."""
+    data = b""
+    while len(data) < count:
+        try:
+            piece = await stream.receive_some(count - len(data))
+        except link_errors():
+            piece = b""  # who refuses a proof does not take leave
+        if not piece:
+            raise RemoteProtocolError(f"it hung up in the middle of the handshake (is {SECRET_KEY} right?)")
+        data += piece
+    return data
+
+
+def link_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """What a link that breaks raises, and those others: to be caught."""
+    return (*lost_errors(), OSError, *others)
+
+
+async def within(seconds: float, work: Callable[[Stream], Awaitable[T]], stream: Stream) -> T:
+    """What the work gives. Raises RemoteProtocolError when it takes longer."""
+    with anyio.move_on_after(seconds):
+        return await work(stream)
+    raise RemoteProtocolError(f"it did not finish the handshake within {seconds:g} s")

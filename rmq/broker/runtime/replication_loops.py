@@ -1,0 +1,590 @@
+"""The loops of replication: a master's links to its slaves, a slave's link to its master.
+
+    ha (master)                       ha (slave)
+    ├── accept                        ├── follow     one link: reader | reports; again after a pause
+    └── slave, one nursery each       └── copy       topics, groups, offsets, delay progress
+        └── reader | writer
+
+The protocol is in `replication.sessions`; here bytes are moved and errors are logged. The error of a link
+ends that link. A slave that cannot write tries again; a slave whose log differs from its master's looks for
+the last record that both have, by asking for single records, and does what that module allows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import anyio
+
+from rmq.broker.broker import Broker
+from rmq.broker.replication.failover.delivery_checkpoint import go_back
+from rmq.broker.replication.failover.poll_handover import ToldPulls, WaitingPulls
+from rmq.broker.replication.replica_state import LOG_ID_FIELD, SLAVE_FIELD
+from rmq.broker.replication.sessions import (
+    FRAME,
+    HELLO,
+    NOTE,
+    Diverged,
+    Expired,
+    MasterLog,
+    MasterSession,
+    Search,
+    SlaveSession,
+    begin,
+    check_cut,
+    decode_note,
+    find_cut,
+    fingerprint,
+    named_hello,
+    question,
+)
+from rmq.broker.replication.table_replication import CONTROLLED_OFFSETS_SECONDS, OFFSETS_SECONDS, TableFeed
+from rmq.broker.runtime.replication_handshake import HANDSHAKE_SECONDS, Guard, exactly, link_errors, within
+from rmq.errors import (
+    ConfigError,
+    ConnectFailed,
+    ConnectionLost,
+    CorruptRecord,
+    RemoteProtocolError,
+    RequestTimeout,
+    ResponseError,
+    RmqError,
+    StoreError,
+    for_code,
+)
+from rmq.protocol.bodies import KVTable
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import ViewMessageRequestHeader
+from rmq.remoting.address import port_before, with_scheme
+from rmq.remoting.loop import Alarm, in_slices
+from rmq.remoting.network import Network, open_stream
+from rmq.remoting.pool import Pool
+from rmq.remoting.server import Acceptor
+from rmq.remoting.stream import Listener, Stream, close_at_once
+from rmq.store.config import DivergedLog
+from rmq.store.store import Store
+
+if TYPE_CHECKING:
+    from rmq.broker.replication.failover.replica import Control
+
+RECEIVE_BYTES = 256 * 1024
+RETRY_SECONDS = 5.0
+"""Pause of a slave before it tries its master again, as RocketMQ's."""
+SOON_SECONDS = 0.5
+"""The same in a controlled set, where controllers say who is master."""
+COPY_SECONDS = 10.0
+"""How often a slave copies its master's tables, as RocketMQ's, when that does not tell them by the link."""
+REQUEST_SECONDS = 5.0
+PACE_SECONDS = 0.01
+"""A slave that gets the log at a bounded rate gets it in pieces of so long."""
+HELLO_SECONDS = 3.0
+"""For so long a slave waits whether its master is one of ours."""
+COMPLAIN_SECONDS = 60.0
+"""How often a slave that has stopped says so."""
+DAMAGED_SECONDS = 60.0
+"""Pause of a slave before it asks for damaged bytes again."""
+NOTE_BYTES = 1 << 16
+NOT_FOUND = "can not find message by the offset"
+"""What a RocketMQ master says when no record begins at an offset."""
+DIVERGED_ADVICE = (
+    "Nothing of ours is deleted. If the master is the wrong one or lost its disk: restore it, or make this"
+    " slave the master. To give our log up: set haDivergedLog=aside here, which moves it to a folder of its"
+    " own, or stop this slave and move its store away"
+)
+REMOTE = (ConnectFailed, ConnectionLost, RequestTimeout, RemoteProtocolError, ResponseError)
+
+COPIED = {
+    "topics": RequestCode.GET_ALL_TOPIC_CONFIG,
+    "subscriptionGroup": RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+    "consumerOffset": RequestCode.GET_ALL_CONSUMER_OFFSET,
+    "delayOffset": RequestCode.GET_ALL_DELAY_OFFSET,
+}
+"""The tables that a slave copies, by the names of their files, and the requests that give them."""
+
+log = logging.getLogger("rmq.ha")
+
+T = TypeVar("T")
+
+
+# ---- master ----
+
+
+async def serve_slaves(broker: Broker, listener: Listener, guard: Guard, acceptor: Acceptor) -> NoReturn:
+    """Accept slaves until cancelled; the listener is closed then."""
+    try:
+        async with anyio.create_task_group() as nursery:
+            await acceptor.run(listener, partial(_welcome, broker, guard), nursery)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await listener.aclose()
+    raise AssertionError("the loop above does not end")
+
+
+async def _welcome(broker: Broker, guard: Guard, raw: Stream) -> None:
+    """Serve a peer that may be served. Who may not is told nothing of the log."""
+    try:
+        stream = await within(HANDSHAKE_SECONDS, guard.admitted, raw) if guard.is_restricted else raw
+    except link_errors(RemoteProtocolError) as error:
+        log.warning("no slave: %s is refused: %s", raw.peer, error)
+        await close_at_once(raw)
+    else:
+        await _serve_slave(broker, stream)
+
+
+async def _serve_slave(broker: Broker, stream: Stream) -> None:
+    """One slave's link, until it breaks, falls silent or lies."""
+    link = _SlaveLink(broker, stream)
+    log.info("slave %s is connected", stream.peer)
+    broker.acknowledgement.replicas.join(link.session, stream.peer, link.wake)
+    try:
+        async with stream:
+            await _both(link.read, link.write)
+    except link_errors(RemoteProtocolError, StoreError) as error:
+        log.warning("slave %s is cut off: %s", stream.peer, error)
+    finally:
+        broker.acknowledgement.replicas.leave(link.session)
+        log.info("slave %s has gone, it had %d", stream.peer, link.session.acknowledged)
+
+
+class _SlaveLink:
+    """The two directions of the link to one slave."""
+
+    def __init__(self, broker: Broker, stream: Stream) -> None:
+        config = broker.store.config
+        self._heartbeat_seconds = config.ha_send_heartbeat_interval / 1000
+        self._silence_seconds = config.ha_housekeeping_interval / 1000
+        control = broker.replica.control
+        feed = TableFeed(
+            broker.followed.tables,
+            lambda: broker.store.max_physical_offset,
+            offsets_s=OFFSETS_SECONDS if control is None else CONTROLLED_OFFSETS_SECONDS,
+            is_awaited=broker.acknowledgement.rows.is_awaited,
+        )
+        self._pause = min(self._heartbeat_seconds, feed.offsets_s)
+        self.session = MasterSession(
+            broker.store,
+            anyio.current_time(),
+            heartbeat_s=self._heartbeat_seconds,
+            silence_s=self._silence_seconds,
+            greet=broker.replica.greeting,
+            safe=broker.replica.safe_offset,
+            progress=broker.delivery.now,
+            tables=feed.note,
+            has_told=lambda: feed.is_told,
+            admit=None if control is None else control.admit,
+            confirmed=(lambda: None) if control is None else control.confirmed,
+            heard=feed.heard,
+            rows_had=feed.had,
+            waiting=WaitingPulls(broker.pull, broker.clients, broker.store, broker.clock),
+        )
+        self._waits = broker.acknowledgement.rows
+        self._replicas = broker.acknowledgement.replicas
+        self._store = broker.store
+        self._stream = stream
+        self._grown = Alarm()
+        self._due = 0.0  # when the next bytes may be sent to a slave that is far behind
+
+    def wake(self) -> None:
+        """The log has grown."""
+        self._grown.ring()
+
+    async def write(self) -> None:
+        """Send the log as it grows, until cancelled."""
+        while True:
+            while frame := self.session.frame(anyio.current_time()):
+                await self._stream.send_all(frame)
+                await self._pace(len(frame))
+            await self._grown.wait(anyio.current_time() + self._pause)
+
+    async def _pace(self, size: int) -> None:
+        """So many bytes were sent: if the slave is far behind, leave line and disk to others for a while."""
+        config = self._store.config
+        behind = self._store.max_physical_offset - self.session.position
+        if config.ha_catch_up_rate and behind > config.ha_slave_fallbehind_max:
+            now = anyio.current_time()
+            self._due = max(self._due, now) + size / config.ha_catch_up_rate
+            if self._due - now > PACE_SECONDS:
+                await anyio.sleep_until(self._due)
+
+    async def read(self, scope: anyio.CancelScope) -> None:
+        """Take what the slave reports; cancels `scope` when it hangs up."""
+        opened = False
+        while data := await _receive(self._stream, self._silence_seconds, "slave"):
+            now = anyio.current_time()
+            self.session.received(data, now)
+            self._replicas.acknowledged(now)
+            if self._waits:  # for the next note
+                self.wake()
+            if not opened:
+                self.wake()
+                opened = self.session.position >= 0
+                if opened:
+                    log.info("slave %s copies from %d", self._stream.peer, self.session.position)
+        scope.cancel()
+
+
+async def _receive(stream: Stream, silence_seconds: float, who: str) -> bytes:
+    """What comes next; empty at the end. Raises RemoteProtocolError when nothing comes for so long."""
+    with anyio.move_on_after(silence_seconds):
+        return bytes(await stream.receive_some(RECEIVE_BYTES))
+    raise RemoteProtocolError(f"the {who} is silent")
+
+
+async def _both(
+    read: Callable[[anyio.CancelScope], Awaitable[None]], write: Callable[[], Awaitable[None]]
+) -> None:
+    """Run a link's two directions; the end of the reading ends both, an error comes out bare."""
+    failure: Exception | None = None
+
+    async def guarded(work: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
+        nonlocal failure
+        try:
+            await work()
+        except link_errors(RmqError) as error:
+            failure = failure or error
+            scope.cancel()
+
+    async with anyio.create_task_group() as nursery:
+        scope = nursery.cancel_scope
+        nursery.start_soon(guarded, lambda: read(scope), scope)
+        nursery.start_soon(guarded, write, scope)
+    if failure is not None:
+        raise failure
+
+
+# ---- slave ----
+
+
+class Follower:
+    """A slave's two loops: `follow` copies the log, `copy` the tables. Links go over `network`, requests over
+    `pool`; `guard` has the same TLS settings and secret as the master's.
+
+    `grown` rings when more of our log is synced.
+    """
+
+    def __init__(self, broker: Broker, network: Network, pool: Pool, guard: Guard, *, grown: Alarm) -> None:
+        self._broker = broker
+        self._network = network
+        self._pool = pool
+        self._guard = guard
+        self._grown = grown
+        self._greeting: MasterLog | None = None  # of the present link, when the master is one of ours
+        self._local = ""  # our end of it
+        self._master = ""  # where it answers requests
+        # Up to where our log was reported; before the process began that may have been all of it.
+        self._reported = broker.store.max_physical_offset
+        self._complained: tuple[str, float] = ("", -COMPLAIN_SECONDS)
+        self._let_go: Callable[[], None] = lambda: None  # ends the present link
+
+    async def follow(self) -> NoReturn:
+        """Keep a link to the master, whenever there is one."""
+        if self._control is not None:
+            self._control.on_new_master = lambda: self._let_go()
+        while True:
+            address, pause = self._ha_address(), RETRY_SECONDS if self._control is None else SOON_SECONDS
+            if address:
+                try:
+                    with anyio.CancelScope() as scope:
+                        self._let_go = scope.cancel
+                        await self._link(address)
+                except Diverged as error:
+                    self._stop(address, str(error))
+                except CorruptRecord as error:
+                    self._stop(address, f"its log came damaged, look at it with `rmq store check`: {error}")
+                    pause = DAMAGED_SECONDS
+                except link_errors(*REMOTE, StoreError, ConfigError) as error:
+                    log.warning("the link to master %s has ended: %s", address, error)
+                finally:
+                    self._broker.replica.is_following = False
+            await anyio.sleep(pause if address else min(pause, 1.0))
+
+    @property
+    def _control(self) -> Control | None:
+        return self._broker.replica.control
+
+    def _stop(self, address: str, reason: str) -> None:
+        """Follow no more, until it turns out that the reason has gone. Our files stay as they are."""
+        self._broker.replica.stopped = reason
+        before, at = self._complained
+        now = anyio.current_time()
+        if reason != before or now - at >= COMPLAIN_SECONDS:
+            self._complained = reason, now
+            log.error("this slave has STOPPED following master %s: %s", address, reason)
+
+    def _ha_address(self) -> str:
+        if self._control is not None:
+            master = self._control.master
+            return "" if master is None else master.ha_address
+        configured = self._broker.store.config.ha_master_address
+        return configured or self._broker.registration.master_ha_address
+
+    async def _link(self, address: str) -> None:
+        store = self._broker.store
+        await self._wait_for_disk()
+        store.cut_partial()
+        self._reported = min(self._reported, store.max_physical_offset)
+        self._greeting = None
+        target = with_scheme(address, self._guard.tls.config.scheme)
+        async with open_stream(self._network, target, tls=self._guard.tls) as stream:
+            self._local = stream.local
+            if self._guard.secret:
+                await within(HANDSHAKE_SECONDS, self._guard.introduce, stream)
+            greeting = self._greeting = await self._greet(stream)
+            told = self._master_address()
+            self._master = told or (greeting.address if greeting else port_before(address))
+            await self._wait_for_disk()
+            start = await self._align(stream, greeting)
+            # Kept before the first byte is copied: after a crash the log must not count as a master's own.
+            state = self._broker.replica
+            state.follow(greeting or MasterLog("", 0, 0))
+            state.stopped, state.is_following = "", True
+            self._broker.followed.begin()
+            await self._copy_log(address, stream, start)
+
+    async def _wait_for_disk(self) -> None:
+        """What comes before the first byte syncs in the loop: not while the disk hangs. Raises StoreError."""
+        if self._control is not None:
+            await self._broker.disk_work.do_now(self._broker.store.wait_for_disk)
+
+    def _master_address(self) -> str:
+        if self._control is not None:
+            master = self._control.master
+            return "" if master is None else master.address
+        return self._broker.registration.master_address
+
+    # ---- before the first byte: whose log it is, and whether ours goes on with it ----
+
+    async def _greet(self, stream: Stream) -> MasterLog | None:
+        """What one of ours says of its log; None for a RocketMQ broker, to which HELLO says nothing."""
+        control = self._control
+        await stream.send_all(HELLO if control is None else named_hello(control.number, control.epoch))
+        with anyio.move_on_after(HELLO_SECONDS):
+            return MasterLog.from_note(await _note(stream))
+        if self._guard.secret:
+            raise RemoteProtocolError("it has the secret, but does not say which log it has")
+        return None
+
+    async def _align(self, stream: Stream, greeting: MasterLog | None) -> int:
+        """Cut off what our log has and the master's has not, if nobody was told of it. Returns where an empty
+        log begins. Raises Diverged.
+        """
+        if self._control is not None:
+            return await self._align_epochs(stream, greeting, self._control)
+        return await self._align_records(stream, greeting)
+
+    async def _align_epochs(self, stream: Stream, greeting: MasterLog | None, control: Control) -> int:
+        """As `_align`, in a controlled set: where epochs begin says up to where the logs are the same."""
+        store, state = self._broker.store, self._broker.replica
+        if greeting is None or greeting.epoch != control.epoch or control.is_elected:
+            raise RemoteProtocolError(f"it does not lead epoch {control.epoch}")
+        start = greeting.start
+        if not _is_empty(store) and not control.epochs:
+            # A log from before the set was controlled.
+            start = await self._align_records(stream, greeting)
+        elif not _is_empty(store):
+            try:
+                cut = control.cut(store, greeting, state.log_id)
+                if cut < store.max_physical_offset:
+                    log.warning("our log reaches %d: it is cut at %d", store.max_physical_offset, cut)
+                    go_back(self._broker)  # before, so that a crash in between leaves nothing undelivered
+                    self._broker.truncate(cut)
+            except Expired as error:
+                self._begin_anew(str(error))
+            except Diverged as error:
+                if store.config.ha_diverged_log is not DivergedLog.aside:
+                    raise Diverged(f"{error}. {DIVERGED_ADVICE}") from None
+                self._begin_anew(str(error))
+        store.flush()
+        control.follow(greeting.epoch, greeting.epochs)
+        return start
+
+    async def _align_records(self, stream: Stream, greeting: MasterLog | None) -> int:
+        """By questions, which record is where."""
+        store, state = self._broker.store, self._broker.replica
+        if _is_empty(store):
+            return 0 if greeting is None else greeting.start
+        theirs = greeting or await self._runtime_log()
+        try:
+            begin(store, theirs, state.log_id)
+            cut = await self._search(stream, find_cut(store, theirs.end), asks=greeting is None)
+            if cut is not None:
+                check_cut(store, theirs, cut, state.kept(theirs, self._reported))
+                log.warning(
+                    "our log reaches %d, the master's %d: ours is cut at %d, of what follows nobody was told",
+                    store.max_physical_offset,
+                    theirs.end,
+                    cut,
+                )
+                self._broker.truncate(cut)
+        except Expired as error:
+            self._begin_anew(str(error))
+        except Diverged as error:
+            if store.config.ha_diverged_log is not DivergedLog.aside:
+                raise Diverged(f"{error}. {DIVERGED_ADVICE}") from None
+            self._begin_anew(str(error))
+        return theirs.start
+
+    def _begin_anew(self, reason: str) -> None:
+        try:
+            folder = self._broker.store.set_aside()
+        except StoreError as error:
+            raise Diverged(f"{reason}; and our log cannot be set aside: {error}") from None
+        self._reported = 0
+        log.warning("%s. Our log lies in %s now, and the master's is copied from its start", reason, folder)
+
+    async def _search(self, stream: Stream, search: Search, *, asks: bool) -> int | None:
+        """Answer a search's questions by asking the master: by requests, or over the link."""
+        same = self._same_by_request if asks else partial(self._same, stream)
+        try:
+            offset = next(search)
+            while True:
+                offset = search.send(await same(offset))
+        except StopIteration as found:
+            cut: int | None = found.value
+            return cut
+
+    async def _same(self, stream: Stream, physical_offset: int) -> bool:
+        """Whether the master has the record that we have there."""
+        await stream.send_all(question(physical_offset))
+        with anyio.move_on_after(REQUEST_SECONDS):
+            theirs = await _note(stream)
+            return theirs == {"at": physical_offset, **fingerprint(self._broker.store.read(physical_offset))}
+        raise RemoteProtocolError("the master does not answer what it has")
+
+    async def _same_by_request(self, physical_offset: int) -> bool:
+        """The same for a RocketMQ master. Whatever it answers but the record, or that there is none, is no
+        answer: raises ResponseError.
+        """
+        header = ViewMessageRequestHeader(physical_offset)
+        answer = await self._call(Command.request(RequestCode.VIEW_MESSAGE_BY_ID, header))
+        if answer.code == ResponseCode.SYSTEM_ERROR and NOT_FOUND in (answer.remark or ""):
+            return False
+        ours = self._broker.store.read(physical_offset)
+        return ours is not None and self._checked(answer).body == bytes(ours)
+
+    async def _runtime_log(self) -> MasterLog:
+        """What a RocketMQ master's metrics say of its log."""
+        answer = await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+        table = KVTable.from_json(answer.body).table
+        try:
+            start, end = (int(table[key]) for key in ("commitLogMinOffset", "commitLogMaxOffset"))
+        except (KeyError, ValueError) as error:
+            raise RemoteProtocolError(f"the master does not say where its log ends: {error!r}") from None
+        return MasterLog("", max(start, 0), end)
+
+    # ---- the copying ----
+
+    async def _copy_log(self, address: str, stream: Stream, start: int) -> None:
+        broker, store = self._broker, self._broker.store
+        config = store.config
+        silence, heartbeat = config.ha_housekeeping_interval / 1000, config.ha_send_heartbeat_interval / 1000
+
+        def reach() -> int:
+            return start if _is_empty(store) else store.max_physical_offset
+
+        def on_disk() -> int:
+            return start if _is_empty(store) else broker.followed.reportable(store.flushed_offset)
+
+        def noted(note: dict[str, Any]) -> None:
+            broker.followed.take(note)
+            broker.replica.take_note(note)
+
+        told = ToldPulls(broker.pull, broker.clients, self._grown.ring)
+        session = SlaveSession(
+            broker.append_raw,
+            reach,
+            anyio.current_time(),
+            safe=on_disk if broker.replica.flushes_copies else reach,
+            noted=None if self._greeting is None else noted,
+            rows=broker.followed.reports,
+            waiting=told.take,
+            heartbeat_s=heartbeat,
+            silence_s=silence,
+        )
+
+        async def read(scope: anyio.CancelScope) -> None:
+            while data := await _receive(stream, silence, "master"):
+                if session.received(data, anyio.current_time()) or broker.followed.has_reports:
+                    self._grown.ring()
+                broker.followed.settle()
+            scope.cancel()
+
+        async def write() -> None:
+            # The first report says where the master goes on: it must be the end of our log.
+            while broker.replica.flushes_copies and on_disk() < reach():
+                if store.flushed_offset < store.max_physical_offset:  # else topics are to be saved
+                    broker.wake.flush()
+                await self._grown.wait(anyio.current_time() + heartbeat)
+            while True:
+                if report := session.report(anyio.current_time()):
+                    self._reported = max(self._reported, session.reported)
+                    await stream.send_all(report)
+                await self._grown.wait(anyio.current_time() + heartbeat)
+
+        log.info("following master %s from %d", address, reach())
+        if self._greeting is not None and self._greeting.hears_waiting:
+            told.begin()
+        try:
+            await _both(read, write)
+        finally:
+            told.end()
+        log.info("master %s has closed the link", address)
+
+    # ---- tables ----
+
+    async def copy(self) -> NoReturn:
+        """Copy the master's tables, again and again, while our log follows its. Those that it tells by the
+        link are not asked for; what is asked says which slave we are.
+        """
+        state, followed = self._broker.replica, self._broker.followed
+        while True:
+            for name, code in COPIED.items():
+                if not state.is_following or not self._master:
+                    break
+                if followed.is_fed and name in followed.tables:
+                    continue
+                try:
+                    await self._copy_table(name, code)
+                except (*REMOTE, StoreError) as error:
+                    log.warning("%s of master %s is not copied: %s", name, self._master, error)
+            slow = state.is_following and (followed.is_fed or self._control is None)
+            await anyio.sleep(COPY_SECONDS if slow else 1.0)
+
+    async def _copy_table(self, name: str, code: int) -> None:
+        asked = self._greeting
+        answer = await self._ask(code)
+        greeting = self._greeting or asked  # the link may have ended meanwhile
+        if greeting is not None:
+            if answer.ext.get(LOG_ID_FIELD) != greeting.log_id:
+                raise RemoteProtocolError("it is of another log than the one that we copy")
+            if name == "delayOffset":
+                return  # it comes with the log, or it would be ahead of what we have of the log
+        await in_slices(self._broker.followed.copying(name, answer.body))
+
+    async def _ask(self, code: int) -> Command:
+        ids = {SLAVE_FIELD: f"{self._broker.config.broker_id} {self._local}"}
+        return self._checked(await self._call(Command.request(code).with_ext(ids)))
+
+    def _checked(self, answer: Command) -> Command:
+        if answer.code != ResponseCode.SUCCESS:
+            raise for_code(answer.code, answer.remark, self._master)
+        return answer
+
+    async def _call(self, request: Command) -> Command:
+        return await self._pool.call(self._master, self._broker.registration.sign(request), REQUEST_SECONDS)
+
+
+async def _note(stream: Stream) -> dict[str, Any]:
+    """The master's next note. Raises RemoteProtocolError for anything else."""
+    offset, size = FRAME.unpack(await exactly(stream, FRAME.size))
+    if offset != NOTE or not 0 <= size <= NOTE_BYTES:
+        raise RemoteProtocolError("the master begins to send before it was asked to")
+    return decode_note(await exactly(stream, size))
+
+
+def _is_empty(store: Store) -> bool:
+    return store.max_physical_offset == store.min_physical_offset

@@ -1,0 +1,297 @@
+"""Relay: a slave of a controlled set hands on to its master what clients send to it, and the answers back.
+
+RocketMQ's clients ask for routes every 30 s, and nothing that a server may say makes them ask sooner. After a
+hand-over, or when the process of a master that died has been started again, they send to an address where
+there is a slave. With this their sends go on at once.
+
+A request goes out over the one connection to the master as it came, but for its opaque and its remark, which
+says that it is handed on: no signature covers these. It is a row of the broker's pending requests until its
+answer is here; no task waits for it. While the master is not there yet, or takes no messages yet, requests
+are held for a moment. They are bounded in number and bytes. Nobody hands on what was handed on: two brokers
+that take each other for the master refuse. Whether the master may answer it decides by its lease, as ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from rmq.errors import ConnectionLost, ResponseError, RmqError, for_code
+from rmq.protocol.codes import LANGUAGE, RequestCode, ResponseCode
+from rmq.protocol.command import Command, check_body, next_opaque
+from rmq.protocol.signature import PROOF
+from rmq.remoting.endpoint import RefusingEndpoint
+
+if TYPE_CHECKING:
+    from attrs import frozen
+
+    from rmq.broker.broker import Broker, Handler
+    from rmq.broker.replication.failover.replica import Control
+    from rmq.remoting.connection import Connection
+else:
+    from rmq.late_attrs import frozen
+
+SENDS: Final = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+OTHERS: Final = (
+    RequestCode.END_TRANSACTION,
+    RequestCode.CONSUMER_SEND_MSG_BACK,
+    RequestCode.UPDATE_CONSUMER_OFFSET,
+    RequestCode.LOCK_BATCH_MQ,
+    RequestCode.UNLOCK_BATCH_MQ,
+)
+ANSWER_SECONDS: Final = 3.0
+"""So long an answer of the master is waited for: its sender gives up then, too."""
+HOLD_SECONDS: Final = 2.0
+"""So long a request waits for a master that takes it: its sender has some time left then to go elsewhere."""
+AGAIN_SECONDS: Final = 0.1
+"""After a refusal of the master, until what is held is sent to it again."""
+HELD_MAX: Final = 2_500
+HELD_BYTES_MAX: Final = 16 << 20
+"""Requests that are held, and the bytes of their bodies."""
+HANDED_ON: Final = "handed on by a replica for "
+"""Begins the remark of a request that is handed on; the client's address follows."""
+
+UNAVAILABLE: Final = int(ResponseCode.SERVICE_NOT_AVAILABLE)
+
+SENT_AGAIN: Final = frozenset((*SENDS, RequestCode.END_TRANSACTION, RequestCode.CONSUMER_SEND_MSG_BACK))
+"""What is sent to the master again when it says that it takes nothing now: that is stored nowhere then. An
+offset may be committed all the same, and a later one be after it."""
+OURS: Final = LANGUAGE
+"""Clients of ours ask for routes as soon as a broker refuses, and should: with old routes they would ask a
+slave where a queue ends."""
+
+
+@frozen
+class Held:
+    """A request that waits for a master that takes it. `unheld` answers it as without a relay; `refusal` is
+    what the master has said to it, if it has been there."""
+
+    request: Command
+    connection: Connection
+    unheld: Handler
+    until: float
+    refusal: Command | None = None
+
+
+def is_handed_on(request: Command) -> bool:
+    """Whether a replica has handed this request on already."""
+    return request.remark is not None and request.remark.startswith(HANDED_ON)
+
+
+class Relay(RefusingEndpoint):
+    """See the module: the endpoint of the connection to the master. `ready(address)` is that connection when
+    it is there and takes another request, else None; `wake` is called when something is held.
+    """
+
+    def __init__(
+        self, control: Control, ready: Callable[[str], Connection | None], wake: Callable[[], None]
+    ) -> None:
+        self._control = control
+        self._ready = ready
+        self._wake = wake
+        self._broker: Broker | None = None
+        self._before: dict[int, Handler] | None = None  # of a master that hands over
+        self._is_ending = False
+        self._held: deque[Held] = deque()
+        self._held_bytes = 0
+        self._again_at = 0.0
+        self._used: Connection | None = None  # over which requests were sent last
+
+    # ---- the role ----
+
+    def begin(self, broker: Broker) -> None:
+        """This broker is a slave now: what it would refuse goes to its master."""
+        self.forget()
+        self._broker = broker
+        self._wrap(broker, OTHERS)
+
+    def forget(self) -> None:
+        """The service before this one has ended, and its clients' connections with it."""
+        self._broker = self._before = None
+        self._is_ending = False
+        self._take_held()
+
+    def _wrap(self, broker: Broker, others: tuple[RequestCode, ...]) -> None:
+        send = broker.handlers[SENDS[0]]
+        handlers = dict.fromkeys(SENDS, self._handler(send))  # one object, by which the broker knows sends
+        handlers |= {code: self._handler(broker.handlers[code]) for code in others}
+        broker.handlers = broker.handlers | handlers
+
+    def pause(self, broker: Broker) -> None:
+        """This broker is a master that hands over: hold the messages that come. Called again: nothing."""
+        if self._broker is None:
+            self._broker = broker
+            self._before = broker.handlers
+            self._wrap(broker, (RequestCode.CONSUMER_SEND_MSG_BACK,))
+
+    def go_on(self) -> None:
+        """It is not to hand over any more: take what was held. Nothing, unless it is paused."""
+        broker = self._broker
+        if broker is not None and self._before is not None and not self._is_ending:
+            broker.handlers = self._before
+            self._broker = self._before = None
+            for one in self._take_held():
+                broker.run_late(one.unheld, one.request, one.connection)
+
+    def end(self, *, answers: bool) -> None:
+        """Its service ends. What was sent to a master is waited for no more; what is held is only answered
+        where `answers`. Else another service follows: clients send again what had no answer when their
+        connection broke, and what was refused they would send here again, at once and too soon.
+        """
+        broker = self._broker
+        if broker is not None:
+            self._leave(broker, None)
+            if answers:
+                self._broker = None
+                for one in self._take_held():
+                    self._give_up(broker, one)
+            else:
+                self._is_ending = True
+                for one in self._held:
+                    one.connection.reset_on_close()
+
+    def _leave(self, broker: Broker, link: Connection | None) -> None:
+        """Send over this connection from now on; nobody waits for answers of another."""
+        before, self._used = self._used, link
+        if before is not None:
+            broker.pending_requests.on_close(before)
+
+    def _link(self) -> Connection | None:
+        if self._is_ending:
+            return None
+        master = self._control.master
+        return None if master is None else self._ready(master.address)
+
+    # ---- requests of clients ----
+
+    def _handler(self, unheld: Handler) -> Handler:
+        def handle(request: Command, connection: Connection, now: int) -> Command | None:
+            """Hand the request on, or answer as without a relay. Raises ResponseError."""
+            broker = self._broker
+            if is_handed_on(request):
+                self._control.relay_refused += 1
+                raise for_code(
+                    UNAVAILABLE, "this broker is not the master now, and the request was handed on"
+                )
+            if broker is None or request.language == OURS:
+                return unheld(request, connection, now)
+            check_body(request.code, len(request.body), broker.store.config.max_message_size)
+            one = Held(request, connection, unheld, broker.clock() + HOLD_SECONDS)
+            if self._hand_on(broker, one) or self._hold(one):
+                return None
+            self._control.relay_refused += 1
+            return unheld(request, connection, now)
+
+        return handle
+
+    def _hand_on(self, broker: Broker, one: Held) -> bool:
+        """Send a request to the master; False when it is not there or too much is on its way."""
+        link = self._link()
+        if link is None or broker.clock() < self._again_at or self._held:
+            return False
+        return self._send(broker, one, link)
+
+    def _send(self, broker: Broker, one: Held, link: Connection) -> bool:
+        if link is not self._used:
+            self._leave(broker, link)
+        request = one.request
+        command = request.with_ext(request.ext)
+        command.opaque = next_opaque()
+        command.remark = f"{HANDED_ON}{one.connection.peer_address}"
+        if request.is_oneway:
+            link.notify(command)
+        else:
+            try:
+                broker.pending_requests.call(
+                    link,
+                    command,
+                    ANSWER_SECONDS,
+                    lambda answer: self._answered(broker, one, answer),
+                    one.connection,
+                )
+            except ResponseError:
+                return False
+        self._control.relayed += 1
+        return True
+
+    def _answered(self, broker: Broker, one: Held, answer: Command | RmqError) -> None:
+        """The master has answered, or will not."""
+        request = one.request
+        if isinstance(answer, RmqError):
+            # It may be stored: no code that says that it is not.
+            ended = isinstance(answer, ConnectionLost)
+            why = "the connection to the master ended" if ended else "the master did not answer in time"
+            response = request.reply(ResponseCode.SYSTEM_ERROR, f"{why}, it may have taken this request")
+        else:
+            response = answer.with_ext(answer.ext)
+            response.opaque = request.opaque
+            # Said of a request that is stored nowhere. One with a proof is not taken twice.
+            if answer.code == UNAVAILABLE and request.code in SENT_AGAIN and PROOF not in request.ext:
+                self._again_at = broker.clock() + AGAIN_SECONDS
+                again = Held(request, one.connection, one.unheld, one.until, response)
+                if broker is self._broker and broker.clock() < one.until and self._hold(again):
+                    return
+        _answer(broker, one, response)
+
+    # ---- what waits ----
+
+    def _hold(self, one: Held) -> bool:
+        size = len(one.request.body)
+        if len(self._held) >= HELD_MAX or self._held_bytes + size > HELD_BYTES_MAX:
+            return False
+        self._held.append(one)
+        self._held_bytes += size
+        if self._is_ending:
+            one.connection.reset_on_close()
+        if len(self._held) == 1:
+            self._wake()  # it looks again by itself as long as something is held
+        return True
+
+    def _take_held(self) -> list[Held]:
+        held = list(self._held)
+        self._held.clear()
+        self._held_bytes = 0
+        return held
+
+    def step(self) -> bool:
+        """Send what is held if the master is there, give up what has waited too long; whether more waits."""
+        broker = self._broker
+        if broker is None:
+            return False
+        now = broker.clock()
+        link = self._link() if now >= self._again_at else None
+        for one in self._take_held():
+            if one.connection.is_closed:
+                continue
+            if now >= one.until:
+                self._give_up(broker, one)
+            elif link is None or link.is_closed or link.is_busy or not self._send(broker, one, link):
+                self._held.append(one)
+                self._held_bytes += len(one.request.body)
+        return bool(self._held)
+
+    def _give_up(self, broker: Broker, one: Held) -> None:
+        """Nobody takes it: what the master said, or the answer as without a relay."""
+        self._control.relay_refused += 1
+        if one.refusal is not None:
+            _answer(broker, one, one.refusal)
+        elif not one.connection.is_closed:
+            broker.run_late(one.unheld, one.request, one.connection)
+
+    # ---- the connection to the master ----
+
+    def on_response(self, response: Command, connection: Connection) -> None:
+        """The master has answered."""
+        if self._broker is not None:
+            self._broker.pending_requests.on_response(response, connection)
+
+    def on_close(self, connection: Connection) -> None:
+        """The connection to a master has ended."""
+        if self._broker is not None:
+            self._broker.pending_requests.on_close(connection)
+
+
+def _answer(broker: Broker, one: Held, response: Command) -> None:
+    if not one.connection.is_closed:
+        broker.run_late(lambda request, connection, now: response, one.request, one.connection)

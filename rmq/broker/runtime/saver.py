@@ -1,0 +1,109 @@
+"""The loops that write a broker's tables: texts are made in slices, and written in threads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final, NoReturn
+
+import anyio
+
+from rmq.broker.broker import Broker
+from rmq.broker.replication.failover.delivery_checkpoint import ConfirmedProgress
+from rmq.errors import StoreError
+from rmq.remoting.loop import Alarm, in_slices
+
+TOPICS: Final = "topics"
+GROUPS: Final = "subscriptionGroup"
+
+log = logging.getLogger("rmq.broker")
+
+
+class Saver:
+    """Writes the tables of a broker from time to time, and at once when somebody waits for it: `wanted` rings
+    then. `blocking` runs what waits for the disk.
+    """
+
+    def __init__(
+        self, broker: Broker, blocking: Callable[[Callable[[], Any]], Awaitable[Any]], wanted: Alarm
+    ) -> None:
+        self._broker = broker
+        self._blocking = blocking
+        self._wanted = wanted
+        self._confirmed = ConfirmedProgress(broker)
+        self._saving, self._saving_rows = anyio.Lock(), anyio.Lock()
+
+    async def persist(self) -> NoReturn:
+        """Save all that has changed, each flushConsumerOffsetInterval."""
+        while True:
+            await anyio.sleep(self._broker.config.flush_consumer_offset_interval / 1000)
+            await self.save()
+
+    async def save_wanted(self) -> NoReturn:
+        """Save topics made on first use, and what an administrator has changed: somebody waits. Raises
+        StoreError, and then they have been told.
+        """
+        while True:
+            await self._wanted.wait()
+            try:
+                await self.save_topics()
+            finally:
+                if self._broker.changes.wait_for(GROUPS):
+                    await self._save_rows(GROUPS)
+
+    async def save_topics(self) -> None:
+        """Save the topics if some are unsaved. Raises StoreError."""
+        try:
+            await self._save_rows(TOPICS)
+        except StoreError as error:
+            self._broker.acknowledgement.topics_not_saved(error)
+            raise
+        self._broker.acknowledgement.topics_saved()
+        self._broker.wake.follower()
+
+    async def save(self) -> None:
+        """Save all tables that have changed. What cannot be saved is logged, and saved the next time."""
+        for save in (self.save_topics, partial(self._save_rows, GROUPS)):
+            try:
+                await save()
+            except StoreError as error:
+                log.error("a table cannot be saved, trying again: %s", error)
+        async with self._saving:
+            self._confirmed.look()
+            texts = await in_slices(self._broker.saving())
+            try:
+                write = partial(self._broker.store.save_configs, texts)
+                await self._broker.disk_work.do(write, "a write of tables has been under way")
+            except StoreError as error:
+                log.error("%s cannot be saved, trying again: %s", ", ".join(texts), error)
+                self._broker.files.not_saved(texts)
+                self._broker.wake.flush()  # if it was the log that could not be synced, it is mended there
+
+    async def save_answers(self) -> None:
+        """Write what administrators change beside the tables, and answer them. Cancelled: a file that is
+        being written is written whole, and its administrator gets no answer.
+        """
+        answers = self._broker.saved_answers
+        while (one := answers.next()) is not None:
+            try:
+                result = await self._blocking(one.write)
+            except Exception as error:
+                answers.failed(one, error)
+            else:
+                answers.written(one, result)
+
+    async def _save_rows(self, name: str) -> None:
+        """Save a versioned table if rows of it are unsaved. Raises StoreError."""
+        table, changes = self._broker.files.versioned[name], self._broker.changes
+        async with self._saving_rows:
+            made = table.made
+            if table.unsaved:
+                try:
+                    write = await in_slices(self._broker.files.saving(name))
+                    await self._broker.disk_work.do(write, f"a write of {name}.json has been under way")
+                except StoreError as error:
+                    changes.not_saved(name, error)
+                    raise
+                table.saved(made)
+            changes.saved(name, made)

@@ -1,0 +1,588 @@
+"""The nursery tree of a broker: every task of it is started in this file.
+
+    broker
+    ├── inner
+    │   ├── store
+    │   │   ├── flush        one sync at a time, for all who wait; also queue files and checkpoint
+    │   │   ├── reput        index and queue files, in batches after the replies
+    │   │   └── clean        expired files
+    │   ├── schedule         delayed messages that are due
+    │   ├── check_back       half messages without an end
+    │   ├── deadlines        held pulls, sends and requests to clients whose time is over
+    │   ├── expire           silent clients, stale locks, samples
+    │   ├── persist          offsets, topics, groups, delay progress
+    │   ├── rounds           how long the loop needs to serve everybody once
+    │   ├── new_topics       topics made by a send, which is answered then
+    │   ├── saved_answers    files that administrators change: settings, accounts
+    │   ├── ha               a master: a link to each slave (replication.py)
+    │   └── plugins          one supervised task for each plugin that has run()
+    └── outer
+        ├── register         one task for each name server
+        ├── ha               a slave: the link to its master, copies of its tables (replication.py)
+        └── serve            listeners, and one nursery for each connection
+
+Stopping goes from the outside in: name servers are told, sends are refused, polls answered, the log is
+flushed, connections are closed with their last answers, tables are saved, the store is closed. An error of a
+connection ends that connection, one of a plugin's task restarts it, expected network errors in `register`
+are retried, and so is a timed loop that fails by an error of ours or of the system; anything else, and what
+the flusher cannot mend, ends the broker with that error, because a store that cannot flush must not go on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from functools import partial
+from typing import Final, NoReturn, TypeVar
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+
+from rmq.broker.broker import Broker
+from rmq.broker.config import BrokerConfig
+from rmq.broker.disk_work import way_to_run
+from rmq.broker.produce.admission import FlowControl
+from rmq.broker.runtime.flusher import SYNC, Flusher
+from rmq.broker.runtime.replication_handshake import Guard
+from rmq.broker.runtime.replication_loops import Follower, serve_slaves
+from rmq.broker.runtime.saver import Saver
+from rmq.broker.runtime.startup import (
+    DISK_SECONDS,
+    STORE,
+    Opening,
+    Ports,
+    Stop,
+    StoppedOpening,
+    check,
+    client_limits,
+    guard_of,
+    open_broker,
+    open_ports,
+    own_limits,
+    web_socket_access,
+)
+from rmq.broker.wakeups import Wakeups
+from rmq.clock import wall_clock_ms
+from rmq.config import parse_addresses
+from rmq.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    RemoteProtocolError,
+    RequestTimeout,
+    ResponseError,
+    RmqError,
+    StoreError,
+)
+from rmq.health import Health
+from rmq.metrics import Histogram
+from rmq.profile import applied
+from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
+from rmq.remoting.http import served_pages
+from rmq.remoting.loop import Alarm, bare_errors, doubled, in_slices, restarting
+from rmq.remoting.network import Network, TcpNetwork
+from rmq.remoting.poller import Poller
+from rmq.remoting.pool import Pool
+from rmq.remoting.server import serve_listeners
+from rmq.remoting.tls import TlsConfig, certificate_end
+from rmq.store.config import StoreConfig
+from rmq.store.disk import Disk, RealDisk
+from rmq.store.retention import MOST_FILES
+
+NAME_SERVERS: Final = "name servers"
+"""The part of a broker's health that its registration is."""
+NOT_TRIED: Final = "not registered yet"
+CERTIFICATE_SECONDS: Final = 600.0
+"""How often the end of the certificate is read again."""
+AWAY_SECONDS: Final = 4.0
+"""How often a name server that is away is tried: without one clients do not find this broker."""
+LEASE_LOOK_SECONDS: Final = 0.1
+"""How often a master of a controlled set looks whether it has a lease, before it registers."""
+ROLE_SECONDS: Final = 90.0
+"""As DISK_SECONDS when it is to have another role in its controlled set: it serves who reads meanwhile."""
+QUIET_SECONDS: Final = 0.05
+"""From the last answer to a pull until connections break: clients have sent then what that made them send."""
+STOP_SECONDS = 3.0
+"""How long name servers may take to hear that the broker stops."""
+READY_SECONDS = 3.0
+"""How long `started` waits for the first registration."""
+ROUND_SECONDS: Final = 0.1
+"""How often a round of the event loop is measured while none is long."""
+REPUT_SECONDS = 0.1
+"""For so long records gather before the index gets them."""
+REPUT_PAUSES: Final = (1.0, 64.0)
+"""How long until it is looked for deferred work again, after records came, and at most."""
+REPUT_RECORDS = 500
+EXPECTED = (ConnectFailed, ConnectionLost, RequestTimeout, RemoteProtocolError, ResponseError)
+"""What may go wrong with a name server; it is tried again."""
+ENDURED = (RmqError, OSError)
+"""What a loop goes on after, but for the flusher's: a damaged record, a peer or a full table may cause it at
+any time.
+"""
+
+log = logging.getLogger("rmq.broker")
+
+T = TypeVar("T")
+
+
+async def run(
+    config: BrokerConfig,
+    store_config: StoreConfig,
+    *,
+    tls: TlsConfig | None = None,
+    network: Network | None = None,
+    disk: Disk | None = None,
+    now_ms: Callable[[], int] | None = None,
+    plugin_settings: Mapping[str, str] | None = None,
+    stop: Stop | None = None,
+    also: dict[str, str] | None = None,
+    health: Health | None = None,
+    on_opened: Callable[[Broker], None] = lambda broker: None,
+    front: Callable[[Endpoint], Endpoint] | None = None,
+    pool: Pool | None = None,
+    task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Be a broker until `stop` is set, or until cancelled; both stop it gracefully.
+
+    `started` gets the addresses as bound, the one that clients are told first, once a name server knows the
+    broker or none could be reached, and none when it was stopped before; `also` is filled with what else it
+    listens for, and where. Without `disk` files are real and syncs run in a thread; a simulation gives its
+    own, and `now_ms`. `on_opened` is given the broker when its store is open. `front` is given the broker and
+    makes the endpoint that clients' connections get in its place: a test's. `pool` outlives the broker, so
+    that name servers do not forget it in between. Raises ConfigError, PluginRefused, PortInUse, StoreLocked,
+    CorruptRecord before `started`, and then nothing is left running; later CorruptRecord when a broken disk
+    lost the log's end.
+    """
+    check(config, store_config)
+    config, tls = applied(config, tls or TlsConfig())
+    guard = guard_of(config, tls)
+    network = network or TcpNetwork()
+    stop = anyio.Event() if stop is None else stop
+    also = {} if also is None else also
+    health = health or Health()
+    health.lacks(STORE, "it is being opened")  # before anybody can ask
+    if config.namesrv_addr:
+        health.lacks(NAME_SERVERS, NOT_TRIED)
+    async with served_pages(network, config, health) as served:
+        ports = await open_ports(network, config, store_config)
+        alarms, threads = _Alarms(parse_addresses(config.namesrv_addr)), disk is None
+        flusher: Flusher  # knows the broker, which knows how to wake it
+        try:
+            broker = await open_broker(
+                config,
+                store_config,
+                ports,
+                disk or RealDisk(),
+                now_ms or wall_clock_ms,
+                plugin_settings or {},
+                wake=alarms.wakeups(lambda: flusher.kick()),
+                opening=Opening(health, stop, threads=threads),
+            )
+        except StoppedOpening:
+            task_status.started([])
+            return
+        broker.disk_work.run = way_to_run(disk)
+        try:
+            on_opened(broker)
+        except BaseException:  # a disk that takes nothing, say
+            broker.store.abandon()
+            await ports.aclose()
+            raise
+        flusher = Flusher(
+            broker.store,
+            on_synced=broker.on_synced,
+            awaited=lambda: broker.flush_awaited,
+            took=broker.histograms.flush,
+            threads=threads,
+            disk_work=broker.disk_work,
+        )
+        service = _Service(
+            broker,
+            ports,
+            alarms,
+            flusher,
+            endpoint=broker if front is None else front(broker),
+            network=network,
+            guard=guard,
+            threads=threads,
+            health=health,
+            pool=pool,
+        )
+        served.pages.update(broker.hooks.pages())
+        also |= {} if ports.slaves is None else {"slaves": ports.slaves.address}
+        also |= served.listens() | broker.hooks.listens()
+        with bare_errors():
+            async with anyio.create_task_group() as nursery:
+                addresses = await nursery.start(service.live, stop)
+                task_status.started(addresses)
+                try:
+                    await stop.wait()
+                finally:
+                    stop.set()
+
+
+async def _enduring(loop: Callable[[], Awaitable[None]]) -> None:
+    """Go on with a loop a second after one of `ENDURED`: it begins with what is due, whatever it has done."""
+    what = f"the broker's loop {loop.__name__.strip('_')}"
+    await restarting(what, loop, errors=ENDURED, longest_pause=1.0)
+
+
+async def measure_rounds(flow: FlowControl, lag: Histogram, poller: Poller) -> NoReturn:
+    """Tell how long rounds of the event loop take, and of the poller, which may take several of them: now and
+    then, and each while they are long. `lag` gets that, or how late this task itself was woken, if that is
+    more."""
+    late = 0.0
+    while True:
+        # Two, since tasks run in any order within a round: this one may be the last of one and the first of
+        # the next.
+        began = anyio.current_time()
+        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+        took = max((anyio.current_time() - began) / 2, await poller.round_end())
+        lag.observe(max(took, late))
+        late = 0.0
+        if not flow.round_took(took):
+            due = anyio.current_time() + ROUND_SECONDS
+            await anyio.sleep_until(due)
+            late = anyio.current_time() - due
+
+
+class _Alarms:
+    """What the loops of a broker sleep on; `register` has one for each name server."""
+
+    def __init__(self, name_servers: Sequence[str]) -> None:
+        self.deadlines, self.schedule, self.reput, self.follower = Alarm(), Alarm(), Alarm(), Alarm()
+        self.new_topics, self.long_answers, self.clean = Alarm(), Alarm(), Alarm()
+        self.saved_answers = Alarm()
+        self.register = {address: Alarm() for address in name_servers}
+
+    def wakeups(self, flush: Callable[[], None]) -> Wakeups:
+        """As the broker rings them."""
+        return Wakeups(
+            deadlines=self.deadlines.ring,
+            schedule=self.schedule.ring,
+            reput=self.reput.ring,
+            flush=flush,
+            follower=self.follower.ring,
+            register=self._ring_register,
+            new_topics=self.new_topics.ring,
+            long_answers=self.long_answers.ring,
+            clean=self.clean.ring,
+            saved_answers=self.saved_answers.ring,
+        )
+
+    def _ring_register(self) -> None:
+        for alarm in self.register.values():
+            alarm.ring()
+
+
+class _Service:
+    """The loops of one broker over its opened store and its open listeners."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        ports: Ports,
+        alarms: _Alarms,
+        flusher: Flusher,
+        *,
+        endpoint: Endpoint,
+        network: Network,
+        guard: Guard,
+        threads: bool,
+        health: Health,
+        pool: Pool | None,
+    ) -> None:
+        self.broker = broker
+        self._health = health
+        self._endpoint = endpoint
+        self.store = broker.store
+        self._ports = ports
+        self._alarms = alarms
+        self._flusher = flusher
+        self._network = network
+        self._guard = guard
+        self._tls = guard.tls.config
+        self._pool: AbstractAsyncContextManager[Pool] = (
+            nullcontext(pool)
+            if pool
+            else Pool(network, RefusingEndpoint(), limits=own_limits(broker.config), tls=self._tls)
+        )
+        self._threads = threads
+        self._saver = Saver(broker, self._blocking, self._alarms.new_topics)
+
+    # ---- the tree ----
+
+    async def live(
+        self, stop: Stop, *, task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """All of the broker's life. Shielded: only `stop` and its own errors end it."""
+        with anyio.CancelScope(shield=True), bare_errors():
+            try:
+                await self._grow(stop, task_status)
+            except BaseException:
+                self.store.abandon()  # without the mark of a clean stop: the next start looks closely
+                raise
+            await self.broker.disk_work.do(self.store.close, "the closing of the store has been under way")
+            log.info("the broker has stopped, its store is closed")
+
+    async def _grow(self, stop: Stop, task_status: anyio.abc.TaskStatus[list[str]]) -> None:
+        async with anyio.create_task_group() as inner:
+            broker, poller = self.broker, Poller()
+            await inner.start(self._flusher.run)
+            for loop in (self._sync_queues, self._reput, self._clean, self._schedule, self._check_back):
+                inner.start_soon(_enduring, loop)
+            for loop in (
+                self._deadlines,
+                self._expire,
+                self._saver.persist,
+                self._saver.save_wanted,
+                self._long_answers,
+                self._saved_answers,
+            ):
+                inner.start_soon(_enduring, loop)
+            if self._threads:  # in a simulation rounds take no time
+                inner.start_soon(measure_rounds, broker.flow, broker.histograms.loop_lag, poller)
+            inner.start_soon(self._look_at_certificate)
+            for name, plugin in self.broker.hooks.tasks:
+                inner.start_soon(restarting, f"plugin {name}", plugin.run)
+            async with self._pool as pool, anyio.create_task_group() as outer:
+                serving = partial(
+                    serve_listeners,
+                    self._ports.clients,
+                    self._endpoint,
+                    limits=client_limits(self.broker.config),
+                    tls=self._tls,
+                    acceptor=self.broker.acceptors["clients"],
+                    access=web_socket_access(self.broker.config),
+                    budget=self.broker.budget,
+                    poller=poller,
+                )
+                addresses = await outer.start(serving)
+                if self._ports.slaves is not None:
+                    acceptor = self.broker.acceptors["slaves"]
+                    inner.start_soon(serve_slaves, self.broker, self._ports.slaves, self._guard, acceptor)
+                if self.broker.is_slave:
+                    follower = Follower(
+                        self.broker, self._network, pool, self._guard, grown=self._alarms.follower
+                    )
+                    outer.start_soon(follower.follow)
+                    outer.start_soon(follower.copy)
+                await self._start_registrars(outer, pool)
+                task_status.started(addresses)
+                await stop.wait()
+                await self._stop(pool)
+                outer.cancel_scope.cancel()
+            await self._saver.save()
+            inner.cancel_scope.cancel()
+
+    async def _stop(self, pool: Pool) -> None:
+        """Tell everybody, then answer all who wait. Connections still stand."""
+        broker = self.broker
+        self._health.lacks("service", "it is stopping")
+        # New sends are refused first, so that what follows comes to an end. Then who waits gets the best
+        # answer that there is: a send success if the last sync covers it.
+        broker.flow.close("this broker is stopping")
+        # A sync that hangs cannot be ended. What nobody synced was not acknowledged.
+        broker.disk_work.give_up_in(ROLE_SECONDS if broker.replica.stays else DISK_SECONDS)
+        leaving = () if broker.replica.stays else self._alarms.register
+        with anyio.move_on_after(STOP_SECONDS):
+            async with anyio.create_task_group() as nursery:
+                for address in leaving:
+                    nursery.start_soon(self._unregister, pool, address)
+        broker.commit_pending()
+        with suppress(StoreError):  # their senders have been told
+            await self._saver.save_topics()
+        try:
+            broker.on_synced(await broker.disk_work.do(self.store.flush, SYNC))
+        finally:
+            broker.acknowledgement.stop()
+            broker.held_pulls.fall_silent()
+            if broker.acceptors["clients"].open:
+                await anyio.sleep(QUIET_SECONDS)
+            broker.held_pulls.finish_last()
+
+    async def _blocking(self, work: Callable[[], T]) -> T:
+        """Run what blocks. Raises StoreError when it does so for too long and the broker is stopping."""
+        return await self.broker.disk_work.do(work)
+
+    # ---- store ----
+
+    async def _sync_queues(self) -> None:
+        """Sync queue and index files and the checkpoint, so that a recovery has less to look at."""
+        while True:
+            await anyio.sleep(self.store.config.flush_consume_queue_thorough_interval / 1000)
+            try:
+                await self._blocking(self.store.flush_queues)
+                await self._blocking(self.store.flush_checkpoint)
+            except StoreError as error:
+                log.error("queue files cannot be synced, a recovery will make them again: %s", error)
+
+    async def _reput(self) -> None:
+        first, longest = REPUT_PAUSES
+        pause = first
+        while True:
+            if await self._alarms.reput.wait(anyio.current_time() + pause):
+                pause = first
+                await anyio.sleep(REPUT_SECONDS)
+            else:
+                pause = min(2 * pause, longest)
+            while self.store.dispatch(REPUT_RECORDS):
+                await anyio.lowlevel.checkpoint()
+
+    async def _clean(self) -> None:
+        while True:
+            seconds = self.store.config.clean_resource_interval / 1000
+            await self._alarms.clean.wait(anyio.current_time() + seconds)
+            try:
+                await self._remove_expired()
+            except StoreError as error:
+                log.error("expired files cannot be removed: %s", error)
+            await in_slices(self.broker.offsets.log_losses())
+
+    async def _remove_expired(self) -> None:
+        """Remove expired files one at a time: a GiB takes half a second, and one may make room enough."""
+        retention, store = self.store.retention, self.store
+        for _ in range(MOST_FILES):
+            taken = retention.take(store.config, self.broker.now_ms())
+            while (path := retention.path) is not None:
+                await self._blocking(partial(store.disk.remove, path))
+                why = retention.why(path)
+                retention.removed(path)
+                log.info("%s is removed (%s)", path, why)
+            if not taken:
+                break
+
+    # ---- timed parts: `step` does what is due and says when to come again ----
+
+    async def _deadlines(self) -> None:
+        while True:
+            await self._alarms.deadlines.wait(self.broker.step_deadlines(anyio.current_time()))
+
+    async def _schedule(self) -> None:
+        await self._repeat(self.broker.step_schedule, self._alarms.schedule)
+
+    async def _check_back(self) -> None:
+        await self._repeat(self.broker.step_transactions, Alarm())
+
+    async def _expire(self) -> None:
+        await self._repeat(self.broker.expire, Alarm())
+
+    async def _repeat(self, step: Callable[[], int], alarm: Alarm) -> None:
+        while True:
+            next_ms = step()
+            seconds = max(0, next_ms - self.broker.now_ms()) / 1000
+            # Wall time may be set: look again after a minute whatever it said.
+            await alarm.wait(anyio.current_time() + min(seconds, 60))
+
+    async def _long_answers(self) -> None:
+        while True:
+            await in_slices(self.broker.long_answers.finish())
+            await self._alarms.long_answers.wait()
+
+    async def _saved_answers(self) -> None:
+        while True:
+            await self._saver.save_answers()
+            await self._alarms.saved_answers.wait()
+
+    async def _look_at_certificate(self) -> None:
+        while True:
+            end = await self._blocking(partial(certificate_end, self._tls.tls_cert_path))
+            self.broker.registration.certificate_end = end
+            await anyio.sleep(CERTIFICATE_SECONDS)
+
+    # ---- name servers ----
+
+    async def _start_registrars(self, nursery: anyio.abc.TaskGroup, pool: Pool) -> None:
+        """Start them all; return when one has registered, or all have tried, or it takes too long."""
+        ready = _Ready(len(self._alarms.register))
+        self.broker.registration.known_by = dict.fromkeys(self._alarms.register, False)
+        pool.on_change = self._on_link
+        for address in self._alarms.register:
+            nursery.start_soon(self._register, pool, address, ready)
+        if self._alarms.register:
+            await ready.alarm.wait(anyio.current_time() + READY_SECONDS)
+
+    async def _register(self, pool: Pool, address: str, ready: _Ready) -> None:
+        """Keep one name server informed: at once, each period, and when topics change."""
+        alarm, registration = self._alarms.register[address], self.broker.registration
+        failures, force = 0, True
+        while True:
+            await self._may_register()
+            try:
+                await self._tell(pool, address, force=force)
+            except EXPECTED as error:
+                level = logging.WARNING if not failures else logging.DEBUG
+                log.log(level, "name server %s is not told: %s", address, error)
+                failures += 1
+            else:
+                if failures or ready.first(address):
+                    log.info("registered at name server %s", address)
+                failures = 0
+            self._tried(address, registered=not failures)
+            ready.tried(address, registered=not failures)
+            await anyio.sleep(registration.pause)
+            period = registration.period
+            pause = min(period, doubled(1.0, failures, AWAY_SECONDS)) if failures else period
+            changed = await alarm.wait(anyio.current_time() + pause)
+            force = changed or bool(failures) or self.broker.config.force_register
+
+    async def _may_register(self) -> None:
+        """A master of a controlled set is announced only while it is one: else routes lead to another."""
+        control = self.broker.replica.control
+        while control is not None and not self.broker.is_slave and not control.may_act():
+            await anyio.sleep(LEASE_LOOK_SECONDS)
+
+    def _on_link(self, address: str, cause: object) -> None:
+        """A name server whose connection has ended has forgotten this broker: it is told again at once."""
+        alarm = self._alarms.register.get(address)
+        if cause is not None and alarm is not None:
+            alarm.ring()
+
+    def _tried(self, address: str, *, registered: bool) -> None:
+        known = self.broker.registration.known_by
+        known[address] = registered
+        if any(known.values()):
+            if self._health.lacking.get(NAME_SERVERS, NOT_TRIED) != NOT_TRIED:
+                log.info("ready: a name server has taken the registration")
+            self._health.has(NAME_SERVERS)
+        else:
+            self._health.lacks(NAME_SERVERS, f"registered at none of {', '.join(self._alarms.register)}")
+
+    async def _tell(self, pool: Pool, address: str, *, force: bool) -> None:
+        registration = self.broker.registration
+        seconds = self.broker.config.register_broker_timeout_mills / 1000
+        if not force:
+            answer = await pool.call(address, registration.query_version(), seconds)
+            if not registration.is_stale(answer):
+                return
+        answer = await pool.call(address, registration.register(), seconds)
+        try:
+            registration.registered(answer, take_order=address == next(iter(self._alarms.register)))
+        except StoreError as error:
+            log.error("the order of topics cannot be saved: %s", error)
+
+    async def _unregister(self, pool: Pool, address: str) -> None:
+        try:
+            await pool.call(address, self.broker.registration.unregister(), STOP_SECONDS)
+        except EXPECTED as error:
+            log.info("name server %s is not told that the broker stops: %s", address, error)
+
+
+class _Ready:
+    """Whether `started` may be told: one name server knows the broker, or none could be reached."""
+
+    def __init__(self, count: int) -> None:
+        self.alarm = Alarm()
+        self._count = count
+        self._tried: set[str] = set()
+
+    def first(self, address: str) -> bool:
+        """Whether that name server has not been tried before."""
+        return address not in self._tried
+
+    def tried(self, address: str, *, registered: bool) -> None:
+        self._tried.add(address)
+        if registered or len(self._tried) == self._count:
+            self.alarm.ring()

@@ -1,0 +1,342 @@
+"""Starting a broker: settings that fit each other, its ports, who may connect, the store, and the broker over
+it.
+
+The ports are opened first: one that is taken ends the start before anything in the store has changed. On
+failure nothing stays open.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+from attrs import frozen
+
+from rmq.broker.broker import Broker
+from rmq.broker.config import VIP_PORT_DISTANCE, BrokerConfig
+from rmq.broker.plugin_host import PluginHost
+from rmq.broker.runtime.replication_handshake import Guard
+from rmq.broker.send_batches import make_broker
+from rmq.config import parse_addresses
+from rmq.errors import ConfigError, PortInUse, StoreError
+from rmq.health import Health
+from rmq.plugin import load, named
+from rmq.profile import cluster_secret
+from rmq.protocol.codes import MASTER_ID
+from rmq.protocol.record import host_bytes
+from rmq.protocol.server_auth import ClusterSecret, ServerAuth
+from rmq.remoting.address import is_literal, join_address, split_address
+from rmq.remoting.limits import Budget, Limits
+from rmq.remoting.loop import bare_errors, current_loop
+from rmq.remoting.network import Network
+from rmq.remoting.server import Acceptor, open_listeners
+from rmq.remoting.stream import Listener
+from rmq.remoting.tls import TlsConfig, TlsContexts
+from rmq.remoting.upgrades import WebSocketAccess
+from rmq.store.config import BrokerRole, StoreConfig
+from rmq.store.disk import Disk
+from rmq.store.store import Store
+
+if TYPE_CHECKING:
+    from rmq.broker.wakeups import Wakeups
+    from rmq.protocol.command import Command
+
+STORE: Final = "store"
+"""The part of a broker's health that this is about."""
+PROGRESS_SECONDS: Final = 1.0
+"""Between two lines of the log while a store opens."""
+
+log = logging.getLogger("rmq.broker")
+
+
+def check(config: BrokerConfig, store_config: StoreConfig) -> None:
+    """Raises ConfigError for settings that do not fit each other."""
+    slave = store_config.broker_role is BrokerRole.SLAVE
+    if slave and config.broker_id == MASTER_ID:
+        raise ConfigError("brokerId", config.broker_id, "more than 0 for a slave (brokerRole=SLAVE)")
+    if not slave and config.broker_id != MASTER_ID:
+        raise ConfigError("brokerId", config.broker_id, "0 for a master, or brokerRole=SLAVE")
+    parse_addresses(config.namesrv_addr)
+    if config.enable_d_leger_commit_log:
+        raise ConfigError(
+            "enableDLegerCommitLog",
+            "true",
+            "false: DLedger's groups and files are not read here. Set controllerAddr and"
+            " durability=replicated at the two or three brokers of a name, and run `python -m rmq.controller`"
+            " (docs/failover.md); messages come over by consuming them there and sending them here",
+        )
+    if store_config.transient_store_pool_enable:
+        log.warning(
+            "transientStorePoolEnable needs nothing here: messages gather in memory and are written many at a"
+            " time, but always before they are acknowledged, so a killed broker loses none of them"
+        )
+
+
+def _addresses(config: BrokerConfig) -> list[str]:
+    """Where to listen: the port for clients, and the VIP port if that one is fixed."""
+    ports = [config.listen_port]
+    if config.vip_channel_enabled and config.listen_port > VIP_PORT_DISTANCE:
+        ports.append(config.listen_port - VIP_PORT_DISTANCE)
+    return [join_address(config.bind_host, port) for port in ports]
+
+
+@frozen
+class Ports:
+    """The listeners for clients and for slaves, open from the start on; `slaves` is None for a broker that
+    has no slaves.
+    """
+
+    clients: Sequence[Listener]
+    slaves: Listener | None
+
+    @property
+    def main(self) -> int:
+        """The port that clients are told."""
+        return split_address(self.clients[0].address).port
+
+    @property
+    def ha(self) -> int:
+        """The port that slaves are told; without a listener for them the one that it would be."""
+        return self.main + 1 if self.slaves is None else split_address(self.slaves.address).port
+
+    async def aclose(self) -> None:
+        """Listen no more. Completes when cancelled."""
+        with anyio.CancelScope(shield=True):
+            for listener in (*self.clients, *([] if self.slaves is None else [self.slaves])):
+                await listener.aclose()
+
+
+async def open_ports(network: Network, config: BrokerConfig, store_config: StoreConfig) -> Ports:
+    """Listen for clients and, at the port after theirs, for slaves, once they are served: until
+    then peers are refused. On failure nothing stays open."""
+    main, *vip = _addresses(config)
+    try:
+        clients = await open_listeners(network, [main, *vip], held=True)
+    except PortInUse as error:
+        if error.address in vip:
+            why = "for clients that ask there, listenPort - 2; vipChannelEnabled=false does without"
+            raise PortInUse(error.address, why) from None
+        raise
+    if not config.ha_enable or store_config.broker_role is BrokerRole.SLAVE:
+        return Ports(clients, None)
+    port = config.listen_port and config.listen_port + 1
+    try:
+        (slaves,) = await open_listeners(network, [join_address(config.bind_host, port)], held=True)
+    except PortInUse as error:
+        await Ports(clients, None).aclose()
+        without = "" if config.controller_addr else "; haEnable=false does without"
+        raise PortInUse(error.address, f"for slaves, listenPort + 1{without}") from None
+    except BaseException:
+        await Ports(clients, None).aclose()
+        raise
+    return Ports(clients, slaves)
+
+
+async def _host_bytes(config: BrokerConfig, port: int) -> bytes:
+    """broker_ip1 and the port as records hold them; a name is looked up, once."""
+    host = config.broker_ip1
+    if not is_literal(host):
+        try:
+            host = str((await anyio.getaddrinfo(host, port))[0][4][0])
+        except OSError as error:
+            expected = f"an address of this machine, or a name that can be looked up ({error.strerror})"
+            raise ConfigError("brokerIP1", config.broker_ip1, expected) from None
+    return host_bytes(join_address(host, port))
+
+
+async def open_broker(
+    config: BrokerConfig,
+    store_config: StoreConfig,
+    ports: Ports,
+    disk: Disk,
+    now_ms: Callable[[], int],
+    plugin_settings: Mapping[str, str],
+    *,
+    wake: Wakeups,
+    opening: Opening,
+) -> Broker:
+    """Open the store and build the broker; on failure nothing stays open, the ports neither. Raises
+    StoppedOpening besides what both raise."""
+    store: Store | None = None
+    try:
+        secret = cluster_secret(config.cluster_secret_file)
+        host = await _host_bytes(config, ports.main)
+        opened = Store(disk, store_config, store_host=host, now_ms=now_ms)
+        await opening.load(opened)
+        store = opened
+        broker = make_broker(
+            config,
+            store,
+            address=join_address(config.broker_ip1, ports.main),
+            ha_address=join_address(config.ha_host, ports.ha),
+            now_ms=now_ms,
+            clock=current_loop().now,
+            work_clock=opening.work_clock,
+            wake=wake,
+            server_auth=None if secret is None else ServerAuth(secret, now_ms),
+            sign=None if secret is None else partial(_signed, secret, now_ms),
+            acceptors=_acceptors(config),
+            budget=Budget(config.connection_buffer_bytes),
+        )
+        broker.use_plugins(load(named(config), plugin_settings, PluginHost(broker)))
+    except BaseException:
+        if store is not None:
+            store.close()
+        await ports.aclose()
+        raise
+    return broker
+
+
+def guard_of(config: BrokerConfig, tls: TlsConfig) -> Guard:
+    """What a peer must pass at the HA port. Raises ConfigError when its files are not usable."""
+    own = cluster_secret(config.ha_secret_file, "haSecretFile")
+    secret = own or cluster_secret(config.cluster_secret_file)
+    contexts = TlsContexts(tls)
+    if tls.tls_enable:
+        contexts.client()  # unusable files end the start, not the first registration
+    return Guard(contexts) if secret is None else Guard(contexts, secret.value, secret.others)
+
+
+def _signed(secret: ClusterSecret, now_ms: Callable[[], int], command: Command) -> Command:
+    """A request to another server of the cluster, with the proof that it comes from one."""
+    return secret.sign(command, now_ms(), os.urandom(16))
+
+
+DISK_SECONDS: Final = 20.0
+"""How long a broker that stops waits for its disk; less than what systemd and Kubernetes give it."""
+
+
+class StoppedOpening(Exception):
+    """The broker was to stop while its store was being opened."""
+
+
+class Stop(Protocol):
+    """An event of either loop, set where a server shall end."""
+
+    def set(self) -> object:
+        """Wake who waits for it."""
+
+    async def wait(self) -> object:
+        """Return when it is set."""
+
+
+class Opening:
+    """The opening of a store, which may take minutes after a crash: in a thread, so that the event loop
+    answers probes, and can be told to `stop` it. A simulation does it in its loop, whose clock rules all.
+    """
+
+    def __init__(self, health: Health, stop: Stop, *, threads: bool) -> None:
+        self._health = health
+        self._stop = stop
+        self._threads = threads
+        self._is_stopped = False
+        health.lacks(STORE, "it is being opened")
+
+    @property
+    def work_clock(self) -> Callable[[], float] | None:
+        """What tells how long work takes, where there is one that is cheaper to read than the loop's."""
+        return time.perf_counter if self._threads else None
+
+    async def load(self, store: Store) -> None:
+        """Load it. Raises StoppedOpening, and as `Store.load`; the folder is unlocked then. Cancelled: the
+        same."""
+        loaded = not self._threads
+        if not self._threads:
+            store.load(Progress(self._health))
+        else:
+            loading = partial(store.load, Progress(self._health, self._check))
+            with suppress(StoppedOpening), bare_errors():
+                async with anyio.create_task_group() as nursery:
+                    scope = anyio.CancelScope(shield=True)
+                    nursery.start_soon(self._cancel, scope)
+                    with scope:
+                        await anyio.to_thread.run_sync(loading, abandon_on_cancel=True)
+                        loaded = True
+                    nursery.cancel_scope.cancel()
+            if scope.cancelled_caught:
+                raise StoreError("the disk does not answer: the store is being opened, and that is given up")
+        if not loaded:
+            log.info("told to stop while the store was being opened; the next start begins with it again")
+            raise StoppedOpening
+        self._health.has(STORE)
+
+    async def _cancel(self, scope: anyio.CancelScope) -> None:
+        try:
+            await self._stop.wait()
+        finally:
+            self._is_stopped = True
+        await anyio.sleep(DISK_SECONDS)
+        scope.cancel()
+
+    def _check(self) -> None:
+        if self._is_stopped:
+            raise StoppedOpening
+
+
+class Progress:
+    """Says how far the opening of a store is: a line when another stage begins, and one a second. Called in
+    a thread too; `check` raises where the opening shall end."""
+
+    def __init__(
+        self,
+        health: Health,
+        check: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._health = health
+        self._check = check
+        self._clock = clock
+        self._next = clock() + PROGRESS_SECONDS
+        self._stage = ""
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        self._check()
+        now = self._clock()
+        if now >= self._next:
+            self._next = now + PROGRESS_SECONDS
+            share = done / max(total, 1)
+            text = f"{stage}, {100 * share:.0f} % ({done} of {total})"
+            self._health.lacks(STORE, f"it is being opened: {text}")
+            log.info("opening the store: %s", text)
+
+
+HA_SHARE: Final = 0.125
+"""How much of the descriptors that connections may have links to slaves may take."""
+
+
+def _acceptors(config: BrokerConfig) -> dict[str, Acceptor]:
+    """Who lets clients in, and who slaves."""
+    most, per_second = config.max_connections, config.max_new_connections_per_address
+    return {
+        "clients": Acceptor(most, config.max_connections_per_address, per_second=per_second),
+        "slaves": Acceptor(config.ha_max_connections, per_second=per_second, share=HA_SHARE),
+    }
+
+
+def client_limits(config: BrokerConfig) -> Limits:
+    """The bounds of a client's connection."""
+    return Limits(idle_seconds=config.server_channel_max_idle_time_seconds)
+
+
+def own_limits(config: BrokerConfig) -> Limits:
+    """The bounds of the broker's own connections, which are idle between registrations at name servers."""
+    idle_seconds = max(Limits().idle_seconds, config.server_channel_max_idle_time_seconds)
+    return Limits(stall_seconds=math.inf, idle_seconds=idle_seconds)
+
+
+def web_socket_access(config: BrokerConfig) -> WebSocketAccess:
+    """Which WebSocket upgrades are taken."""
+    own = (config.broker_ip1, config.broker_ip2, config.bind_address, socket.gethostname())
+    return WebSocketAccess(
+        origins=config.web_socket_origins, hosts=config.web_socket_hosts, own=[name for name in own if name]
+    )

@@ -1,0 +1,284 @@
+"""Runs: a broker that takes consecutive plain sends as one thing, with the compiled engine.
+
+What is plain is decided twice. The engine makes a run of sends that look so, to queues that have lanes; here
+it is decided whether runs may be taken as such now: not when a plug-in wants to see records or each request,
+or has doubts about one of these, nor while a topic waits to be saved, nor when sends are refused. Then a run
+goes the long way, as the commands that it stands for, and what holds for sends is said in one place,
+`rmq.broker.produce.send`.
+
+Where the poller hands over the chunks of several connections in a row, short runs are gathered, and one
+commit writes them all: with a request on each of many connections most of a message's cost is its chunk's.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from rmq.broker.broker import Broker
+from rmq.broker.produce.send import RARE, host_of
+from rmq.errors import StoreError
+from rmq.message import PROPERTY_CLUSTER
+from rmq.protocol import engine
+from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_OF_SENDERS, SYS_STOREHOST_V6
+from rmq.remoting.limits import turn_is_over
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from rmq.broker.config import BrokerConfig
+    from rmq.plugin import Hooks
+    from rmq.protocol._engine import Lanes, SendRun
+    from rmq.protocol.command import Command
+    from rmq.remoting.connection import Connection
+    from rmq.store.store import Store
+
+log = logging.getLogger("rmq.broker")
+
+FEW: Final = 8
+"""A shorter run that does not come alone is handled with the others: it would cost a write of its own."""
+SHORT: Final = 64
+"""A longer run is not gathered: its chunk costs little beside its messages."""
+GATHERED_BYTES: Final = 256 * 1024
+"""So much is gathered, about; then it is written, or the first would wait for the last of a thousand."""
+_AROUND: Final = 512
+"""About what a message has beside its body."""
+
+
+def make_broker(
+    config: BrokerConfig, store: Store, *, compiled: ModuleType | None = engine.compiled, **given: Any
+) -> Broker:
+    """A broker with the engine that was chosen; the rest as for `Broker`."""
+    if compiled is None:
+        return Broker(config, store, **given)
+    return RunBroker(config, store, compiled, **given)
+
+
+def _end(connection: Connection, error: Exception) -> None:
+    """As a connection ends itself by a bug that it meets."""
+    log.error("closing %s after an unexpected error: %s", connection.peer_address, error, exc_info=error)
+    connection.close(f"an unexpected error: {type(error).__name__}: {error}", error)
+
+
+class RunBroker(Broker):
+    """A broker with lanes for plain sends, which it opens where such sends go."""
+
+    lanes: Lanes
+
+    def __init__(self, config: BrokerConfig, store: Store, compiled: ModuleType, **given: Any) -> None:
+        host = store.store_host
+        self._run_class = compiled.SendRun
+        host_flag = SYS_STOREHOST_V6 if len(host) == 20 else 0
+        self.lanes = compiled.Lanes(RARE, host, host_flag, SYS_BORNHOST_V6, SYS_OF_SENDERS)
+        self._gathers = False
+        self._gathered: list[tuple[SendRun, Connection]] = []
+        self._gathered_bytes = 0
+        super().__init__(config, store, **given)
+        self.settings.derive(self._reset_lanes)
+
+    def use_plugins(self, hooks: Hooks) -> None:
+        """As `Broker.use_plugins`."""
+        super().use_plugins(hooks)
+        self._reset_lanes()
+
+    def _on_topics_change(self) -> None:
+        self._reset_lanes()
+        super()._on_topics_change()
+
+    def _reset_lanes(self) -> None:
+        lanes = self.lanes
+        lanes.clear()
+        lanes.suffix = f"{PROPERTY_CLUSTER}\x01{self.config.broker_cluster_name}".encode()
+        lanes.is_indexed = self.store.config.message_index_enable
+        lanes.is_open = not self.hooks.stored and self.hooks.take_runs
+        lanes.is_signed = bool(self.hooks.requests)
+
+    def handle(self, requests: list[Command], connection: Connection) -> int:
+        """As `Broker.handle`. A run that goes the long way is replaced by its commands in `requests`."""
+        if self._gathers:
+            if len(requests) == 1 and requests[0].__class__ is self._run_class:
+                if self._gather(requests[0], connection):  # type: ignore[arg-type]
+                    return 1
+            elif self._gathered:
+                self._settle()
+        if len(requests) == 1 and requests[0].__class__ is self._run_class and self._takes_runs():
+            run: Any = requests[0]
+            if self._take(run, connection):  # for a chunk of one send each call is felt
+                return 1
+        if self._run_class in map(type, requests):
+            taken = self._handle_runs(requests, connection)
+        else:
+            taken = super().handle(requests, connection)
+        if self.lanes.wants_more:
+            self._open_lanes()
+        return taken
+
+    def _handle_runs(self, requests: list[Any], connection: Connection) -> int:
+        run_class, clock = self._run_class, self.work_clock
+        if len(requests) > 1 or not self._takes_runs():
+            least = FEW if self._takes_runs() else 1 << 60
+            flat: list[Any] = []
+            for request in requests:
+                if request.__class__ is run_class and request.count < least:
+                    flat += request.commands()
+                else:
+                    flat.append(request)
+            requests[:] = flat
+        began, at, count = clock(), 0, 0
+        while at < len(requests):
+            request = requests[at]
+            if request.__class__ is not run_class:
+                stop = at + 1
+                while stop < len(requests) and requests[stop].__class__ is not run_class:
+                    stop += 1
+                taken = super().handle(requests[at:stop], connection)
+                at, count = at + taken, count + taken
+                if at < stop:
+                    break
+            elif self._takes_runs() and self._take(request, connection):
+                at, count = at + 1, count + request.count
+            else:
+                requests[at : at + 1] = request.commands()
+                continue
+            if at < len(requests) and turn_is_over(clock() - began, count):
+                break
+        return at
+
+    # ---- a round of several connections ----
+
+    def begin_round(self) -> None:
+        """As `Endpoint.begin_round`: short runs are gathered."""
+        self._gathers = True
+
+    def end_round(self) -> None:
+        """As `Endpoint.end_round`."""
+        self._gathers = False
+        if self._gathered:
+            self._settle()
+
+    def _gather(self, run: SendRun, connection: Connection) -> bool:
+        """Keep a run for the round's end; False when it is too long, and all before it are answered."""
+        size = run.count * (run.largest + _AROUND)
+        is_short = run.count <= SHORT and size <= GATHERED_BYTES
+        if self._gathered and (not is_short or self._gathered_bytes + size > GATHERED_BYTES):
+            self._settle()
+        if is_short:
+            self._gathered.append((run, connection))
+            self._gathered_bytes += size
+        return is_short
+
+    def _settle(self) -> None:
+        """Put what was gathered, commit it, and answer. Those that cannot go so go the long way, in order."""
+        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        try:
+            while gathered:
+                count = self._put_all(gathered) if self._takes_runs() else 0
+                if count:
+                    self._commit_runs(gathered[:count])
+                late, gathered = gathered[count : count + 1], gathered[count + 1 :]
+                for run, connection in late:
+                    self._handle_late(run, connection)
+        except Exception as error:  # a bug: what of it is written is not known, so nobody is told success
+            for _, connection in gathered:
+                _end(connection, error)
+            self.commit_pending()
+
+    def _put_all(self, gathered: list[tuple[SendRun, Connection]]) -> int:
+        """How many of these, the first ones, are put."""
+        if self.flow.refusal(self.now_ms()) is not None:
+            return 0
+        self._chunk_at = self.work_clock()
+        for count, (run, connection) in enumerate(gathered):
+            if not self._put(run, connection):
+                return count
+        return len(gathered)
+
+    def _handle_late(self, run: SendRun, connection: Connection) -> None:
+        """Handle a run the long way, outside of its chunk."""
+        requests = run.commands()
+        try:
+            while requests:
+                requests = requests[super().handle(requests, connection) :]
+        except Exception as error:
+            _end(connection, error)
+
+    def _takes_runs(self) -> bool:
+        """Whether a run may be taken as such now."""
+        return self.lanes.is_open and self.acknowledgement.takes_runs and not self.store.has_pending
+
+    def _take(self, run: SendRun, connection: Connection) -> bool:
+        """Put, commit and answer a run; False when that is not done, and it goes the long way."""
+        if self.flow.refusal(self.now_ms()) is not None:
+            return False
+        self._chunk_at = self.work_clock()
+        if not self._put(run, connection):
+            return False
+        self._commit_runs([(run, connection)])
+        return True
+
+    def _put(self, run: SendRun, connection: Connection) -> bool:
+        """Put a run; False when that is not done."""
+        if run.largest > self.send.body_max:
+            return False
+        passed: list[Callable[[], None]] | None = None
+        if self.hooks.requests:
+            passed = self.hooks.admit_run(connection, run)
+            if passed is None:
+                return False
+        host = connection.state.get("host") or host_of(connection)
+        try:
+            if not self.store.put_run(self.lanes, run, host):
+                return False
+        except StoreError:
+            return False  # who sends is told so one by one
+        for then in passed or ():
+            then()
+        return True
+
+    def _commit_runs(self, put: list[tuple[SendRun, Connection]]) -> None:
+        """Commit and answer the runs that are put."""
+        clock, counts = self.work_clock, self.lanes.counts()
+        written = clock()
+        try:
+            arrivals = self.store.commit()
+        except StoreError as error:
+            self._not_written_runs(put, counts, error)
+            return
+        seconds = clock() - written
+        for run, connection in put:
+            self.acknowledgement.run_committed(connection, run)
+        self.flow.wrote(seconds)
+        total = 0
+        for topic, count, size in counts:
+            self.stats.put(topic, count, size)
+            total += count
+        self.stats.stored(seconds * 1000, total)
+        self.histograms.write.observe(clock() - self._chunk_at, total)
+        if self.held_pulls.count:  # what else waits for arrivals waits for topics without lanes
+            self._arrived(arrivals)
+        self.acknowledgement.replicas.grown()
+        self.wake.reput()
+
+    def _not_written_runs(
+        self, put: list[tuple[SendRun, Connection]], counts: list[tuple[str, int, int]], error: StoreError
+    ) -> None:
+        for topic, count, size in counts:
+            self.send.count(topic, count, size)
+        for run, connection in put:
+            self.acknowledgement.pending.run = run
+            self._connection = connection
+            try:
+                self._not_written(error)
+            finally:
+                self._connection = None
+
+    def _open_lanes(self) -> None:
+        """For the queues that sends look for, if such sends are plain."""
+        for topic, queue_id in self.lanes.take_wanted():
+            target = self.send.targets.get(topic)
+            if target is None or target.group or not 0 <= queue_id < target.queues:
+                continue
+            queue = self.store.lane(topic, queue_id)
+            if queue is not None:
+                self.lanes.add(queue, target.sys_flag)

@@ -1,0 +1,471 @@
+"""How far each consumer group is in each queue.
+
+The table is `config/consumerOffset.json`, in RocketMQ's form: `{"offsetTable":{"topic@group":{0:5,1:7},…}}`.
+A commit changes memory only; the table is saved every flushConsumerOffsetInterval and at the end. What is
+lost with the process is consumed again, never skipped: an offset above the end of its queue, as a broker that
+lost the end of its log would find, is taken back to that end, since the messages that get those offsets next
+are new ones.
+
+Some hundred thousand offsets are usual where there are many groups: the general writer and reader of Java's
+JSON are ten times slower than those here, and neither can pause. The text is made in slices, and is that of
+the moment at which it was begun: a topic's offsets of a group that change meanwhile are copied before.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from json.encoder import encode_basestring
+from typing import TYPE_CHECKING, Any, Final
+
+from rmq.broker.tables.versioned import Changes, Settled, Slices, drain
+from rmq.errors import ResponseError, for_code
+from rmq.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANSACTION_GROUP
+from rmq.plugin import account_of
+from rmq.protocol.bodies import ConsumerOffsetSerializeWrapper
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.headers import (
+    QueryConsumerOffsetRequestHeader,
+    QueryConsumerOffsetResponseHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+from rmq.store.config import BrokerRole
+
+if TYPE_CHECKING:
+    from rmq.broker.config import Settings
+    from rmq.broker.tables.topics import Topics
+    from rmq.protocol.command import Command
+    from rmq.store.store import Store
+
+
+SLICE_OFFSETS: Final = 2_000
+"""So many offsets are written or read in one slice, and one topic of one group more."""
+
+_Table = dict[str, dict[int, int]]
+
+_HEAD: Final = re.compile(r'\s*\{\s*"offsetTable"\s*:\s*\{')
+_ENTRY: Final = re.compile(r'\s*"([^"\\]*)"\s*:\s*\{([-0-9:,"\s]*)\}\s*(,?)')
+_TAIL: Final = re.compile(r"\s*\}\s*\}\s*\Z")
+_LONG: Final = 1 << 63
+
+
+def encode_offsets(table: Mapping[str, Mapping[int, int]]) -> Slices[bytes]:
+    """The text of a table. A value may be replaced meanwhile, if the table keeps its keys."""
+    pieces, rows, count = [b'{"offsetTable":{'], list[str](), 0
+    separator = ""
+    for key, queues in table.items():
+        numbers = ",".join([f"{queue_id}:{offset}" for queue_id, offset in queues.items()])
+        rows.append(f"{separator}{encode_basestring(key)}:{{{numbers}}}")
+        separator = ","
+        count += len(queues) + 1
+        if count >= SLICE_OFFSETS:
+            pieces.append("".join(rows).encode("utf-8", "replace"))
+            rows, count = [], 0
+            yield
+    pieces.append(f"{''.join(rows)}}}}}".encode("utf-8", "replace"))
+    return b"".join(pieces)
+
+
+def decode_offsets(data: bytes) -> Slices[_Table]:
+    """The table of a text. One that has more in it than offsets is read at once, by the general reader, which
+    raises RemoteProtocolError."""
+    text = data.decode("utf-8", "replace")
+    head = _HEAD.match(text)
+    at = -1 if head is None else head.end()
+    table: _Table = {}
+    count, more = 0, head is not None
+    while more and (entry := _ENTRY.match(text, at)) is not None:
+        key, numbers, comma = entry.groups()
+        queues = _queues(numbers)
+        if queues is None:
+            break
+        table[key] = queues
+        at, more = entry.end(), bool(comma)
+        count += len(queues) + 1
+        if count >= SLICE_OFFSETS:
+            count = 0
+            yield
+    if head is not None and (not more or at == head.end()) and _TAIL.match(text, at) is not None:
+        return table
+    return ConsumerOffsetSerializeWrapper.from_json(data).offset_table
+
+
+def _queues(text: str) -> dict[int, int] | None:
+    """Queue id -> offset of `0:5,"1":7`; None for what is no such text."""
+    if not text or text.isspace():
+        return {}
+    queues = {}
+    try:
+        for pair in text.replace('"', "").split(","):
+            queue_id, offset = pair.split(":")
+            queues[int(queue_id)] = int(offset)
+    except ValueError:
+        return None
+    return queues if all(-_LONG <= number < _LONG for number in queues.values()) else None
+
+
+_OF_TRANSACTIONS: Final = frozenset(
+    f"{topic}@{TRANSACTION_GROUP}" for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
+)
+"""Rows that say how far transactions are: the broker's own."""
+NONE: Final = -1
+COPY_FRESH: Final = 1_000
+"""A table of more topics and groups than this is given to slaves as it was saved last, some seconds ago."""
+
+LOSSES_LOGGED: Final = 20
+"""Groups and topics that are named in the log when files of messages go that they had not consumed."""
+
+log = logging.getLogger("rmq.broker")
+
+
+class Offsets:
+    """The table of offsets: `topic@group` -> queue id -> offset of the next message to consume.
+
+    On a slave, what the master says is taken as it is. `group_exists(group, account)` says whether a group
+    may commit.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Topics,
+        store: Store,
+        *,
+        group_exists: Callable[[str, str], bool],
+    ) -> None:
+        self._settings = settings
+        self.is_changed = False
+        self.is_closed: Callable[[], bool] = lambda: False
+        """Whether commits that are answered are refused, as they would be lost with this master."""
+        self.settled: Settled = lambda request, connection, response: response
+        """The answer to a commit, which may have to wait for the replicas of a set."""
+        self.changes = Changes()
+        self._group_exists = group_exists
+        self._topics = topics
+        self._store = store
+        self._table: dict[str, dict[int, int]] = {}
+        self._topics_of: dict[str, dict[str, None]] | None = None  # by group; made when somebody asks
+        self._groups_of: dict[str, dict[str, None]] = {}  # by topic, the same
+        self._kept: dict[str, dict[int, int]] = {}  # as the table was when its text was begun; else empty
+        self._last_text = b""  # of a large table
+
+    def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
+        """What this part answers."""
+        return {
+            RequestCode.QUERY_CONSUMER_OFFSET: self._on_query,
+            RequestCode.UPDATE_CONSUMER_OFFSET: self._on_update,
+            RequestCode.GET_ALL_CONSUMER_OFFSET: self._on_get_all,
+        }
+
+    @property
+    def _is_slave(self) -> bool:
+        return self._settings.store.broker_role is BrokerRole.SLAVE
+
+    # --- the table ---
+
+    def __len__(self) -> int:
+        """Pairs of a topic and a group that has offsets in it."""
+        return len(self._table)
+
+    def get(self, group: str, topic: str, queue_id: int) -> int:
+        """Where the group goes on in a queue; -1 when it never said."""
+        queues = self._table.get(f"{topic}@{group}")
+        return NONE if queues is None else queues.get(queue_id, NONE)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int, client: str = "") -> None:
+        """Keep where a group goes on. A negative offset is dropped, one above the end becomes the end.
+
+        Raises ResponseError when it would be one pair of a topic and a group too many.
+        """
+        key = f"{topic}@{group}"
+        queues = self._table.get(key)
+        if queues is None:
+            if offset < 0:
+                return
+            queues = self._added(topic, group)
+        known = queues.get(queue_id, NONE)
+        if offset == known:
+            return
+        if offset < 0 or offset < known:
+            log.warning("%s takes %s queue %d from %d back to %d", client, key, queue_id, known, offset)
+            if offset < 0:
+                return
+        elif not self._is_slave:
+            offset = self._at_most_end(key, topic, queue_id, offset, client)
+        if self._kept:
+            self._keep(key, queues)
+        queues[queue_id] = offset
+        self._changed((key,))
+
+    def put(self, group: str, topic: str, offsets: dict[int, int]) -> None:
+        """Set the group's offsets in a topic: queue id -> offset."""
+        key = f"{topic}@{group}"
+        queues = self._table.get(key)
+        if queues is None:
+            queues = self._added(topic, group)
+        self._keep(key, queues)
+        queues.update(offsets)
+        self._changed((key,))
+
+    def of(self, group: str, topic: str) -> dict[int, int]:
+        """The group's offsets in a topic; empty when it has none."""
+        return dict(self._table.get(f"{topic}@{group}", ()))
+
+    def clone(self, group: str, to_group: str, topic: str) -> None:
+        """Give another group the same offsets in a topic."""
+        offsets = self._table.get(f"{topic}@{group}")
+        if offsets is not None:
+            if f"{topic}@{to_group}" not in self._table:
+                self._added(topic, to_group)
+            self._table[f"{topic}@{to_group}"] = dict(offsets)
+            self._changed((f"{topic}@{to_group}",))
+
+    def _added(self, topic: str, group: str) -> dict[int, int]:
+        """A new pair. Raises ResponseError when there are too many: then none but the broker's own comes."""
+        is_own = f"{topic}@{group}" in _OF_TRANSACTIONS
+        if len(self._table) >= self._settings.broker.max_consumer_offsets and not is_own:
+            raise for_code(
+                ResponseCode.SYSTEM_ERROR,
+                f"offsets of group {group} in topic {topic} are not kept: this broker has those of "
+                f"{len(self._table)} pairs of a topic and a group, see maxConsumerOffsets",
+            )
+        if self._topics_of is not None:
+            self._index(self._topics_of, topic, group)
+        queues = self._table[f"{topic}@{group}"] = {}
+        return queues
+
+    def _index(self, topics_of: dict[str, dict[str, None]], topic: str, group: str) -> None:
+        topics_of.setdefault(group, {})[topic] = None
+        self._groups_of.setdefault(topic, {})[group] = None
+
+    def _indexed(self) -> dict[str, dict[str, None]]:
+        """Topics by group, after a look at the whole table the first time."""
+        topics_of = self._topics_of
+        if topics_of is None:
+            topics_of, self._groups_of = {}, {}
+            for topic, group in self._keys():
+                self._index(topics_of, topic, group)
+            self._topics_of = topics_of
+        return topics_of
+
+    def topics_of(self, group: str) -> set[str]:
+        """The topics that the group has offsets in."""
+        return set(self._indexed().get(group, ()))
+
+    def groups_of(self, topic: str) -> set[str]:
+        """The groups that have offsets in the topic."""
+        self._indexed()
+        return set(self._groups_of.get(topic, ()))
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """All pairs of a topic and a group that has offsets in it."""
+        return list(self._keys())
+
+    def log_losses(self) -> Slices[None]:
+        """Log which groups have lost messages that they had not consumed, as files of the log went."""
+        lost: dict[tuple[str, str], int] = {}
+        for topic, queue_id, first, start in self._store.lost():
+            for group in self.groups_of(topic):
+                offset = self.get(group, topic, queue_id)
+                if 0 <= offset < start:
+                    lost[group, topic] = lost.get((group, topic), 0) + start - max(offset, first)
+            yield
+        for (group, topic), count in list(lost.items())[:LOSSES_LOGGED]:
+            log.warning(
+                "group %s has lost %d messages of topic %s unread: their file of the log is gone",
+                group,
+                count,
+                topic,
+            )
+        if len(lost) > LOSSES_LOGGED:
+            log.warning("and %d more groups and topics", len(lost) - LOSSES_LOGGED)
+
+    def delete_topic(self, topic: str) -> None:
+        """Forget the offsets of a topic."""
+        self._forget([(topic, group) for group in self.groups_of(topic)])
+
+    def delete_group(self, group: str) -> None:
+        """Forget the offsets of a group."""
+        self._forget([(topic, group) for topic in self.topics_of(group)])
+
+    def _keys(self) -> Iterator[tuple[str, str]]:
+        for key in self._table:
+            topic, _, group = key.partition("@")
+            yield topic, group
+
+    def _forget(self, pairs: list[tuple[str, str]]) -> None:
+        topics_of = self._indexed()
+        for topic, group in pairs:
+            del self._table[f"{topic}@{group}"]
+            _remove(topics_of, group, topic)
+            _remove(self._groups_of, topic, group)
+            self._changed((f"{topic}@{group}",))
+
+    def _at_most_end(self, key: str, topic: str, queue_id: int, offset: int, client: str) -> int:
+        end = self._store.max_offset(topic, queue_id)
+        if offset <= end:
+            return offset
+        log.warning("%s commits %d of %s queue %d, which ends at %d", client, offset, key, queue_id, end)
+        return end
+
+    # --- the file ---
+
+    def text(self) -> Slices[bytes]:
+        """The text of consumerOffset.json as the table is now; unsets `is_changed`. One at a time."""
+        self.is_changed = False
+        self._kept = dict(self._table)
+        try:
+            text = yield from encode_offsets(self._kept)
+        finally:
+            self._kept = {}
+        self._last_text = text if len(self._table) > COPY_FRESH else b""
+        return text
+
+    def _keep(self, key: str, queues: dict[int, int]) -> None:
+        """These are about to change: the text that is being made gets them as they are."""
+        if self._kept.get(key) is queues:
+            self._kept[key] = dict(queues)
+
+    def to_json(self) -> bytes:
+        """The text of consumerOffset.json, made at once."""
+        return drain(encode_offsets(self._table))
+
+    def load(self, data: bytes | None) -> None:
+        """Take a saved table, None when there is none, after the store's load. Raises RemoteProtocolError."""
+        if data is None:
+            return
+        self._table, self._topics_of = drain(decode_offsets(data)), None
+        if not self._is_slave:
+            self._check_ends()
+
+    def replace(self, data: bytes) -> Slices[bool]:
+        """Take the master's table; whether it differs. Raises RemoteProtocolError."""
+        table = yield from decode_offsets(data)
+        changed = len(table) != len(self._table)
+        for count, (key, queues) in enumerate(table.items()):
+            if changed or self._table.get(key) != queues:
+                changed = True
+                break
+            if count % SLICE_OFFSETS == SLICE_OFFSETS - 1:
+                yield
+        self.changes.add(self._table.keys() | table.keys())
+        self._table, self._topics_of = table, None
+        self.is_changed |= changed
+        return changed
+
+    # --- rows for slaves ---
+
+    def _changed(self, keys: Collection[str]) -> None:
+        self.is_changed = True
+        self.changes.add(keys)
+
+    def names(self) -> list[str]:
+        """The names of all rows, `topic@group`."""
+        return list(self._table)
+
+    def text_of(self, names: Collection[str]) -> bytes:
+        """As `to_json`, with those of these rows that are there."""
+        return drain(encode_offsets({name: self._table[name] for name in names if name in self._table}))
+
+    def missing(self, names: Collection[str]) -> list[str]:
+        """Those of these names that no row has."""
+        return [name for name in names if name not in self._table]
+
+    def rows_of(self, text: bytes) -> tuple[_Table, None]:
+        """The rows of such a text; they have no version. Raises RemoteProtocolError."""
+        return drain(decode_offsets(text)), None
+
+    def follow(self, rows: _Table, version: None, gone: Collection[str] | None) -> bool:
+        """A slave's: have these rows of the master's, and those not that are gone; with None, all others are.
+        Returns whether that changes anything.
+        """
+        # How far transactions are is told with the log: a row that comes before it would be ahead of it.
+        if gone is None:
+            gone = self._table.keys() - rows.keys()
+        removed = [name for name in gone if name in self._table and name not in _OF_TRANSACTIONS]
+        changed = {
+            name: queues
+            for name, queues in rows.items()
+            if self._table.get(name) != queues and name not in _OF_TRANSACTIONS
+        }
+        for name in removed:
+            del self._table[name]
+        if removed or changed.keys() - self._table.keys():
+            self._topics_of = None
+        self._table.update(changed)
+        if removed or changed:
+            self._changed([*removed, *changed])
+        return bool(removed or changed)
+
+    def _check_ends(self) -> None:
+        for key, queues in self._table.items():
+            topic = key.partition("@")[0]
+            for queue_id, offset in queues.items():
+                queues[queue_id] = self._at_most_end(key, topic, queue_id, offset, "the saved table")
+                self.is_changed |= queues[queue_id] != offset
+
+    # --- requests ---
+
+    def _on_query(self, request: Command, connection: Any, now: int) -> Command:
+        header = request.read(QueryConsumerOffsetRequestHeader)
+        offset = self.get(header.consumer_group, header.topic, header.queue_id)
+        if offset < 0:
+            if not self._is_young(header.topic, header.queue_id):
+                raise for_code(
+                    ResponseCode.QUERY_NOT_FOUND,
+                    f"Not found: group {header.consumer_group} has no offset in queue {header.queue_id} "
+                    f"of topic {header.topic}, maybe it consumes for the first time",
+                )
+            offset = 0
+        return request.reply(header=QueryConsumerOffsetResponseHeader(offset))
+
+    def _is_young(self, topic: str, queue_id: int) -> bool:
+        """Whether a new group reads the queue from its start: nothing was removed, and it is in memory."""
+        if self._store.min_offset(topic, queue_id) > 0:
+            return False
+        return not self._store.get(topic, queue_id, 0, 1).suggests_slave
+
+    def _on_update(self, request: Command, connection: Any, now: int) -> Command | None:
+        header = request.read(UpdateConsumerOffsetRequestHeader)
+        if self.is_closed() and not request.is_oneway:
+            remark = f"offset {header.commit_offset} is not kept: another master takes over, commit it there"
+            raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+        config = self._topics.get(header.topic)
+        if config is None:
+            raise _refused(header, "this broker has no such topic")
+        queues = max(config.read_queue_nums, config.write_queue_nums)
+        if not 0 <= header.queue_id < queues:
+            raise _refused(header, f"the topic has {queues} queues")
+        if header.commit_offset < 0:
+            raise _refused(header, "it is negative")
+        if f"{header.topic}@{header.consumer_group}" not in self._table and not self._group_exists(
+            header.consumer_group, account_of(connection)
+        ):
+            raise _refused(header, "this broker has no such group, and does not make it")
+        self.commit(
+            header.consumer_group,
+            header.topic,
+            header.queue_id,
+            header.commit_offset,
+            connection.peer_address,
+        )
+        return self.settled(request, connection, request.reply())
+
+    def _on_get_all(self, request: Command, connection: Any, now: int) -> Command:
+        return request.reply(body=self._last_text or self.to_json())
+
+
+def _remove(table: dict[str, dict[str, None]], key: str, name: str) -> None:
+    names = table[key]
+    names.pop(name, None)
+    if not names:
+        del table[key]
+
+
+def _refused(header: UpdateConsumerOffsetRequestHeader, reason: str) -> ResponseError:
+    return for_code(
+        ResponseCode.SYSTEM_ERROR,
+        f"offset {header.commit_offset} of group {header.consumer_group} in queue {header.queue_id} "
+        f"of topic {header.topic} is not kept: {reason}",
+    )

@@ -1,0 +1,247 @@
+"""The broker's topics: which exist, how many queues they have, who may read and write them.
+
+The table is `config/topics.json`, in RocketMQ's form. Its data version tells name servers and slaves whether
+they have seen it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from rmq.broker.tables.versioned import VersionedTable
+from rmq.errors import InvalidName, ResponseError, for_code
+from rmq.message import (
+    AUTO_CREATE_TOPIC,
+    BENCHMARK_TOPIC,
+    OFFSET_MOVED_EVENT,
+    REPLY_TOPIC_POSTFIX,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    SELF_TEST_TOPIC,
+    SYSTEM_TOPIC_PREFIX,
+    SYSTEM_TOPICS,
+    validate_topic,
+)
+from rmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
+from rmq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, ResponseCode
+from rmq.protocol.fields import Body
+
+if TYPE_CHECKING:
+    from rmq.broker.config import BrokerConfig, Settings
+
+SCHEDULE_QUEUES: Final = 18
+BENCHMARK_QUEUES: Final = 1024
+TRACE_PLUGIN: Final = "trace"
+UNSAVED_MAX: Final = 1_000
+"""Topics made by sends that wait to be saved. Else such sends are soon all that the broker may let wait."""
+
+log = logging.getLogger("rmq.broker")
+
+
+def reply_topic(cluster: str) -> str:
+    """The topic that stands for the cluster's request-reply messages."""
+    return f"{cluster}_{REPLY_TOPIC_POSTFIX}"
+
+
+def system_topics(config: BrokerConfig) -> list[TopicConfig]:
+    """The topics that every broker has from its start, as RocketMQ 4.9.7 makes them."""
+    read_write = PERM_READ | PERM_WRITE
+    default = config.default_topic_queue_nums
+    cluster_perm = PERM_INHERIT | (read_write if config.cluster_topic_enable else 0)
+    broker_perm = PERM_INHERIT | (read_write if config.broker_topic_enable else 0)
+    made = [TopicConfig(SELF_TEST_TOPIC, 1, 1)]
+    if config.auto_create_topic_enable:
+        made.append(TopicConfig(AUTO_CREATE_TOPIC, default, default, PERM_INHERIT | read_write))
+    made += [
+        TopicConfig(BENCHMARK_TOPIC, BENCHMARK_QUEUES, BENCHMARK_QUEUES),
+        TopicConfig(config.broker_cluster_name, perm=cluster_perm),
+        TopicConfig(config.broker_name, 1, 1, broker_perm),
+        TopicConfig(OFFSET_MOVED_EVENT, 1, 1),
+        TopicConfig(SCHEDULE_TOPIC, SCHEDULE_QUEUES, SCHEDULE_QUEUES),
+    ]
+    if config.trace_topic_enable or TRACE_PLUGIN in config.plugins:
+        made.append(TopicConfig(config.msg_trace_topic_name, 1, 1))
+    made.append(TopicConfig(reply_topic(config.broker_cluster_name), 1, 1))
+    return made
+
+
+def check_name(topic: str | None) -> str:
+    """The topic's name if it is well formed; else raises ResponseError(SYSTEM_ERROR), as RocketMQ answers."""
+    if not topic or not topic.strip():
+        raise for_code(ResponseCode.SYSTEM_ERROR, "The specified topic is blank.")
+    try:
+        validate_topic(topic)
+    except InvalidName as error:
+        raise for_code(ResponseCode.SYSTEM_ERROR, f"The specified topic is not usable: {error}") from None
+    return topic
+
+
+class Topics(VersionedTable[TopicConfig]):
+    """The table of topics. `save` writes topics.json and raises StoreError; `now_ms` stamps data versions.
+
+    A topic's first message, which has it made, is acknowledged when the topic is saved (see acknowledgement),
+    so that none lies in a topic that a restart would not know.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        save: Callable[[bytes], None],
+        now_ms: Callable[[], int],
+        on_change: Callable[[], None],
+    ) -> None:
+        from_start = {made.topic_name: made for made in system_topics(settings.broker)}
+        super().__init__(
+            "topic", "topicConfigTable", from_start, save=save, now_ms=now_ms, on_change=on_change
+        )
+        self.on_made: Callable[[TopicConfig], None] = lambda made: None
+        """Called when a send has made a topic."""
+        self._settings = settings
+        self._system = SYSTEM_TOPICS.union(from_start)
+
+    def get(self, topic: str) -> TopicConfig | None:
+        """The topic's configuration, or None."""
+        return self.table.get(topic)
+
+    def is_system(self, topic: str) -> bool:
+        """Whether the name is reserved: no administrator may make, change or delete it."""
+        return topic in self._system or topic.startswith(SYSTEM_TOPIC_PREFIX)
+
+    def create_for_send(
+        self,
+        topic: str,
+        default_topic: str,
+        queue_nums: int,
+        address: str,
+        *,
+        sys_flag: int = 0,
+        account: str = "",
+    ) -> TopicConfig | None:
+        """The topic, made with the settings of `default_topic` if it does not exist and that one allows it
+        (PERM_INHERIT).
+
+        It gets as many queues as asked for, at most the default topic's. None when it may not be made; raises
+        ResponseError when the limits on topics are reached.
+        """
+        known = self.table.get(topic)
+        if known is not None:
+            return known
+        model = self._model(default_topic)
+        if model is None:
+            log.warning("topic %s is not made: %s of %s does not allow it", topic, default_topic, address)
+            return None
+        full = self._full(topic, self._settings.broker.max_auto_created_topics, account)
+        if full and topic.startswith(RETRY_PREFIX):
+            return None
+        if full:
+            raise for_code(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, and is not made: {full}")
+        if len(self.unsaved) >= UNSAVED_MAX:
+            remark = (
+                f"topic[{topic}] is not made: {len(self.unsaved)} topics wait to be saved, try again later"
+            )
+            raise for_code(ResponseCode.SYSTEM_BUSY, remark)
+        queues = max(0, min(queue_nums, model.write_queue_nums))
+        perm = model.perm & ~PERM_INHERIT
+        made = TopicConfig(topic, queues, queues, perm, model.topic_filter_type, sys_flag)
+        log.info("topic %s made like %s, %d queues, for producer %s", topic, default_topic, queues, address)
+        self.quota.made(topic, account)
+        self._add(topic, made)
+        if not topic.startswith(RETRY_PREFIX):  # consumers have these made at each broker
+            self.on_made(made)
+        return made
+
+    def adopt(self, topic: TopicConfig) -> None:
+        """Have a topic that a send has made at another broker of this service, unless it is here, or there
+        are too many. It is saved as those that sends make here.
+        """
+        name = topic.topic_name
+        if name in self.table or self._full(name, self._settings.broker.max_auto_created_topics, ""):
+            return
+        log.info(
+            "topic %s made, %d queues, as at another broker of this service", name, topic.write_queue_nums
+        )
+        self._add(name, topic)
+
+    def foresee_retry(
+        self, topic: str, queue_nums: int, sys_flag: int = 0, *, account: str = ""
+    ) -> TopicConfig | None:
+        """The topic of a group's retries, made before its first retry as long as the broker has few topics:
+        RocketMQ's tools find the brokers of a group by the route of this topic. None when it is not made yet.
+        """
+        known = self.table.get(topic)
+        if known is not None or self._full(
+            topic, self._settings.broker.max_auto_created_topics // 2, account
+        ):
+            return known
+        self.quota.made(topic, account)
+        perm = PERM_READ | PERM_WRITE
+        return self._add(topic, TopicConfig(topic, queue_nums, queue_nums, perm, topic_sys_flag=sys_flag))
+
+    def create_retry(self, topic: str, perm: int, queue_nums: int, sys_flag: int = 0) -> TopicConfig:
+        """The topic of a group's retries or dead letters, made when it does not exist.
+
+        Raises ResponseError when no more are made.
+        """
+        known = self.table.get(topic)
+        if known is not None:
+            return known
+        full = self._full(topic, self._settings.broker.max_auto_created_topics * 3 // 2, "")
+        if full:
+            raise for_code(ResponseCode.SYSTEM_ERROR, f"topic[{topic}] is not made: {full}")
+        made = TopicConfig(topic, queue_nums, queue_nums, perm, topic_sys_flag=sys_flag)
+        log.info("topic %s made, %d queues", topic, queue_nums)
+        return self._add(topic, made)
+
+    def _full(self, topic: str, most: int, account: str) -> str:
+        """Why no topic is made any more; empty when one may be. The broker's own always are."""
+        if self.is_system(topic):
+            return ""
+        most_of_account = self._settings.broker.max_auto_created_topics_of_account
+        if len(self.table) >= most:
+            reason = f"this broker has {len(self.table)} topics, see maxAutoCreatedTopics"
+        elif account and self.quota.count(account) >= most_of_account:
+            reason = f"account {account} has had {self.quota.count(account)} made"
+            reason += ", see maxAutoCreatedTopicsOfAccount"
+        else:
+            return ""
+        if not self._is_full:
+            log.warning("no topic is made for a first use any more: %s", reason)
+        self._is_full = True
+        return f"{reason}; an administrator may make more"
+
+    def update(self, topic: TopicConfig, now: int | None = None) -> None:
+        """Put or replace a topic. Raises StoreError, and then nothing has changed."""
+        self._set(topic.topic_name, topic, now)
+
+    def set_ordered(self, ordered: Collection[str]) -> None:
+        """Take over from a name server which topics are ordered. Raises as `update`."""
+        if any(topic.order != (name in ordered) for name, topic in self.table.items()):
+            table = {name: attrs.evolve(kept, order=name in ordered) for name, kept in self.table.items()}
+            self._put(table, None, table)
+
+    def _body(self, rows: dict[str, TopicConfig]) -> Body:
+        return TopicConfigSerializeWrapper(rows, self.data_version)
+
+    def _parsed(self, data: bytes) -> tuple[dict[str, TopicConfig], DataVersion]:
+        saved = TopicConfigSerializeWrapper.from_json(data)
+        return saved.topic_config_table, saved.data_version
+
+    def _model(self, default_topic: str) -> TopicConfig | None:
+        if default_topic == AUTO_CREATE_TOPIC and not self._settings.broker.auto_create_topic_enable:
+            return None
+        model = self.table.get(default_topic)
+        return model if model is not None and model.perm & PERM_INHERIT else None
+
+
+def unknown_topic(topic: str) -> ResponseError:
+    """The answer for a topic that does not exist; it says what to do."""
+    return for_code(
+        ResponseCode.TOPIC_NOT_EXIST,
+        f"topic[{topic}] not exist, apply first please! "
+        f"Create it with `mqadmin updateTopic -t {topic}` or set autoCreateTopicEnable=true on the broker.",
+    )

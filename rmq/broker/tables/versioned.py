@@ -1,0 +1,521 @@
+"""The tables that a broker keeps as JSON in config/ of its store: how they are read, written and copied.
+
+topics and subscriptionGroup are written at once, by the tables themselves, when a client is told of the
+change; what was made on first use, and the other tables, from time to time, and at the end. Texts are made in
+the loop, in slices where they are long, and written in threads; an older text never follows a newer one.
+
+A slice is a ms or two of long work: a generator yields after each, so that the loop serves others in between
+(`rmq.remoting.loop.in_slices`); what it returns is the result.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from functools import partial
+from itertools import count
+from json.encoder import encode_basestring
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+
+from attrs import frozen
+
+from rmq.protocol.bodies import DataVersion
+from rmq.protocol.fields import Body
+
+if TYPE_CHECKING:
+    from rmq.broker.filtering.filters import FilterTable
+    from rmq.broker.membership.clients import Clients
+    from rmq.broker.tables.groups import Groups
+    from rmq.broker.tables.offsets import Offsets
+    from rmq.broker.tables.queue_locks import Locks
+    from rmq.broker.tables.stats import Stats
+    from rmq.broker.tables.topics import Topics
+    from rmq.protocol.command import Command
+    from rmq.store.store import Store
+
+
+log = logging.getLogger("rmq.broker")
+
+T = TypeVar("T")
+Slices = Generator[None, None, T]
+Settled = Callable[["Command", Any, "Command"], "Command | None"]
+"""From a request whose rows are changed, its connection and its answer to that, or None when it comes
+later."""
+
+
+def drain(work: Slices[T]) -> T:
+    """Run all slices at once; returns the result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+
+class Quota:
+    """How many names each account has had made on first use since the start. Names that no account made are
+    not counted.
+    """
+
+    def __init__(self) -> None:
+        self._makers: dict[str, str] = {}
+        self._counts: Counter[str] = Counter()
+
+    def made(self, name: str, account: str) -> None:
+        """A name was made for an account."""
+        if account:
+            self._makers[name] = account
+            self._counts[account] += 1
+
+    def gone(self, name: str) -> None:
+        """A name was deleted, or an administrator has set it: it counts no more."""
+        account = self._makers.pop(name, None)
+        if account is not None:
+            self._counts[account] -= 1
+            if not self._counts[account]:
+                del self._counts[account]
+
+    def count(self, account: str) -> int:
+        """How many of them an account has."""
+        return self._counts.get(account, 0)
+
+
+CHANGES_KEPT: Final = 100_000
+
+
+class Changes:
+    """Which rows of a table have changed, were made or deleted, in the order of their last change, for those
+    who copy the table. Nothing is kept before the first of them begins. `serial` numbers the last change.
+    """
+
+    def __init__(self) -> None:
+        self.serial = 0
+        self.forgotten = 0
+        """Changes up to this one are not known any more: who has not seen them copies all."""
+        self._at: dict[str, int] = {}
+        self._is_followed = False
+
+    def begin(self) -> int:
+        """Somebody copies all rows now; returns what he has then seen."""
+        self._is_followed = True
+        return self.serial
+
+    def add(self, names: Iterable[str]) -> None:
+        """These rows have changed."""
+        if not self._is_followed:
+            return
+        for name in names:
+            self.serial += 1
+            self._at.pop(name, None)
+            self._at[name] = self.serial
+        if len(self._at) > CHANGES_KEPT:
+            self.forgotten = self.serial
+            self._at.clear()
+
+    def since(self, serial: int) -> list[str]:
+        """The rows that have changed after the change of this number, which is not forgotten."""
+        assert serial >= self.forgotten
+        names = []
+        for name, at in reversed(self._at.items()):
+            if at <= serial:
+                break
+            names.append(name)
+        return names[::-1]
+
+
+SLICE_ROWS: Final = 50
+
+
+class TableText:
+    """The text of a table of frozen rows: `rows` in the map `name` of a body.
+
+    A table is told and saved as a whole whenever one row is new, so each row's text is made once, and the
+    whole once for each version.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = f'"{name}":{{'.encode()
+        self._rows: dict[str, tuple[Body, bytes]] = {}
+        self._whole: tuple[object, bytes] = (None, b"")
+
+    def forget(self) -> None:
+        """All rows have been replaced: texts made of the old ones are dropped."""
+        self._rows, self._whole = {}, (None, b"")
+
+    def whole(self, empty: Body, rows: Mapping[str, Body], version: DataVersion) -> bytes:
+        """The text of the whole table at `version`; rows do not change without the version."""
+        if self._whole[0] is not version:
+            self._whole = version, drain(self.slices(empty, rows))
+        return self._whole[1]
+
+    def slices(self, empty: Body, rows: Mapping[str, Body]) -> Slices[bytes]:
+        """`empty` as text, with `rows` as they are now; rows may come and go meanwhile."""
+        head, tail = empty.to_json().split(self._name + b"}")
+        pieces, made = [], 0
+        for key, row in list(rows.items()):
+            known = self._rows.get(key)
+            if known is None or known[0] is not row:
+                text = b"%b:%b" % (encode_basestring(key).encode("utf-8", "replace"), row.to_json())
+                known = self._rows[key] = row, text
+                made += 1
+                if made % SLICE_ROWS == 0:
+                    yield
+            pieces.append(known[1])
+        if len(self._rows) > 2 * len(pieces):
+            self._rows = {key: known for key, known in self._rows.items() if key in rows}
+        return b"".join((head, self._name, b",".join(pieces), b"}", tail))
+
+
+Row = TypeVar("Row", bound=Body)
+
+
+class VersionedTable(ABC, Generic[Row]):
+    """Rows by name, and a data version that grows with each change; name servers and slaves compare it.
+
+    `update` and `delete` save, by `save`, before they return. A row made on first use, or by `change`, is
+    `unsaved` until the table is saved with all others made meanwhile; `made` counts these. `from_start` are
+    rows that are always there. `noun` is what the log calls a row; `on_change` is called after each change.
+    """
+
+    def __init__(
+        self,
+        noun: str,
+        field: str,
+        from_start: Mapping[str, Row],
+        *,
+        save: Callable[[bytes], None],
+        now_ms: Callable[[], int],
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.table: dict[str, Row] = dict(from_start)
+        self.from_start: Final = frozenset(from_start)
+        self.data_version = DataVersion(timestamp=now_ms(), counter=0)
+        self.made = 0
+        self.unsaved: dict[str, int] = {}  # name -> the value of `made` with it
+        self.quota = Quota()
+        self.changes = Changes()
+        self._start_rows = dict(from_start)
+        self._noun = noun
+        self._text = TableText(field)
+        self._save = save
+        self._now_ms = now_ms
+        self._on_change = on_change
+        self._is_full = False  # and the log says so
+
+    @abstractmethod
+    def _body(self, rows: dict[str, Row]) -> Body:
+        """The table as RocketMQ's JSON body, with these rows."""
+
+    @abstractmethod
+    def _parsed(self, data: bytes) -> tuple[dict[str, Row], DataVersion]:
+        """Rows and version of such a body. Raises RemoteProtocolError."""
+
+    # ---- the file, and the table of a slave's master ----
+
+    def load(self, data: bytes | None) -> None:
+        """Put the rows of the file beside those of the start; None when there is no file. Raises
+        RemoteProtocolError.
+        """
+        if data is not None:
+            self._take(data)
+
+    def replace(self, data: bytes) -> Slices[bool]:
+        """A slave's: have the master's rows instead of ours; what it deleted is deleted here too. Returns
+        whether that changes anything. Raises RemoteProtocolError.
+        """
+        before = yield from self.text()
+        self._take(data)
+        after = yield from self.text()
+        return after != before
+
+    def _take(self, data: bytes) -> None:
+        rows, self.data_version = self._parsed(data)
+        self.changes.add(self.table.keys() | rows.keys())
+        self.table = self._start_rows | rows
+        self._text.forget()
+
+    def names(self) -> list[str]:
+        """The names of all rows."""
+        return list(self.table)
+
+    def text_of(self, names: Collection[str]) -> bytes:
+        """As `to_json`, with those of these rows that are there."""
+        return self._body({name: self.table[name] for name in names if name in self.table}).to_json()
+
+    def missing(self, names: Collection[str]) -> list[str]:
+        """Those of these names that no row has."""
+        return [name for name in names if name not in self.table]
+
+    def rows_of(self, text: bytes) -> tuple[dict[str, Row], DataVersion]:
+        """The rows of such a text, and the version. Raises RemoteProtocolError."""
+        return self._parsed(text)
+
+    def follow(self, rows: Mapping[str, Row], version: DataVersion, gone: Collection[str] | None) -> bool:
+        """A slave's: have these rows of the master's, and those not that are gone; with None, all others are.
+        What changes is `unsaved`. Returns whether something does.
+        """
+        self.data_version = version
+        if gone is None:
+            rows = self._start_rows | dict(rows)
+            gone = self.table.keys() - rows.keys()
+        removed = {name for name in gone if name in self.table and name not in self.from_start}
+        changed = {name for name, row in rows.items() if self.table.get(name) != row} | removed
+        if not changed:
+            return False
+        if removed:
+            self.table = {name: row for name, row in self.table.items() if name not in removed}
+        self.table.update(rows)
+        self.made += 1
+        self.unsaved |= dict.fromkeys(changed, self.made)
+        self.changes.add(changed)
+        self._on_change()
+        return True
+
+    def text(self) -> Slices[bytes]:
+        """As `to_json`, in slices; the table as it is now."""
+        return self._text.slices(self._body({}), self.table)
+
+    def to_json(self) -> bytes:
+        """The text of the file, which is also the body that a slave copies."""
+        return self._text.whole(self._body({}), self.table, self.data_version)
+
+    def saved(self, made: int) -> None:
+        """A text is in the file that was begun when `made` had this value."""
+        self.unsaved = {name: at for name, at in self.unsaved.items() if at > made}
+
+    # ---- an administrator's changes ----
+
+    def delete(self, name: str, now: int | None = None) -> bool:
+        """Remove a row; whether it was there. Raises StoreError, and then nothing has changed."""
+        if name not in self.table:
+            return False
+        self._put({kept: row for kept, row in self.table.items() if kept != name}, now, (name,))
+        self.quota.gone(name)
+        self._is_full = False
+        log.info("%s %s deleted", self._noun, name)
+        return True
+
+    def _set(self, name: str, row: Row, now: int | None) -> None:
+        """Put or replace a row. Raises as `delete`."""
+        self._put({**self.table, name: row}, now, (name,))
+        self.quota.gone(name)
+        log.info("%s %s set: %s", self._noun, name, row)
+
+    def _put(self, table: dict[str, Row], now: int | None, changed: Collection[str]) -> None:
+        before = self.table, self.data_version
+        self.table = table
+        self.data_version = self.data_version.following(self._now_ms() if now is None else now)
+        try:
+            self._save(self.to_json())
+        except Exception:
+            self.table, self.data_version = before
+            raise
+        self.unsaved = {}
+        self.changes.add(changed)
+        self._on_change()
+
+    def change(self, name: str, row: Row | None, now: int | None = None) -> Callable[[], None]:
+        """Put or replace a row, or with None remove it; it is saved later, and `unsaved` until then. Returns
+        what takes that back, if the row was not changed again.
+        """
+        before = self.table.get(name)
+        log.info("%s %s %s", self._noun, name, "deleted" if row is None else f"set: {row}")
+        self._place(name, row, now)
+
+        def undo() -> None:
+            if self.table.get(name) is row:
+                self._place(name, before, None)
+
+        return undo
+
+    def _place(self, name: str, row: Row | None, now: int | None) -> None:
+        table = {**self.table, name: row}
+        self.table = {name: row for name, row in table.items() if row is not None}
+        self.quota.gone(name)
+        self._is_full = False
+        self._grown((name,), now)
+
+    # ---- rows made on first use ----
+
+    def renew(self) -> None:
+        """Have another version of the same rows: what is told of them has changed by a setting."""
+        self.data_version = self.data_version.following(self._now_ms())
+        self._on_change()
+
+    def _add(self, name: str, row: Row) -> Row:
+        self.table[name] = row
+        self._grown({name})
+        return row
+
+    def forget(self, names: Collection[str]) -> None:
+        """Remove rows that were made on first use and are not used; saved later, as those that are made."""
+        self.table = {name: row for name, row in self.table.items() if name not in names}
+        for name in names:
+            self.quota.gone(name)
+        self._is_full = False
+        self._grown(names)
+
+    def _grown(self, names: Collection[str], now: int | None = None) -> None:
+        self.data_version = self.data_version.following(self._now_ms() if now is None else now)
+        self.made += 1
+        self.unsaved |= dict.fromkeys(names, self.made)
+        self.changes.add(names)
+        self._on_change()
+
+
+class Table(Protocol):
+    """What is in one file."""
+
+    def load(self, data: bytes | None) -> None:
+        """Take what was in the file; None when there was none. Raises RemoteProtocolError."""
+
+    def to_json(self) -> bytes:
+        """The text of the file."""
+
+
+class ChangingTable(Table, Protocol):
+    """A table whose file is written from time to time, when it has changed; `to_json` unsets `is_changed`."""
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it has changed since `to_json` was called."""
+
+
+class LargeTable(Table, Protocol):
+    """A ChangingTable with so many rows that its text is made in slices."""
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it has changed since `text` was called."""
+
+    def text(self) -> Slices[bytes]:
+        """The text of the file; unsets `is_changed`."""
+
+
+class CopiedTable(Table, Protocol):
+    """A table that a slave copies from its master; what changes by that, it saves as after any change."""
+
+    def replace(self, data: bytes) -> Slices[bool]:
+        """Have the master's table instead of ours; returns whether it differs. Raises RemoteProtocolError."""
+
+
+class TableFiles:
+    """Reads the tables in the beginning, and collects what is to be written. Tables are known by the names of
+    their files.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._changed: dict[str, bytes] = {}
+        self._lock = store.disk.guard()
+        self._stamps = count(1)
+        self._written: dict[str, int] = {}  # name -> stamp of the text in the file
+        self.versioned: Mapping[str, VersionedTable[Any]] = {}
+        self._small: Mapping[str, ChangingTable] = {}
+        self._large: Mapping[str, LargeTable] = {}
+        self._copied: Mapping[str, CopiedTable] = {}
+
+    def load(
+        self,
+        *,
+        versioned: Mapping[str, VersionedTable[Any]],
+        small: Mapping[str, ChangingTable],
+        large: Mapping[str, LargeTable],
+        copied: Mapping[str, CopiedTable],
+    ) -> None:
+        """Read all tables; they are given here, not before, because they save by this object. Those of the
+        others that a slave replaces by a verb of their own are in `copied` too. Raises StoreError,
+        RemoteProtocolError.
+        """
+        self.versioned, self._small, self._large, self._copied = versioned, small, large, copied
+        tables: dict[str, Table] = {**versioned, **small, **large}
+        for name, table in tables.items():
+            table.load(self._store.config_text(name))
+
+    def save_later(self, name: str, data: bytes) -> None:
+        """Write this text with the next `changed`."""
+        self._changed[name] = data
+
+    def save(self, name: str, data: bytes) -> None:
+        """Replace a file now. Raises StoreError."""
+        self._write(name, data, next(self._stamps))
+
+    def saving(self, name: str) -> Slices[Callable[[], None]]:
+        """Make the text of a versioned table; returns what writes it, in a thread. That raises StoreError."""
+        stamp = next(self._stamps)
+        data = yield from self.versioned[name].text()
+        return partial(self._write, name, data, stamp)
+
+    def unsaved(self) -> dict[str, bytes]:
+        """The texts of the versioned tables that have unsaved rows, by name; they count as saved
+        from now on.
+        """
+        texts = {}
+        for name, table in self.versioned.items():
+            if table.unsaved:
+                texts[name] = table.to_json()
+                table.saved(table.made)
+        return texts
+
+    def _write(self, name: str, data: bytes, stamp: int) -> None:
+        # Two threads may write the same table: of two texts the one that was begun later stays.
+        with self._lock:
+            if stamp > self._written.get(name, 0):
+                self._store.save_config(name, data)
+                self._written[name] = stamp
+
+    def changed(self) -> Slices[dict[str, bytes]]:
+        """The texts of all other tables that have changed, by name, for `store.save_configs`, which may run
+        in any thread.
+        """
+        for name, large in self._large.items():
+            if large.is_changed:
+                self._changed[name] = yield from large.text()
+        for name, small in self._small.items():
+            if small.is_changed:
+                self._changed[name] = small.to_json()
+        changed, self._changed = self._changed, {}
+        return changed
+
+    def not_saved(self, changed: dict[str, bytes]) -> None:
+        """These texts could not be written: give them again next time, unless there are newer ones."""
+        self._changed = {**changed, **self._changed}
+
+    def copy(self, name: str, data: bytes) -> bool:
+        """Take the master's text of a table; whether it differs. Raises RemoteProtocolError, StoreError."""
+        return drain(self.copying(name, data))
+
+    def copying(self, name: str, data: bytes) -> Slices[bool]:
+        """As `copy`, in slices."""
+        copied = self._copied.get(name)
+        if copied is not None:
+            return (yield from copied.replace(data))
+        versioned = self.versioned.get(name)
+        if versioned is not None:
+            changed = yield from versioned.replace(data)
+            if changed:
+                self.save_later(name, versioned.to_json())
+            return changed
+        table = self._small[name]
+        before = table.to_json()
+        table.load(data)
+        after = table.to_json()
+        if after != before:
+            self.save_later(name, after)
+        return after != before
+
+
+@frozen
+class Tables:
+    """The tables of one broker; each part takes from them what it needs."""
+
+    topics: Topics
+    groups: Groups
+    offsets: Offsets
+    clients: Clients
+    filters: FilterTable
+    stats: Stats
+    locks: Locks
