@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import anyio
 
 from rmq.client.session import Member, Session
+from rmq.errors import RemoteProtocolError
 from rmq.message import PROPERTY_PRODUCER_GROUP, StoredMessage
 from rmq.protocol.bodies import GetConsumerStatusBody, ResetOffsetBody
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -104,10 +105,14 @@ class ClientEndpoint(Endpoint):
         }
 
     def handle(self, requests: list[Command], connection: Connection) -> None:
-        """Answer a broker's requests. Raises RemoteProtocolError for headers that cannot be read."""
+        """Answer a broker's requests; one that cannot be read fails alone, with SYSTEM_ERROR."""
         for request in requests:
             answer = self._answers.get(request.code, _not_supported)
-            response = answer(request, connection)
+            try:
+                response = answer(request, connection)
+            except RemoteProtocolError as error:
+                log.warning("%s: request %d cannot be read: %s", connection.peer_address, request.code, error)
+                response = request.reply(ResponseCode.SYSTEM_ERROR, str(error))
             if response is not None and not request.is_oneway:
                 connection.reply(response)
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 from rmq.errors import LocalProtocolError, RemoteProtocolError
 from rmq.protocol.codes import LANGUAGE, VERSION
 from rmq.protocol.command import JSON, MAX_FRAME, ROCKETMQ, Command
+from rmq.protocol.damaged import KINDS, LongHeader, refusal, request_of
 from rmq.protocol.header_binary import read_binary, write_binary
 from rmq.protocol.header_json import TYPED_READERS, read_general, read_json, write_json
 
@@ -205,16 +206,18 @@ def encode_pull_reply_head(
 
 _SMALL_BYTES: Final = 4096
 _NO_LIMIT: Final = 0x7FFF_FFFF
+SKIPPED_FRAMES: Final = 4
+"""A frame of up to so many times `max_frame` is read and dropped; a longer one ends its connection."""
 
 
 class Decoder:
     """Bytes in, commands out, however the bytes are cut. Holds at most one unfinished frame.
 
     The work is linear in the bytes fed. `max_frame` and `max_header` are the most bytes of a frame and of its
-    header; a stream with more cannot be read any further. `feed` gives at most `most` commands; when
-    `has_more` is set, feeding nothing gives the next ones. The header of an unfinished frame of more than
-    `ask_from` bytes is shown in `head` before its body is collected. With `lanes`, of the compiled engine, a
-    run of plain sends is one value among the commands, a `SendRun`.
+    header. `feed` gives at most `most` commands; when `has_more` is set, feeding nothing gives the next ones.
+    The header of an unfinished frame of more than `ask_from` bytes is shown in `head` before its body is
+    collected. With `lanes`, of the compiled engine, a run of plain sends is one value among the commands, a
+    `SendRun`. A request that cannot be read, or is too long, is dropped, and `refused` has its response.
     """
 
     def __init__(
@@ -235,24 +238,26 @@ class Decoder:
         """A command whose body is still to come. Its reader sets this to None, and may `skip` the body."""
         self.head_body = 0
         """Bytes of the body of `head`."""
+        self.refused: list[Command] = []
+        """Responses to requests that were dropped. Whoever sends them clears the list."""
         self._most = most
         self._ask_from = ask_from
         self._lanes = lanes
         self._pieces: list[bytes | bytearray] = []  # of the unfinished frame
         self._wanted = 0  # bytes that it needs to be looked at again: all, or those of its header
         self._unread = 0  # bytes of a skipped frame that are still to come
+        self._long: LongHeader | None = None  # of the skipped frame, until its header has come
 
     def feed(self, data: bytes) -> list[Command]:
         """The commands that `data` completes.
 
-        Raises RemoteProtocolError, which ends the connection: the stream cannot be read any further.
+        Raises RemoteProtocolError, which ends the connection: the stream cannot be read any further, or
+        nothing tells whose answer a request that cannot be read would be.
         """
         if data.__class__ is not bytes:
             data = bytes(data)  # a WebSocket gives bytearrays; templates of headers keep slices as keys
         if self._unread:
-            skipped = min(self._unread, len(data))
-            self._unread -= skipped
-            data = data[skipped:]
+            data = self._drop(data)
         self.has_more = False
         if self._pieces:
             self._add(data)
@@ -262,11 +267,16 @@ class Decoder:
             data = b"".join(self._pieces)
             self._pieces.clear()
             self.buffered = 0
-        if self._lanes is None:
-            commands, consumed = split_frames(data, self.max_frame, self.max_header, self._most)
-            count = len(commands)
-        else:
-            commands, consumed, count = self._lanes.split(data, self.max_frame, self.max_header, self._most)
+        try:
+            if self._lanes is None:
+                commands, consumed = split_frames(data, self.max_frame, self.max_header, self._most)
+                count = len(commands)
+            else:
+                commands, consumed, count = self._lanes.split(
+                    data, self.max_frame, self.max_header, self._most
+                )
+        except RemoteProtocolError:
+            commands, consumed, count = self._split_damaged(data)
         if consumed < len(data):
             self._keep(data[consumed:])
             self.has_more = count >= self._most
@@ -303,5 +313,59 @@ class Decoder:
             head = head_size(rest)
             if len(rest) < head:
                 self._wanted = head
-            else:
+                return
+            try:
                 self.head, self.head_body = read_head(rest)
+            except RemoteProtocolError as error:
+                self._refuse(request_of(rest[4], rest[8:head]), error)
+                self.skip()
+
+    # --- frames that cannot be read ---
+
+    def _split_damaged(self, data: bytes) -> tuple[list[Command], int, int]:
+        """As `split_frames`, and how many frames there were; each that cannot be read is refused alone."""
+        commands: list[Command] = []
+        at, end, count = 0, len(data), 0
+        while count < self._most and end - at >= 8:
+            length, word = _PREFIX.unpack_from(data, at)
+            header, kind = word & 0xFF_FFFF, word >> 24
+            if not header + 4 <= length <= SKIPPED_FRAMES * self.max_frame:
+                raise _bad_length(length, header, self.max_frame, self.max_header)
+            if kind not in KINDS:
+                raise _bad_kind(kind)
+            stop = at + 4 + length
+            count += 1
+            if header > self.max_header or length > self.max_frame:
+                reason = _bad_length(length, header, self.max_frame, self.max_header)
+                self._long, self._unread = LongHeader(kind, header, str(reason)), length - 4
+                self._drop(data[at + 8 : stop])
+            elif stop > end:
+                break
+            else:
+                try:
+                    commands += split_frames(data[at:stop], self.max_frame)[0]
+                except RemoteProtocolError as error:
+                    self._refuse(request_of(kind, data[at + 8 : at + 8 + header]), error)
+            at = min(stop, end)
+        if 4 <= end - at < 8:
+            frame_size(data, at, SKIPPED_FRAMES * self.max_frame)
+        return commands, at, count
+
+    def _drop(self, data: bytes) -> bytes:
+        """The bytes behind those of a skipped frame."""
+        dropped = min(self._unread, len(data))
+        self._unread -= dropped
+        if (long := self._long) is not None:
+            long.add(data[:dropped])
+            if not long.left:
+                self._long = None
+                self._refuse(long.request(), RemoteProtocolError(long.remark), is_too_long=True)
+        return data[dropped:]
+
+    def _refuse(
+        self, request: Command | None, error: RemoteProtocolError, *, is_too_long: bool = False
+    ) -> None:
+        if request is None:
+            raise error
+        if not request.is_oneway:
+            self.refused.append(refusal(request, str(error), is_too_long=is_too_long))

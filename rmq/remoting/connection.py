@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_UNBOUNDED = 1 << 62
 FIRST_READ_BYTES = 64 * 1024
 """Reads grow to `limits.receive_bytes` only while they come back full: a large buffer costs 14 µs."""
 
@@ -63,6 +62,7 @@ class Connection:
         """`first` is what was already read from the stream, to find out what it carries. What waits here for
         the peer counts against `budget`. `poller` reads the stream where that can be."""
         loop = current_loop()
+        self._stream, self._endpoint, self._first = stream, endpoint, first
         self.peer_address, self.local_address = stream.peer, stream.local
         self.state: dict[str, Any] = {}
         self._signer = signer
@@ -74,8 +74,6 @@ class Connection:
         self._now: Callable[[], float] = loop.now
         self._new_waiter = loop.waiter
         self._limits = limits or Limits()
-        self._stream, self._endpoint = stream, endpoint
-        self._first = first
         self._decoder = Decoder(
             self._limits.frame_bytes,
             max_header=self._limits.header_bytes,
@@ -87,7 +85,7 @@ class Connection:
         self._wanted = min(FIRST_READ_BYTES, self._limits.receive_bytes)
         self._at_end = False  # the poller has read to the stream's end
         self._rest: list[Command] = []  # requests of the last chunk whose turn has not come
-        self._budget = budget or Budget(_UNBOUNDED)
+        self._budget = budget or Budget(1 << 62)
         self._held = 0  # bytes of ours that the budget knows of
         self._watched_bytes = min(self._limits.outbox_bytes, self._limits.pause_bytes)
         self._taken_at = math.inf  # when the peer last took bytes, while some wait for it
@@ -350,7 +348,7 @@ class Connection:
             self._serve(self._take_responses(commands))
         elif self._half_since == math.inf and self._decoder.buffered:
             self._half_since = now
-        if self._decoder.head is not None:
+        if self._decoder.head is not None or self._decoder.refused:
             self._ask()
         return True
 
@@ -369,11 +367,13 @@ class Connection:
             self._serve(self._rest)
             return
         self._serve(self._take_responses(self._decoder.feed(b"")))
-        if self._decoder.head is not None:
+        if self._decoder.head is not None or self._decoder.refused:
             self._ask()
 
     def _ask(self) -> None:
-        """Whether a large body shall come; one that shall not is read and dropped."""
+        """Ask whether a large body shall come, else drop it; answer the requests that could not be read."""
+        while self._decoder.refused:
+            self.reply(self._decoder.refused.pop())
         head, self._decoder.head = self._decoder.head, None
         if head is None or (head.flag & FLAG_RESPONSE and head.opaque in self._pending):
             return

@@ -38,9 +38,11 @@ class Limits:
     """Bounds of connections. Every one ends in a logged reason, never in growth."""
 
     frame_bytes: int = 16 * MIB
-    """The longest frame that is accepted; a longer one ends its connection before it is read."""
-    header_bytes: int = 64 * KIB
-    """The longest header of a frame; properties of a message have at most 32 KiB."""
+    """The longest frame that is accepted. A longer one is refused, one of more than four times as many bytes
+    ends its connection."""
+    header_bytes: int = 256 * KIB
+    """The longest header of a frame that is read. A message's properties have 32,767 bytes at most, and JSON
+    may need six for each. A request with a longer one is refused."""
     ask_bytes: int = MIB
     """The body of a longer frame is collected only after the endpoint has seen its header (`on_head`)."""
     decoded_frames: int = 1024

@@ -19,8 +19,11 @@ from rmq.protocol.codes import (
     RequestCode,
     ResponseCode,
 )
-from rmq.protocol.command import ROCKETMQ, Command
+from rmq.protocol.command import JSON, ROCKETMQ, Command
+from rmq.protocol.frames import encode, head_size
+from rmq.protocol.properties import encode_properties
 from rmq.protocol.record import encode_batch
+from rmq.remoting.limits import Limits
 from rmq.store.config import BrokerRole, FlushDiskType
 from rmq.store.retention import DiskState
 
@@ -563,3 +566,45 @@ def test_stored_messages_are_counted_once_for_each_topic_of_a_chunk(rig: Rig) ->
     assert runtime["putMessageTimesTotal"] == "6"
     size = rig.store.max_physical_offset
     assert runtime["putMessageSizeTotal"] == str(size)
+
+
+# --- every message that RocketMQ stores is stored ---
+
+CLUSTER_PROPERTY = "\x02CLUSTER\x01WireCluster"
+
+
+def small_properties(count: int) -> str:
+    return "\x02".join(f"{number:04x}\x01v" for number in range(count))
+
+
+LONG_PROPERTIES = {
+    "4,500 small ones": small_properties(4_500),
+    "control characters": "KEY\x01" + "\x03" * 11_000,
+    "all that there may be": "KEY\x01" + "\x03" * (32_767 - len("KEY\x01" + CLUSTER_PROPERTY)),
+    "Chinese": "KEY\x01" + "性" * 10_900,
+}
+
+
+@pytest.mark.parametrize("serialization", [JSON, ROCKETMQ])
+@pytest.mark.parametrize("properties", LONG_PROPERTIES.values(), ids=LONG_PROPERTIES)
+def test_long_properties_are_stored(rig: Rig, properties: str, serialization: int) -> None:
+    request = send(properties=properties)
+    request.serialization = serialization
+    frame = encode(request)
+    assert head_size(frame) <= Limits().header_bytes
+    assert rig.one(request).code == ResponseCode.SUCCESS
+    (message,) = rig.messages("Orders")
+    assert encode_properties(message.properties).removesuffix("\x02") == properties + CLUSTER_PROPERTY
+
+
+@pytest.mark.parametrize(
+    "properties",
+    ["KEY\x01" + "性" * 20_000, LONG_PROPERTIES["all that there may be"] + "\x03"],
+    ids=["20,000 Chinese characters", "one byte too many"],
+)
+def test_properties_that_are_too_long_are_illegal(rig: Rig, properties: str) -> None:
+    """As in RocketMQ's own test, with code 13; the next send over the same connection is stored."""
+    request = send(properties=properties)
+    assert head_size(encode(request)) <= Limits().header_bytes
+    assert rig.one(request).code == ResponseCode.MESSAGE_ILLEGAL
+    assert rig.one(send()).code == ResponseCode.SUCCESS

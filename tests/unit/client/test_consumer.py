@@ -1017,6 +1017,14 @@ class TestQuestions:
             answer = await self.call(setting, 999)
         assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
+    async def test_questions_that_cannot_be_read_fail_alone(self, setting: World, clock: MockClock) -> None:
+        """One ended the connection, with all that waited for its answers."""
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}):
+            answer = await self.call(setting, RequestCode.GET_CONSUMER_RUNNING_INFO)
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert "consumerGroup" in (answer.remark or "")
+            assert (await self.call(setting, 999)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
     async def test_where_it_is(self, setting: World, clock: MockClock) -> None:
         async with setting.connect() as client, client.consumer("g", {"T": "*"}):
             answer = await self.call(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from contextlib import suppress
 from functools import partial
@@ -11,7 +12,7 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from rmq.errors import RemoteProtocolError
+from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
 from rmq.remoting import Connection, Limits, TcpNetwork, serve
@@ -108,25 +109,39 @@ def test_a_decoder_that_stops_goes_on(cut: int) -> None:
 # --- headers and bodies --------------------------------------------------------------------------
 
 
-def test_a_header_has_a_limit() -> None:
-    long = Command.request(9999, {"key": "x" * 1000})
-    assert len(Decoder(max_header=2000).feed(encode(long))) == 1
-    with pytest.raises(RemoteProtocolError, match="over the limit of 1000"):
-        Decoder(max_header=1000).feed(encode(long))
-    with pytest.raises(RemoteProtocolError, match="over the limit of 1000"):  # before it has come
-        Decoder(max_header=1000).feed(encode(long)[:8])
+def java_header(opaque: int, characters: int) -> bytes:
+    """A send's as Java writes it, with properties of so many Chinese characters."""
+    fields = {"code": 310, "extFields": {"i": "性" * characters}, "flag": 0, "language": "JAVA"}
+    return json.dumps({**fields, "opaque": opaque, "version": 407}, ensure_ascii=False).encode()
 
 
-async def test_a_long_header_ends_its_connection_before_it_has_come(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def raw_frame(header: bytes, body: bytes = b"") -> bytes:
+    return struct.pack(">iI", 4 + len(header) + len(body), len(header)) + header + body
+
+
+@pytest.mark.parametrize("pieces", [1, 7])
+async def test_a_request_with_a_long_header_fails_alone(autojump_clock: MockClock, pieces: int) -> None:
+    """Its connection ended, which all senders of a JVM share: their sends failed with it, three times."""
     async with linked() as link:
-        head = struct.pack(">iI", 70 * KIB + 4, 70 * KIB)
-        for byte in head:
-            with suppress(trio.BrokenResourceError):
-                await link.peer.stream.send_all(bytes([byte]))
-        assert await link.peer.ended()
-        assert "header of 71680 bytes is over the limit of 65536" in caplog.text
+        before, after = request(b"before"), request(b"after")
+        data = encode(before) + raw_frame(java_header(7, 90_000), b"x" * 5000) + encode(after)
+        for at in range(0, len(data), len(data) // pieces + 1):
+            await link.peer.stream.send_all(data[at : at + len(data) // pieces + 1])
+        answers = {answer.opaque: answer for answer in await link.peer.receive(3)}
+        assert set(answers) == {before.opaque, 7, after.opaque}
+        assert answers[7].code == ResponseCode.MESSAGE_ILLEGAL
+        assert not link.connection.is_closed
+    assert [body for chunk in link.endpoint.chunks for body in chunk] == [b"before", b"after"]
+
+
+async def test_a_request_that_is_no_json_fails_alone(autojump_clock: MockClock) -> None:
+    async with linked() as link:
+        for header in (b'{"code":310,"opaque":7,"extFields":', b'{"opaque":8}'):
+            await link.peer.stream.send_all(raw_frame(header, b"body"))
+        await link.peer.send(last := request(b"last"))
+        answers = {answer.opaque: answer.code for answer in await link.peer.receive(3)}
+        assert answers == {7: ResponseCode.SYSTEM_ERROR, 8: ResponseCode.SYSTEM_ERROR, last.opaque: 0}
+        assert not link.connection.is_closed
 
 
 class Choosy(Echo):
