@@ -502,6 +502,16 @@ class CorruptRecord(StoreError):
         self.path, self.offset, self.reason = path, offset, reason
 
 
+class LaterFormat(StoreError):
+    """A file was written by a later version of rmq, in a format that this one cannot read."""
+
+    hint = "start the version that wrote it, or a later one; the file is left as it is"
+
+    def __init__(self, path: str, what: str, writer: str) -> None:
+        super().__init__(f"{path}: {what}; it was written by rmq {writer or 'of an unknown version'}")
+        self.path, self.what, self.writer = path, what, writer
+
+
 class DiskFull(StoreError):
     """The store's disk has no room; the text has the numbers."""
 

@@ -66,13 +66,14 @@ def status(target: Target, controllers: str, shows_all: bool, output: Format) ->
         forgetful = () if leading is None else leading.get("forgetful", ())
         rows = [one | {"member": _is_member(one, leading)} for one in states]
         rows = [one | {"error": FORGETFUL} if one.get("self") in forgetful else one for one in rows]
+        rows = [one | {"error": stopped} if (stopped := _stopped(one)) else one for one in rows]
         show([{key: one.get(key) for key in columns} for one in rows], output, columns=columns)
     elif leading is not None:
         rows = [_row(one, replica) for one in leading["sets"] for replica in one["replicas"]]
         show(rows, output)
     else:
         for one in states:
-            echo(f"{one['address']}: {one.get('error') or 'it does not lead'}", err=True)
+            echo(f"{one['address']}: {one.get('error') or _stopped(one) or 'it does not lead'}", err=True)
     if leading is None:
         echo("rmq: no controller leads: nobody elects masters", err=True)
         sys.exit(EXIT_FAILED)
@@ -81,6 +82,12 @@ def status(target: Target, controllers: str, shows_all: bool, output: Format) ->
         text = f"that of who leads counts, {leading.get('leaseMsAgreed', '?')} now; make it the same"
         echo(f"rmq: controllerLeaseMs is {each}: {text}", err=True)
         sys.exit(EXIT_FAILED)
+
+
+def _stopped(one: dict[str, Any]) -> str:
+    """Why a controller applies nothing more; empty when it does."""
+    reason = one.get("stopped")
+    return f"it has stopped, since it cannot read {reason}: start a later version there" if reason else ""
 
 
 def _is_member(one: dict[str, Any], leading: dict[str, Any] | None) -> bool:
@@ -267,7 +274,9 @@ async def _leading(target: Target, controllers: str) -> tuple[dict[str, Any] | N
     """What the controller that leads says of itself, or why there is none."""
     states = await _status(target, controllers)
     leading = next((one for one in states if one.get("leading")), None)
-    each = "; ".join(f"{one['address']}: {one.get('error') or 'it does not lead'}" for one in states)
+    each = "; ".join(
+        f"{one['address']}: {one.get('error') or _stopped(one) or 'it does not lead'}" for one in states
+    )
     return leading, "" if leading is not None else f"no controller leads ({each})"
 
 

@@ -9,6 +9,11 @@ is removed.
 A frame that cannot be read ends the journal, as a crash in the middle of a write leaves it: nobody was told
 of it. When a good frame follows, the disk has lost what others rely on, and the journal refuses to open:
 such a member must be removed and join anew. A flipped bit in the very last frame looks like the former.
+
+A frame names its format, and one that holds everything also the version of rmq that wrote it. A later format
+may add fields without another number when a reader that passes over them does nothing wrong. A frame whose
+CRC is right and which this version cannot read is neither a torn one nor damage: a later version wrote it,
+and the journal refuses to open (`LaterFormat`), since term, vote and entries in it count.
 """
 
 from __future__ import annotations
@@ -21,7 +26,8 @@ from typing import Final
 import msgspec
 from attrs import field, frozen
 
-from rmq.errors import CorruptRecord, StoreError
+from rmq.errors import CorruptRecord, LaterFormat, StoreError
+from rmq.process import VERSION
 from rmq.store.disk import Disk, Segment
 
 NOOP: Final = 0
@@ -33,6 +39,9 @@ MEMBERS: Final = 2
 
 FILE_BYTES: Final = 1 << 20
 """Size of a file, unless what must be in it needs more."""
+
+FORMAT: Final = 1
+"""Of the frames that this version writes, and the last one that it reads."""
 
 _HEAD: Final = Struct(">4sIIQ")
 _MAGIC: Final = b"rmqJ"
@@ -71,23 +80,34 @@ class Snapshot:
 @frozen
 class Frame:
     """A change: the term and vote from now on, and the entries from index `first` on, when that is not 0.
-    With a snapshot it is everything."""
+    With a snapshot it is everything, and names its writer, a version of rmq."""
 
     term: int
     vote: str
     first: int = 0
     entries: list[Entry] = field(factory=list)
     snapshot: Snapshot | None = None
+    format: int = FORMAT
+    writer: str = ""
+
+
+@frozen
+class _Origin:
+    """The fields of a frame that every format has. Early journals have neither."""
+
+    format: int = 1
+    writer: str = ""
 
 
 _read_frame: Final = msgspec.msgpack.Decoder(Frame)
+_read_origin: Final = msgspec.msgpack.Decoder(_Origin)
 
 
 class Journal:
     """Opens the journal in a folder, or makes one whose first members are `members`.
 
     When a method raises StoreError, what is in memory may not be on the disk: the member must stop. Raises
-    CorruptRecord for a damaged journal.
+    CorruptRecord for a damaged journal, LaterFormat for one of a later version.
     """
 
     def __init__(
@@ -204,7 +224,8 @@ class Journal:
 
     def _next_file(self) -> None:
         """Begin a file with all that there is, then remove the one before it."""
-        data = self._encode(Frame(self.term, self.vote, self.base + 1, self.entries, self.snapshot))
+        whole = Frame(self.term, self.vote, self.base + 1, self.entries, self.snapshot, writer=VERSION)
+        data = self._encode(whole)
         old, path = self._segment, self._path(self._number)
         self._number += 1
         self._disk.remove(self._path(self._number))  # what a crash left of it
@@ -238,13 +259,19 @@ class Journal:
                 self._disk.remove(self._path(number))
 
     def _load_file(self, number: int) -> bool:
-        """Read a file; False when nothing of it was ever complete."""
+        """Read a file; False when nothing of it was ever complete. Raises CorruptRecord, LaterFormat."""
         path = self._path(number)
         segment = self._disk.open(path, self._disk.size(path), mapped=False)
-        data = segment.copy(0, segment.size)
+        try:
+            data = segment.copy(0, segment.size)
+        finally:
+            segment.close()
         at = sequence = 0
+        writer = ""
         while (found := _frame_at(data, at, sequence)) is not None:
-            frame, sequence, size = found
+            body, sequence, size = found
+            frame = _decoded(path, at, body, writer)
+            writer = writer or frame.writer
             if at == 0 and frame.snapshot is None:
                 raise _damaged(path, 0, "the file does not begin with a whole state")
             self._take(frame)
@@ -252,12 +279,10 @@ class Journal:
         again = data.find(_MAGIC, at + 1)
         while again >= 0:
             if _frame_at(data, again, sequence) is not None:
-                segment.close()
                 raise CorruptRecord(
                     path, at, f"a frame is damaged, the one at {again} is good: remove this member"
                 )
             again = data.find(_MAGIC, again + 1)
-        segment.close()
         self._sequence = sequence
         return at > 0
 
@@ -282,15 +307,26 @@ def _crc(sequence: int, data: bytes) -> int:
     return zlib.crc32(data, sequence & 0xFFFF_FFFF)
 
 
-def _frame_at(data: bytes, at: int, after: int) -> tuple[Frame, int, int] | None:
-    """The frame at a position, its number and its size, when it is whole and its number above `after`."""
+def _frame_at(data: bytes, at: int, after: int) -> tuple[bytes, int, int] | None:
+    """The body of the frame at a position, its number and its size, when it is whole and its number above
+    `after`."""
     if at + _HEAD.size > len(data):
         return None
     magic, size, crc, sequence = _HEAD.unpack_from(data, at)
     body = data[at + _HEAD.size : at + _HEAD.size + size]
     if magic != _MAGIC or sequence <= after or len(body) != size or crc != _crc(sequence, body):
         return None
+    return body, sequence, _HEAD.size + size
+
+
+def _decoded(path: str, at: int, body: bytes, writer: str) -> Frame:
+    """The frame in a whole body; `writer` is the version that wrote the file. Raises LaterFormat."""
+    origin = _Origin()
     try:
-        return _read_frame.decode(body), sequence, _HEAD.size + size
-    except msgspec.MsgspecError:
-        return None
+        origin = _read_origin.decode(body)
+        if origin.format <= FORMAT:
+            return _read_frame.decode(body)
+        what = f"the frame at {at} has format {origin.format}, rmq {VERSION} reads formats up to {FORMAT}"
+    except msgspec.MsgspecError as error:
+        what = f"the frame at {at} is whole, and rmq {VERSION} cannot read it ({error})"
+    raise LaterFormat(path, what, origin.writer or writer)

@@ -18,12 +18,14 @@ import logging
 import math
 import random
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
-from attrs import field, frozen
+from attrs import frozen
 
 from rmq.controller.journal import COMMAND, MEMBERS, NOOP, Entry, Journal, Snapshot, members_entry
+from rmq.controller.machine import Applied, Machine, UnknownCommand
+from rmq.controller.messages import Message, decode
 from rmq.errors import RemoteProtocolError, RmqError
 
 log = logging.getLogger("rmq.controller")
@@ -34,6 +36,8 @@ BYTES_MAX: Final = 1 << 18
 """Of the entries in one message."""
 COMPACT_ENTRIES: Final = 1_000
 """After so many entries a snapshot takes their place."""
+STOPPED_ENTRIES_MAX: Final = 10_000
+"""A member that has stopped applying makes no snapshots: with so many entries it takes no more."""
 ADDRESSES_MAX: Final = 64
 """Senders whose addresses are kept, members or not."""
 
@@ -65,22 +69,6 @@ class ChangeUnderWay(RmqError):
     hint = "try again in a moment"
 
 
-class Machine(Protocol):
-    """What the log is for. The same entries in the same order must do the same everywhere."""
-
-    def apply(self, data: bytes) -> Any:
-        """Do what an entry says, and return its result. Must not raise."""
-        ...
-
-    def snapshot(self) -> bytes:
-        """All of the state."""
-        ...
-
-    def restore(self, data: bytes) -> None:
-        """Have the state of a snapshot; of b"" the first one. Must not raise."""
-        ...
-
-
 @frozen
 class Timing:
     """`election_s`: so long a leader may be silent. `drift`: by how much of a second two clocks may be apart
@@ -91,45 +79,16 @@ class Timing:
     drift: float = 0.1
 
 
-@frozen
-class Message:
-    """One message of a member to another; which fields count depends on `kind`.
-
-    `index` and `log_term` are the place in the log that it is about; `sent_at` is the leader's clock, which
-    comes back in the answer.
-    """
-
-    kind: str
-    sender: str
-    address: str
-    term: int
-    index: int = 0
-    log_term: int = 0
-    granted: bool = False
-    commit: int = 0
-    sent_at: float = 0.0
-    entries: list[Entry] = field(factory=list)
-    snapshot: Snapshot | None = None
-
-
-_decoder: Final = msgspec.msgpack.Decoder(Message)
-
-
-@frozen
-class Applied:
-    """An entry that has been applied here: its place, and what the machine returned; of a change of members
-    who they are from then on."""
-
-    index: int
-    term: int
-    result: Any
-
-
 class Raft:
     """One member, `me`. When a method raises StoreError the member must stop, and may start again.
 
     After each call the owner sends what `take_messages` gives, in any order and at most once; they may get
     lost. `take_applied` tells what was applied.
+
+    `stopped` is not empty when the log or its snapshot holds what this version cannot read: the reason. Such
+    a member keeps the log and votes, as before, but applies nothing more, does not lead, and answers nothing
+    from the state, until a later version is started here. To refuse the entry would not do: the members of
+    the version that made it apply it, and the states would differ.
     """
 
     def __init__(
@@ -154,6 +113,7 @@ class Raft:
         self.leader = ""
         self.elections = 0
         self.commit = self.applied = journal.base
+        self.stopped = ""
         self._journal = journal
         self._machine = machine
         self._chance = chance
@@ -173,7 +133,7 @@ class Raft:
         self._addresses: dict[str, str] = {}
         self._messages: list[tuple[str, bytes]] = []
         self._applied: list[Applied] = []
-        machine.restore(journal.snapshot.data)
+        self._restore(journal.snapshot)
 
     # ---- what can be asked ----
 
@@ -224,7 +184,8 @@ class Raft:
     def is_leading(self, now: float) -> bool:
         """Whether this is the only leader there can be, and all that was ever agreed on is applied here: what
         the machine says now holds for everybody."""
-        return self.role is Role.LEADER and self.applied >= self._first and now < self.lease_until(now)
+        has_applied = self.applied >= self._first and not self.stopped
+        return self.role is Role.LEADER and has_applied and now < self.lease_until(now)
 
     # ---- what the owner asks for ----
 
@@ -291,7 +252,9 @@ class Raft:
 
     def step(self, now: float) -> None:
         """Do what is due."""
-        if self.role is Role.LEADER:
+        if self.role is Role.LEADER and self.stopped:
+            self._follow(self.term, now)
+        elif self.role is Role.LEADER:
             if max(self._led_at, self.lease_until(now)) + self.timing.election_s < now:
                 log.warning("%s leads no more: most of the controllers do not answer", self.me)
                 self._follow(self.term, now)
@@ -301,7 +264,7 @@ class Raft:
                     self._send_entries(member, now)
         elif now >= self._election_at:
             self._election_at = now + self._patience()
-            if self.me in self.members:
+            if self.me in self.members and not self.stopped:
                 self._ask(now, pre=True)
 
     def _patience(self) -> float:
@@ -443,6 +406,8 @@ class Raft:
         if not self._on_leader(message, now):
             return
         journal, entries, after = self._journal, message.entries, message.index
+        if self.stopped and entries and len(journal.entries) >= STOPPED_ENTRIES_MAX:
+            return
         if after < journal.base:  # what a snapshot holds is committed, and the same everywhere
             entries, after = entries[journal.base - after :], journal.base
         elif after > journal.last or journal.term_at(after) != message.log_term:
@@ -475,10 +440,10 @@ class Raft:
         snapshot = message.snapshot
         if snapshot is None:
             raise RemoteProtocolError("an install without a snapshot")
-        if snapshot.index > self.commit:
+        if snapshot.index > self.applied:
             self._journal.install(snapshot)
-            self._machine.restore(snapshot.data)
-            self.commit = self.applied = snapshot.index
+            self._restore(snapshot)
+            self.commit, self.applied = max(self.commit, snapshot.index), snapshot.index
         self._answer(message, granted=True, index=snapshot.index)
 
     def _answer(self, message: Message, *, index: int, granted: bool = False) -> None:
@@ -538,17 +503,42 @@ class Raft:
                 self._follow(self.term, now)
 
     def _commit_to(self, index: int) -> None:
-        while self.commit < index:
-            self.commit += 1
-            entry = self._journal.entry(self.commit)
-            result = self._machine.apply(entry.data) if entry.kind == COMMAND else None
-            if entry.kind == MEMBERS:
-                result = entry.members
-                log.warning("the controllers are %s", ", ".join(sorted(entry.members.values())))
-            self._applied.append(Applied(self.commit, entry.term, result))
-        self.applied = self.commit
+        self.commit = max(self.commit, index)
+        while self.applied < self.commit and not self.stopped:
+            place = self.applied + 1
+            entry = self._journal.entry(place)
+            try:
+                result = self._result(entry)
+            except UnknownCommand as error:
+                self._stop(f"entry {place} of the log, of term {entry.term}: {error}")
+                return
+            self._applied.append(Applied(place, entry.term, result))
+            self.applied = place
         if self.applied - self._journal.base >= self._compact_entries:
             self._journal.compact(self.applied, self._machine.snapshot())
+
+    def _result(self, entry: Entry) -> Any:
+        """Apply an entry. Raises UnknownCommand."""
+        if entry.kind == COMMAND:
+            return self._machine.apply(entry.data)
+        if entry.kind == MEMBERS:
+            log.warning("the controllers are %s", ", ".join(sorted(entry.members.values())))
+            return entry.members
+        if entry.kind != NOOP:
+            raise UnknownCommand(f"it is of kind {entry.kind}, which this version does not know")
+        return None
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        self.stopped = ""
+        try:
+            self._machine.restore(snapshot.data)
+        except UnknownCommand as error:
+            self._stop(f"the snapshot of the log up to entry {snapshot.index}: {error}")
+
+    def _stop(self, reason: str) -> None:
+        """Apply nothing more; `step` ends the lead."""
+        self.stopped = reason
+        log.error("%s HAS STOPPED: it cannot read %s. %s", self.me, reason, UnknownCommand.hint)
 
     # ---- messages ----
 
@@ -562,10 +552,7 @@ class Raft:
 
     def receive(self, data: bytes, now: float) -> None:
         """Take a message of another member. Raises RemoteProtocolError for what is none."""
-        try:
-            message = _decoder.decode(data)
-        except msgspec.MsgspecError as error:
-            raise RemoteProtocolError(f"no message of a controller: {error}") from None
+        message = decode(data)
         if message.sender == self.me:
             raise RemoteProtocolError(f"another controller calls itself {self.me} too")
         if message.sender in self._addresses or len(self._addresses) < ADDRESSES_MAX:

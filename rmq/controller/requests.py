@@ -174,6 +174,7 @@ class ControllerRequests:
             "members": raft.members,
             "joining": raft.learners,
             "forgetful": sorted(raft.forgetful),
+            "stopped": raft.stopped,
             "leaseMs": round(controller.elections.setting_s * 1000),
             "leaseMsAgreed": controller.sets.lease_ms,
             "sets": [self._set_status(controller, name, now) for name in sorted(controller.sets.sets)],
@@ -210,6 +211,8 @@ class ControllerRequests:
         elected, unclean = (
             (0, 0) if controller is None else (controller.elected, controller.elected_uncleanly)
         )
+        stopped = "Whether its log holds what this version cannot read, so that it applies nothing more"
+        has_stopped = controller is not None and bool(controller.raft.stopped)
         held = "Masters of broker sets that were elected while it led; unclean: who lacked messages"
         masterless = sum(not one.master for one in sets)
         if controller is not None and is_leading:  # it hears who lives
@@ -218,6 +221,7 @@ class ControllerRequests:
         return [
             single("controller_leading", "gauge", "Whether this controller leads", int(is_leading)),
             single("controller_term", "gauge", "The term that it is in", term),
+            single("controller_stopped", "gauge", stopped, int(has_stopped)),
             single("controller_sets", "gauge", "Broker sets that it knows", len(sets)),
             single("controller_sets_without_master", "gauge", "Those that have no master", masterless),
             Metric(

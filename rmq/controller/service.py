@@ -66,6 +66,8 @@ RESTART_SECONDS: Final = 1.0
 """Between a write that failed and the next start from the journal."""
 LONGEST_WAIT_SECONDS: Final = 1.0
 """Between two looks at the clock of leases, which goes on while the machine sleeps, as trio's does not."""
+LOG: Final = "log"
+"""The part of a controller's health that the log of the controllers is."""
 QUEUED_MESSAGES: Final = 64
 """To one controller; more are dropped, as by a network."""
 
@@ -88,6 +90,7 @@ class Member:
         disk: Disk | None = None,
         secret: ClusterSecret | None = None,
         chance: random.Random | None = None,
+        health: Health | None = None,
     ) -> None:
         self._config = config
         self._requests = requests
@@ -97,14 +100,18 @@ class Member:
         self._disk = disk or RealDisk()
         self._secret = secret
         self._chance = chance or random.Random()
+        self._health = health or Health()
         self._folder = os.path.expanduser(config.controller_path)
         self._changed = Alarm()
         self._queues: dict[str, MemoryObjectSendStream[bytes]] = {}
         self._timing = Timing(election_s=config.controller_election_ms / 1000)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> NoReturn:
-        """Be a member until cancelled. Raises StoreError for a journal that cannot be opened at the start,
-        and StoreLocked when another process has it; later ones are logged, and it is opened again."""
+        """Be a member until cancelled. `health` lacks LOG while the member has stopped (`Raft.stopped`).
+
+        Raises StoreError for a journal that cannot be opened at the start, LaterFormat when a later version
+        wrote it, and StoreLocked when another process has it; later errors are logged, and it is opened
+        again."""
         lock = self._disk.lock(f"{self._folder}/lock")
         self._requests.on_change = self._changed.ring
         try:
@@ -157,7 +164,12 @@ class Member:
         while True:
             due = requests.step()
             assert requests.controller is not None, "step says when there is none"
-            for address, data in requests.controller.raft.take_messages():
+            raft = requests.controller.raft
+            if raft.stopped:
+                self._health.lacks(LOG, f"it has stopped, since it cannot read {raft.stopped}")
+            else:
+                self._health.has(LOG)
+            for address, data in raft.take_messages():
                 self._send(address, data, nursery)
             wait = min(max(0.0, due - requests.clock()), LONGEST_WAIT_SECONDS)
             await self._changed.wait(anyio.current_time() + wait)
@@ -201,12 +213,12 @@ async def running_member(
     tls: TlsConfig,
     secret: ClusterSecret | None,
     disk: Disk | None = None,
+    health: Health | None = None,
 ) -> AsyncIterator[None]:
     """A `Member` that runs while the block does. Raises as `Member.run`."""
     with bare_errors():
         async with Pool(network, RefusingEndpoint(), tls=tls) as pool, anyio.create_task_group() as nursery:
-            chance = random.Random()
-            member = Member(config, requests, own, known, pool=pool, disk=disk, secret=secret, chance=chance)
+            member = Member(config, requests, own, known, pool=pool, disk=disk, secret=secret, health=health)
             await nursery.start(member.run)
             yield
             nursery.cancel_scope.cancel()
@@ -270,7 +282,15 @@ async def run(
             port = int(addresses[0].rpartition(":")[2])
             own, known = own_address(config, config.bind_address, port)
             async with running_member(
-                config, requests, own, known, network=network, tls=tls, secret=secret, disk=disk
+                config,
+                requests,
+                own,
+                known,
+                network=network,
+                tls=tls,
+                secret=secret,
+                disk=disk,
+                health=health,
             ):
                 health.has("port")
                 if also is not None:

@@ -19,6 +19,9 @@ from typing import Final
 import msgspec
 from attrs import evolve, field, frozen
 
+from rmq.controller.machine import UnknownCommand
+from rmq.process import VERSION as RELEASE
+
 NOBODY: Final = 0
 """Replicas are numbered from 1."""
 SETS_MAX: Final = 10_000
@@ -113,6 +116,11 @@ class Lease:
     ms: int
 
 
+VERSION: Final = 1
+"""Of the commands. A command of version 1 is a list of name and fields; one of a later version has the
+version as a third item. Give a command a later version whenever members that know it only by an earlier one
+would do something else: those stop applying then (`Raft.stopped`)."""
+
 Command = Register | AlterInSync | Elect | Remove | Lease
 _COMMANDS: Final[tuple[type[Command], ...]] = (Register, AlterInSync, Elect, Remove, Lease)
 _PAIR: Final = 0x92
@@ -126,11 +134,18 @@ def encode(command: Command) -> bytes:
 
 
 def decode(data: bytes) -> Command:
-    """A command of an entry. Raises msgspec.MsgspecError."""
-    name, raw = msgspec.msgpack.decode(data, type=tuple[str, msgspec.Raw])
-    if name not in _DECODERS:
-        raise msgspec.ValidationError(f"no command {name!r}")
-    return _DECODERS[name].decode(raw)
+    """A command of an entry. Raises UnknownCommand."""
+    try:
+        name, raw, *version = msgspec.msgpack.decode(data, type=list[msgspec.Raw])
+        kind = msgspec.msgpack.decode(name, type=str)
+        number = msgspec.msgpack.decode(version[0], type=int) if version else 1
+        if number > VERSION:
+            raise UnknownCommand(f"command {kind} has version {number}, rmq {RELEASE} knows {VERSION}")
+        if kind not in _DECODERS:
+            raise UnknownCommand(f"rmq {RELEASE} knows no command {kind}")
+        return _DECODERS[kind].decode(raw)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise UnknownCommand(f"its command cannot be read: {error}") from None
 
 
 @frozen
@@ -152,12 +167,8 @@ class BrokerSets:
         self.lease_ms = self._first_ms = lease_ms
 
     def apply(self, data: bytes) -> Outcome:
-        """Do what a command says, or say why not."""
-        try:
-            command = decode(data)
-        except msgspec.MsgspecError as error:  # of a later version: all members refuse it alike
-            return Outcome(f"the command cannot be read: {error}")
-        match command:
+        """Do what a command says, or say why not. Raises UnknownCommand."""
+        match command := decode(data):
             case Register():
                 return self._register(command)
             case AlterInSync():
@@ -177,14 +188,16 @@ class BrokerSets:
         return msgspec.msgpack.encode((self.lease_ms, self.sets))
 
     def restore(self, data: bytes) -> None:
-        """Have what is in a snapshot."""
-        self.lease_ms = self._first_ms
-        if not data:
-            self.sets = {}
-        elif data[0] == _PAIR:
-            self.lease_ms, self.sets = msgspec.msgpack.decode(data, type=tuple[int, dict[str, BrokerSet]])
-        else:
-            self.sets = msgspec.msgpack.decode(data, type=dict[str, BrokerSet])
+        """Have the state of a snapshot. Raises UnknownCommand."""
+        lease_ms, sets = self._first_ms, dict[str, BrokerSet]()
+        try:
+            if data and data[0] == _PAIR:
+                lease_ms, sets = msgspec.msgpack.decode(data, type=tuple[int, dict[str, BrokerSet]])
+            elif data:
+                sets = msgspec.msgpack.decode(data, type=dict[str, BrokerSet])
+        except msgspec.MsgspecError as error:
+            raise UnknownCommand(f"its table of broker sets cannot be read: {error}") from None
+        self.lease_ms, self.sets = lease_ms, sets
 
     def _register(self, command: Register) -> Outcome:
         new = command.replica

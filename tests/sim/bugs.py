@@ -16,7 +16,8 @@ from attrs import evolve
 
 from rmq.controller import journal, raft
 from rmq.controller.journal import COMMAND, Entry, Frame, Journal
-from rmq.controller.raft import Message, Raft, Role
+from rmq.controller.messages import Message
+from rmq.controller.raft import Raft, Role
 from rmq.testing.disk import MemoryDisk
 from tests.sim.controllers import Member
 
@@ -150,6 +151,15 @@ def _commit_last(self: Raft, message: Message, now: float) -> None:
 BUGS["commits up to the end of the log, not of what matched"] = planted((Raft, "_on_append", _commit_last))
 
 
+def _answer_last(self: Raft, message: Message, *, index: int, granted: bool = False) -> None:
+    is_append = granted and message.kind == "append"
+    _right_answer(self, message, index=self._journal.last if is_append else index, granted=granted)
+
+
+_right_answer = Raft._answer
+BUGS["confirms the end of the log, not of what matched"] = planted((Raft, "_answer", _answer_last))
+
+
 def _one_phase(self: Raft, data: bytes, now: float) -> tuple[int, int]:
     found = _right_propose(self, data, now)
     if self._journal.last > self.commit:
@@ -279,6 +289,7 @@ CAUGHT_BY = {
     "keeps entries that the leader does not have": 0,
     "commits what the message did not match": 97,
     "commits up to the end of the log, not of what matched": 800005,
+    "confirms the end of the log, not of what matched": 800532,
     "commits before others have it": 2,
     "takes a snapshot's place but not its state": 0,
     "applies an entry twice": 0,

@@ -57,3 +57,13 @@ def test_leases_that_differ_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
         "controllerLeaseMs is 3000 at a:1, 9000 at b:1: that of who leads counts, 9000 now; make it the same"
     )
     assert text in done.output
+
+
+def test_a_controller_that_has_stopped_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "entry 7 of the log, of term 2: rmq 0.1 knows no command Split"
+    done = status(monkeypatch, state("a:1", leading=True), state("b:1", stopped=reason))
+    (row,) = [line for line in done.output.splitlines() if line.startswith("b:1")]
+    assert f"it has stopped, since it cannot read {reason}: start a later version there" in row
+    done = status(monkeypatch, state("a:1", stopped=reason), state("b:1", stopped=reason))
+    assert done.exit_code == 1
+    assert done.output.count(reason) == 2

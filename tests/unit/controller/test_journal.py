@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq.controller.journal import COMMAND, Entry, Journal, Snapshot, members_entry
-from rmq.errors import CorruptRecord, StoreError
+from rmq.controller import journal as journal_module
+from rmq.controller.journal import _HEAD, _MAGIC, COMMAND, NOOP, Entry, Journal, Snapshot, _crc, members_entry
+from rmq.errors import CorruptRecord, LaterFormat, StoreError
 from rmq.testing.disk import MemoryDisk
 
 THREE = {"n0": "a:1", "n1": "b:1", "n2": "c:1"}
@@ -98,6 +100,66 @@ def test_a_torn_frame_is_the_end_and_a_later_good_one_is_damage() -> None:
     with pytest.raises(CorruptRecord) as caught:
         opened(disk)
     assert caught.value.offset == at
+
+
+FIRST_FORMAT = """
+726d714a0000004bd1003e8a000000000000000185a7656e747269657390a5666972737401a8736e617073686f7484a464617461c400a5
+696e64657800a76d656d6265727381a26e30a3613a31a47465726d00a47465726d00a4766f7465a0726d714a00000029844566fe000000
+000000000285a7656e747269657390a5666972737400a8736e617073686f74c0a47465726d03a4766f7465a26e31726d714a00000054cc
+9e38e8000000000000000385a7656e74726965739283a464617461c400a46b696e6400a47465726d0383a464617461c4036f6e65a46b69
+6e6401a47465726d03a5666972737401a8736e617073686f74c0a47465726d03a4766f7465a26e31
+"""
+"""A journal of the version before frames named their format: two members' term and vote, then two entries."""
+
+
+def frame(journal: Journal, body: dict[str, Any]) -> bytes:
+    """A whole frame behind the last one of a journal."""
+    data = msgspec.msgpack.encode(body)
+    sequence = journal._sequence + 1
+    return _HEAD.pack(_MAGIC, len(data), _crc(sequence, data), sequence) + data
+
+
+def test_a_journal_whose_frames_name_no_format_opens() -> None:
+    disk = MemoryDisk(seed=1)
+    disk.replace("/raft/journal-0000000001", bytes.fromhex(FIRST_FORMAT))
+    journal = opened(disk)
+    assert (journal.term, journal.vote, journal.members()) == (3, "n1", (0, {"n0": "a:1"}))
+    assert journal.entries == [Entry(3, NOOP), Entry(3, COMMAND, b"one")]
+    assert state(opened(disk)) == state(journal)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"format": 2}, f"format 2, rmq {journal_module.VERSION} reads formats up to 1"),
+        ({"entries": "in another form"}, f"is whole, and rmq {journal_module.VERSION} cannot read it"),
+        ({"term": None, "format": "7"}, f"is whole, and rmq {journal_module.VERSION} cannot read it"),
+    ],
+)
+def test_a_frame_of_a_later_version_does_not_end_the_journal(
+    changes: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = MemoryDisk(seed=1)
+    with monkeypatch.context() as later:
+        later.setattr(journal_module, "VERSION", "9.8.7")
+        journal = opened(disk)
+    journal.save(3, "n1")
+    at, path = journal._position, journal._path(journal._number)
+    body = {"term": 4, "vote": "n2", "first": 0, "entries": [], "snapshot": None} | changes
+    journal._segment.write(at, frame(journal, body))  # type: ignore[union-attr]
+    journal.close()
+    before = disk.load(path)
+
+    with pytest.raises(LaterFormat) as caught:
+        opened(disk)
+    for part in (path, f"the frame at {at}", says, "it was written by rmq 9.8.7"):
+        assert part in str(caught.value)
+    assert "start the version that wrote it" in str(caught.value.hint)
+    assert (disk.load(path), disk.list("/raft")) == (before, ["journal-0000000001"])
+
+    disk.flip(path, at - 1)  # behind a damaged one it is as good a witness as any
+    with pytest.raises(CorruptRecord):
+        opened(disk)
 
 
 def test_the_first_frame_of_a_later_file_must_be_good() -> None:

@@ -9,8 +9,11 @@ import msgspec
 import pytest
 from attrs import evolve
 
+from rmq.controller import raft as raft_module
 from rmq.controller.journal import COMMAND, NOOP, Entry, Journal
-from rmq.controller.raft import ADDRESSES_MAX, ChangeUnderWay, Message, NotLeader, Raft, Role, Timing
+from rmq.controller.machine import UnknownCommand
+from rmq.controller.messages import Message
+from rmq.controller.raft import ADDRESSES_MAX, ChangeUnderWay, NotLeader, Raft, Role, Timing
 from rmq.errors import RemoteProtocolError
 from rmq.testing.disk import MemoryDisk
 from tests.sim.controllers import Register
@@ -32,10 +35,12 @@ class Group:
         for name in names:
             self.start(name)
 
-    def start(self, name: str, members: dict[str, str] | None = None) -> Raft:
+    def start(
+        self, name: str, members: dict[str, str] | None = None, machine: Register | None = None
+    ) -> Raft:
         disk = self.disks.setdefault(name, MemoryDisk(seed=1))
         journal = Journal(disk, "/raft", self.names if members is None else members)
-        machine = self.machines[name] = Register()
+        machine = self.machines[name] = machine or Register()
         self.rafts[name] = Raft(
             name,
             name,
@@ -450,3 +455,94 @@ def test_a_member_that_lost_its_journal_gets_the_log_again() -> None:
     group.run(1.0)
     assert again.commit == leader.commit
     assert group.machines[lost].snapshot() == group.machines[leader.me].snapshot()
+
+
+class Early(Register):
+    """The machine of a version that knows no command `b"new"`, and no state that it made."""
+
+    def apply(self, data: bytes) -> int:
+        if data == b"new":
+            raise UnknownCommand("command new is not known")
+        return super().apply(data)
+
+    def restore(self, data: bytes) -> None:
+        super().restore(b"")
+        if data:
+            raise UnknownCommand("the state cannot be read")
+
+
+def test_a_member_stops_applying_at_a_command_that_it_does_not_know(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    group = Group("n0", "n1", "n2", compact_entries=10)
+    early = group.start("n2", machine=Early())
+    group.down = {"n2"}
+    leader = group.leader()
+    group.down = set()
+    group.propose(leader, 2, 0.3)
+    place, _ = leader.propose(b"new", group.now)
+    group.propose(leader, 3, 0.3)
+
+    assert (early.applied, group.machines["n2"].count) == (place - 1, 2)
+    assert early.stopped == f"entry {place} of the log, of term {leader.term}: command new is not known"
+    assert sum(early.stopped in record.message for record in caplog.records) == 1
+    assert early._journal.last == early.commit == leader.commit == leader.applied  # it keeps the log
+
+    (other,) = (raft for raft in others(group, leader) if raft is not early)
+    group.down = {leader.me}  # its vote counts, and it wants none itself
+    assert group.leader() is other
+    assert early.elections == 0
+    group.down = {leader.me, other.me}
+    group.run(10.0)
+    assert early.role is Role.FOLLOWER
+
+    group.down = {leader.me}
+    later = group.start("n2")
+    group.run(5.0)
+    assert (later.stopped, group.machines["n2"].snapshot()) == ("", group.machines[other.me].snapshot())
+
+
+def test_a_member_that_cannot_read_a_snapshot_says_nothing_from_its_state() -> None:
+    group = Group("n0", "n1", "n2", compact_entries=10)
+    leader = group.leader()
+    behind = next(iter(others(group, leader))).me
+    group.down = {behind}
+    group.propose(leader, 25, 0.05)
+    group.down = set()
+    for _ in range(2):  # given by the leader, then found in its journal
+        early = group.start(behind, machine=Early())
+        group.run(1.0)
+        assert (
+            early.stopped
+            == f"the snapshot of the log up to entry {early._journal.base}: the state cannot be read"
+        )
+    group.down = {name for name in group.rafts if name != behind}
+    group.run(10.0)
+    assert (early.role, early.elections) == (Role.FOLLOWER, 0)
+
+
+def test_the_only_member_does_not_lead_when_it_cannot_read_its_log() -> None:
+    group = Group("n0")
+    leader = group.leader()
+    leader.propose(b"new", group.now)
+    early = group.start("n0", machine=Early())
+    group.run(5.0)
+    assert (early.role, early.elections) == (Role.FOLLOWER, 1)
+    assert "command new is not known" in early.stopped
+    group.start("n0")
+    assert group.leader().applied > early.applied
+
+
+def test_an_entry_of_an_unknown_kind_stops_a_member_and_what_it_keeps_then_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(raft_module, "STOPPED_ENTRIES_MAX", 3)
+    group = Group("n0", "n1")
+    raft = group.rafts["n1"]
+    message = Message("append", "n0", "n0", 1, commit=9, entries=[Entry(1, NOOP), Entry(1, 7)])
+    tell(raft, message, group.now)
+    assert "entry 2 of the log, of term 1: it is of kind 7" in raft.stopped
+    for number in range(2, 6):
+        more = evolve(message, index=number, log_term=1, entries=[Entry(1, COMMAND)])
+        tell(raft, more, group.now)
+    assert (raft.applied, raft._journal.last) == (1, 3)

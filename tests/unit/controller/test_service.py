@@ -12,15 +12,18 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from msgspec.msgpack import encode as encoded
 
 from rmq.controller.config import ControllerConfig, ControllerSettings, own_address
 from rmq.controller.controller import Add, Answer, Drop, Question, Want
 from rmq.controller.elections import Heartbeat
+from rmq.controller.journal import COMMAND, Entry, Journal
 from rmq.controller.raft import NotLeader
 from rmq.controller.requests import answer_of, request_of
-from rmq.controller.service import run
+from rmq.controller.service import LOG, run
 from rmq.controller.sets import AlterInSync, Register, Remove, Replica
 from rmq.errors import ConfigError, ConnectFailed, ConnectionLost, RequestTimeout, StoreLocked
+from rmq.health import Health
 from rmq.namesrv import service as namesrv_service
 from rmq.namesrv.config import NamesrvConfig
 from rmq.profile import cluster_secret
@@ -46,6 +49,7 @@ class Controllers:
         """Signs what is asked, with an account where that is wanted."""
         self.disks = {address: MemoryDisk(seed=number) for number, address in enumerate(ADDRESSES)}
         self.scopes: dict[str, trio.CancelScope] = {}
+        self.healths: dict[str, Health] = {}
 
     async def start(self, address: str, *, joins: bool = False) -> None:
         self.disks.setdefault(address, MemoryDisk(seed=len(self.disks)))
@@ -60,9 +64,11 @@ class Controllers:
             controller_path="/controller",
             **self.settings,
         )
+        health = self.healths[address] = Health()
         with trio.CancelScope() as self.scopes[address]:
             await run(
                 config,
+                health=health,
                 network=self.network.host(host),
                 disk=self.disks[address],
                 clock=trio.current_time,
@@ -312,6 +318,31 @@ async def test_a_link_that_brings_nothing_is_made_anew(autojump_clock: trio.test
         states = [await three.status(address) for address in ADDRESSES]
         assert len({state["leader"] for state in states}) == 1
         assert [len(state["sets"]) for state in states] == [1, 1, 1]
+
+
+async def test_a_controller_that_cannot_read_its_log_is_not_ready_and_says_why(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controllers() as three:
+        later = await three.leader()
+        early = next(address for address in ADDRESSES if address != later)
+        for address in ADDRESSES:
+            three.kill(address)
+        await trio.sleep(1)
+        journal = Journal(three.disks[early], "/controller", {})
+        journal.append(journal.last + 1, [Entry(journal.term, COMMAND, encoded(["Split", {}]))])
+        journal.append(journal.last + 1, [Entry(journal.term, COMMAND, encoded(["Split", {}]))])
+        journal.close()
+        await three.start(later)
+        await three.start(early)  # it has the longest log, so it is elected, and gives the lead up
+        with trio.fail_after(20):
+            while three.healths[early].is_ready:
+                await trio.sleep(0.1)
+        state = await three.status(early)
+        assert "knows no command Split" in state["stopped"]
+        assert not state["leading"]
+        assert state["stopped"] in three.healths[early].text()
+        assert three.healths[early].lacking.keys() == {LOG}
 
 
 async def test_a_disk_that_fails_makes_a_controller_start_again_from_its_journal(

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq.controller.elections import UNKNOWN, Elections, Heartbeat
+from rmq.controller.machine import UnknownCommand
 from rmq.controller.sets import (
     NOBODY,
     REPLICAS_MAX,
@@ -142,8 +143,28 @@ def test_tables_are_bounded_and_what_cannot_be_read_changes_nothing() -> None:
     assert len(sets.sets["s"].replicas) == REPLICAS_MAX
     assert do(sets, Register("c", "s", replica("x" * 300))).refusal
     assert do(sets, Register("other", "s", replica("y"))).refusal
-    for data in (b"", b"\x92\xa1x\xc0", b"\xc1" * 9):
-        assert sets.apply(data).refusal
+
+
+def test_a_command_or_a_snapshot_of_a_later_version_is_not_refused_but_unknown() -> None:
+    """A refusal would be an outcome, and members of the later version have another one."""
+    sets, _ = three()
+    before = sets.snapshot()
+    name, fields = msgspec.msgpack.decode(encode(Remove("s", 2)))
+    commands = {
+        b"": "cannot be read",
+        b"\xc1" * 9: "cannot be read",
+        msgspec.msgpack.encode(["Split", {}]): "knows no command Split",
+        msgspec.msgpack.encode([name, fields, 2]): "command Remove has version 2",
+        msgspec.msgpack.encode([name, {"name": "s", "number": "two"}]): "cannot be read",
+    }
+    for data, why in commands.items():
+        with pytest.raises(UnknownCommand, match=why):
+            sets.apply(data)
+    for data in (msgspec.msgpack.encode([3000, {}, "more"]), msgspec.msgpack.encode({"s": 1}), b"\xc1"):
+        with pytest.raises(UnknownCommand, match="table of broker sets cannot be read"):
+            sets.restore(data)
+    assert sets.snapshot() == before
+    assert not sets.apply(msgspec.msgpack.encode([name, fields, 1])).refusal
 
 
 NUMBERS = st.integers(0, 4)
