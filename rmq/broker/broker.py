@@ -158,7 +158,11 @@ class Broker(Endpoint):
         self.stats = Stats(now_ms(), cluster=self.config.broker_cluster_name)
         save = self.files.save
         self.topics = Topics(
-            settings, save=partial(save, "topics"), now_ms=now_ms, on_change=self._on_topics_change
+            settings,
+            save=partial(save, "topics"),
+            now_ms=now_ms,
+            on_change=self._on_topics_change,
+            log_end=lambda: store.max_physical_offset,
         )
         self.groups = Groups(
             settings, save=partial(save, "subscriptionGroup"), now_ms=now_ms, on_change=self._tell_slaves
@@ -269,11 +273,7 @@ class Broker(Endpoint):
             versioned={"topics": self.topics, "subscriptionGroup": self.groups},
             large={"consumerOffset": self.offsets, "consumerFilter": self.filters},
             copied={"consumerOffset": self.offsets},
-            small={
-                "delayOffset": self.schedule,
-                "timerProgress": self.timers,
-                "replication": self.replica,
-            },
+            small={"delayOffset": self.schedule, "timerProgress": self.timers, "replication": self.replica},
         )
         if not self.is_slave:
             self.replica.lead()

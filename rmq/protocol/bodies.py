@@ -87,8 +87,27 @@ class ClusterInfo(Body):
 
 
 @frozen
+class TopicCreation(Body):
+    """The identity of a topic beyond its name, which tells it from an earlier topic of that name.
+
+    `time_ms` is when the topic was made; no two topics that one master makes have the same. `log_offset` is
+    where the log ended then: each record of the topic lies at or behind this physical offset, each record of
+    that name before it belongs to an earlier topic. `earlier_end` is the highest queue offset that the
+    earlier topic is known to have reached, 0 for none.
+    """
+
+    time_ms: Int64 = 0
+    log_offset: Int64 = 0
+    earlier_end: Int64 = 0
+
+
+@frozen
 class TopicConfig(Body):
-    """A topic of a broker. `perm` is a sum of `PERM_…`, `topic_sys_flag` of `TOPIC_…`."""
+    """A topic of a broker. `perm` is a sum of `PERM_…`, `topic_sys_flag` of `TOPIC_…`.
+
+    `creation` is ours: RocketMQ ignores the field in topics.json and in the bodies that slaves and name
+    servers take, and a topic that it made has none. Equal are topics with the same settings, whenever made.
+    """
 
     topic_name: str = ""
     read_queue_nums: Int32 = 16
@@ -97,6 +116,16 @@ class TopicConfig(Body):
     topic_filter_type: TopicFilterType = "SINGLE_TAG"
     topic_sys_flag: Int32 = 0
     order: bool = False
+    creation: TopicCreation | None = field(default=None, eq=False)
+
+    def is_made_after(self, other: TopicConfig) -> bool:
+        """Whether this is another topic of the same name, made after `other` was deleted.
+
+        A creation is given when a topic is made and never added later. So a topic with one is not the topic
+        without one that was there before; a topic without one, as RocketMQ's are, may be any.
+        """
+        before = other.creation
+        return self.creation is not None and (before is None or self.creation.time_ms != before.time_ms)
 
     def to_text(self) -> str:
         """The five words that a compressed registration carries of a topic."""

@@ -166,6 +166,10 @@ class StoreView:
         queue = self._queues.table.get((topic, queue_id))
         return 0 if queue is None else queue.end
 
+    def topic_end(self, topic: str) -> int:
+        """The highest end of a topic's queues; 0 without messages."""
+        return max((queue.end for key, queue in self._queues.table.items() if key[0] == topic), default=0)
+
     def readable_end(self, topic: str, queue_id: int, reach: int) -> int:
         """As `max_offset`, of the messages that end before the physical offset `reach`."""
         queue = self._queues.table.get((topic, queue_id))

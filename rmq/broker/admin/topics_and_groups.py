@@ -143,6 +143,7 @@ class Admin:
             log.warning("topic %s was made again while it was being deleted: its messages stay", topic)
             return
         self._commit_pending()  # as above
+        self._topics.ended(topic, self._store.topic_end(topic))
         self._remove_queues(topic)
         self._offsets.delete_topic(topic)
         self._stats.delete_topic(topic)

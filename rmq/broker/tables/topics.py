@@ -2,6 +2,10 @@
 
 The table is `config/topics.json`, in RocketMQ's form. Its data version tells name servers and slaves whether
 they have seen it.
+
+A master gives each topic that it makes a creation (`TopicCreation`): the name alone does not tell a topic
+from one that was deleted and made again, and offsets, queues and positions belong to a topic, not to a name.
+The creation stays for as long as the topic does and travels to slaves with its row.
 """
 
 from __future__ import annotations
@@ -26,9 +30,10 @@ from rmq.message import (
     SYSTEM_TOPICS,
     validate_topic,
 )
-from rmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
+from rmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper, TopicCreation
 from rmq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, ResponseCode
 from rmq.protocol.fields import Body
+from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig, Settings
@@ -38,6 +43,8 @@ BENCHMARK_QUEUES: Final = 1024
 TRACE_PLUGIN: Final = "trace"
 UNSAVED_MAX: Final = 1_000
 """Topics made by sends that wait to be saved. Else such sends are soon all that the broker may let wait."""
+ENDS_KEPT: Final = 10_000
+"""Deleted topics whose ends are remembered, for the case that they are made again."""
 
 log = logging.getLogger("rmq.broker")
 
@@ -94,7 +101,9 @@ class Topics(VersionedTable[TopicConfig]):
         save: Callable[[bytes], None],
         now_ms: Callable[[], int],
         on_change: Callable[[], None],
+        log_end: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`log_end` is the physical offset at which the next record will lie."""
         from_start = {made.topic_name: made for made in system_topics(settings.broker)}
         super().__init__(
             "topic", "topicConfigTable", from_start, save=save, now_ms=now_ms, on_change=on_change
@@ -103,6 +112,14 @@ class Topics(VersionedTable[TopicConfig]):
         """Called when a send has made a topic."""
         self._settings = settings
         self._system = SYSTEM_TOPICS.union(from_start)
+        self._log_end = log_end
+        self._ends: dict[str, int] = {}  # of deleted topics: the highest end of their queues
+        self._created_ms = 0  # the last creation's
+
+    def load(self, data: bytes | None) -> None:
+        super().load(data)
+        if self._settings.store.broker_role is not BrokerRole.SLAVE:
+            self._log_cut(self._log_end())
 
     def get(self, topic: str) -> TopicConfig | None:
         """The topic's configuration, or None."""
@@ -150,7 +167,7 @@ class Topics(VersionedTable[TopicConfig]):
         made = TopicConfig(topic, queues, queues, perm, model.topic_filter_type, sys_flag)
         log.info("topic %s made like %s, %d queues, for producer %s", topic, default_topic, queues, address)
         self.quota.made(topic, account)
-        self._add(topic, made)
+        made = self._add(topic, made)
         if not topic.startswith(RETRY_PREFIX):  # consumers have these made at each broker
             self.on_made(made)
         return made
@@ -216,7 +233,44 @@ class Topics(VersionedTable[TopicConfig]):
 
     def update(self, topic: TopicConfig, now: int | None = None) -> None:
         """Put or replace a topic. Raises StoreError, and then nothing has changed."""
-        self._set(topic.topic_name, topic, now)
+        self._set(topic.topic_name, self._identified(topic), now)
+
+    def change(self, name: str, row: TopicConfig | None, now: int | None = None) -> Callable[[], None]:
+        return super().change(name, None if row is None else self._identified(row), now)
+
+    def _add(self, name: str, row: TopicConfig) -> TopicConfig:
+        return super()._add(name, self._identified(row))
+
+    def ended(self, topic: str, end: int) -> None:
+        """Remember how far the queues of a deleted topic went, at most `ENDS_KEPT` topics of this run."""
+        end = max(end, self._ends.pop(topic, 0))
+        if end:
+            self._ends[topic] = end
+        if len(self._ends) > ENDS_KEPT:
+            del self._ends[next(iter(self._ends))]
+
+    def _log_cut(self, end: int) -> None:
+        """The log ends at `end`: a topic that was made behind that has lost its records, and its next ones
+        lie there. Not for a slave, whose log may be on its way.
+        """
+        for name, topic in list(self.table.items()):
+            creation = topic.creation
+            if creation is not None and creation.log_offset > end:
+                self.table[name] = attrs.evolve(topic, creation=attrs.evolve(creation, log_offset=end))
+                self._grown({name})
+
+    def _identified(self, topic: TopicConfig) -> TopicConfig:
+        """The topic with the creation that the table has for it, or a new one, which only a master gives."""
+        known = self.table.get(topic.topic_name)
+        if known is not None:
+            creation = known.creation
+        elif self._settings.store.broker_role is BrokerRole.SLAVE:
+            creation = None
+        else:
+            self._created_ms = max(self._now_ms(), self._created_ms + 1)
+            earlier_end = self._ends.get(topic.topic_name, 0)
+            creation = TopicCreation(self._created_ms, self._log_end(), earlier_end)
+        return topic if topic.creation == creation else attrs.evolve(topic, creation=creation)
 
     def set_ordered(self, ordered: Collection[str]) -> None:
         """Take over from a name server which topics are ordered. Raises as `update`."""
@@ -224,11 +278,18 @@ class Topics(VersionedTable[TopicConfig]):
             table = {name: attrs.evolve(kept, order=name in ordered) for name, kept in self.table.items()}
             self._put(table, None, table)
 
+    def _differs(self, name: str, row: TopicConfig) -> bool:
+        known = self.table.get(name)
+        return known is None or known != row or known.creation != row.creation
+
     def _body(self, rows: dict[str, TopicConfig]) -> Body:
         return TopicConfigSerializeWrapper(rows, self.data_version)
 
     def _parsed(self, data: bytes) -> tuple[dict[str, TopicConfig], DataVersion]:
         saved = TopicConfigSerializeWrapper.from_json(data)
+        for topic in saved.topic_config_table.values():
+            if topic.creation is not None:
+                self._created_ms = max(self._created_ms, topic.creation.time_ms)
         return saved.topic_config_table, saved.data_version
 
     def _model(self, default_topic: str) -> TopicConfig | None:

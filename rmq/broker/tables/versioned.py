@@ -262,7 +262,7 @@ class VersionedTable(ABC, Generic[Row]):
             rows = self._start_rows | dict(rows)
             gone = self.table.keys() - rows.keys()
         removed = {name for name in gone if name in self.table and name not in self.from_start}
-        changed = {name for name, row in rows.items() if self.table.get(name) != row} | removed
+        changed = {name for name, row in rows.items() if self._differs(name, row)} | removed
         if not changed:
             return False
         if removed:
@@ -273,6 +273,10 @@ class VersionedTable(ABC, Generic[Row]):
         self.changes.add(changed)
         self._on_change()
         return True
+
+    def _differs(self, name: str, row: Row) -> bool:
+        """Whether the table has another row of this name, or none."""
+        return self.table.get(name) != row
 
     def text(self) -> Slices[bytes]:
         """As `to_json`, in slices; the table as it is now."""

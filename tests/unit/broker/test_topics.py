@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 
 from rmq.broker.config import BrokerConfig, Settings
 from rmq.broker.tables.topics import Topics, check_name
 from rmq.broker.tables.versioned import drain
 from rmq.errors import DiskFull, ResponseError
-from rmq.protocol.bodies import TopicConfig, TopicConfigSerializeWrapper
+from rmq.protocol.bodies import TopicConfig, TopicConfigSerializeWrapper, TopicCreation
 from rmq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, ResponseCode
-from rmq.store.config import StoreConfig
+from rmq.store.config import BrokerRole, StoreConfig
 
 NOW = 1_700_000_000_000
 
@@ -305,3 +306,120 @@ def test_topics_that_are_gone_leave_no_text(rig: TopicsRig) -> None:
     rig.topics.forget({f"New-{number}" for number in range(200)})
     rig.topics.to_json()
     assert len(rig.topics._text._rows) == len(rig.topics.table)
+
+
+# --- the creation, which tells topics of one name apart ---
+
+
+class Ends:
+    """A table whose log ends where the test says."""
+
+    def __init__(self, role: BrokerRole = BrokerRole.ASYNC_MASTER) -> None:
+        self.log_end = 1_000
+        self.saved: list[bytes] = []
+        self.topics = Topics(
+            Settings(BrokerConfig(broker_name="a"), StoreConfig(broker_role=role)),
+            save=self.saved.append,
+            now_ms=lambda: NOW,
+            on_change=lambda: None,
+            log_end=lambda: self.log_end,
+        )
+
+    def creation(self, topic: str = "T") -> TopicCreation | None:
+        row = self.topics.get(topic)
+        assert row is not None
+        return row.creation
+
+
+def test_a_topic_keeps_its_creation_and_one_made_again_gets_another() -> None:
+    rig = Ends()
+    rig.topics.update(TopicConfig("T", 1, 1))
+    first = rig.topics.table["T"]
+    assert first.creation == TopicCreation(NOW, 1_000)
+    rig.log_end = 2_000
+    rig.topics.update(TopicConfig("T", 8, 8))
+    rig.topics.set_ordered({"T"})
+    assert rig.creation() == first.creation
+    assert not rig.topics.table["T"].is_made_after(first)
+    rig.topics.change("T", None)()  # the deletion could not be saved
+    assert rig.creation() == first.creation
+    rig.topics.delete("T")
+    rig.topics.ended("T", 50)
+    rig.topics.change("T", TopicConfig("T", 1, 1))
+    assert rig.creation() == TopicCreation(NOW + 1, 2_000, 50)  # in the same ms, and yet another
+    assert rig.topics.table["T"].is_made_after(first)
+    assert first == attrs.evolve(rig.topics.table["T"])  # the settings are the same
+
+
+@pytest.mark.parametrize("how", ["send", "retry", "foreseen", "adopted"])
+def test_topics_that_are_made_on_first_use_have_a_creation(how: str) -> None:
+    topics = Ends().topics
+    if how == "send":
+        topics.create_for_send("T", "TBW102", 4, "1.2.3.4:5")
+    elif how == "retry":
+        topics.create_retry("T", 6, 1)
+    elif how == "foreseen":
+        topics.foresee_retry("T", 1)
+    else:
+        topics.adopt(TopicConfig("T", 1, 1, creation=TopicCreation(1, 2)))
+    row = topics.get("T")
+    assert row is not None
+    assert row.creation == TopicCreation(NOW, 1_000)
+
+
+def test_the_creation_is_in_the_file_and_travels_to_a_slave_which_gives_none() -> None:
+    rig, slave = Ends(), Ends(BrokerRole.SLAVE)
+    rig.topics.update(TopicConfig("T", 1, 1))
+    other = Ends()
+    other.topics.load(rig.saved[-1])
+    assert other.creation() == rig.creation() == TopicCreation(NOW, 1_000)
+    other.topics.update(TopicConfig("U", 1, 1))
+    assert other.creation("U") == TopicCreation(NOW + 1, 1_000)  # later than all of the file
+    slave.topics.foresee_retry("T", 1)
+    assert slave.creation() is None
+    before = slave.topics.table["T"]
+    assert slave.topics.follow(*rig.topics.rows_of(rig.topics.text_of(["T"])), [])
+    assert slave.creation() == rig.creation()
+    assert slave.topics.table["T"].is_made_after(before)
+    assert not slave.topics.follow(*rig.topics.rows_of(rig.topics.text_of(["T"])), [])
+    rig.topics.delete("T")
+    rig.topics.update(TopicConfig("T", 1, 1))  # the same in all but its creation
+    before = slave.topics.table["T"]
+    assert slave.topics.follow(*rig.topics.rows_of(rig.topics.text_of(["T"])), [])
+    assert slave.topics.table["T"].is_made_after(before)
+
+
+def test_a_row_without_a_creation_as_java_writes_it_is_no_other_topic() -> None:
+    rig = Ends()
+    rig.topics.update(TopicConfig("T", 1, 1))
+    row = rig.topics.table["T"]
+    assert not attrs.evolve(row, creation=None).is_made_after(row)
+    assert b"creation" not in TopicConfig("T").to_json()
+
+
+def test_a_log_that_was_cut_takes_the_beginning_of_its_newest_topics_back() -> None:
+    rig = Ends()
+    rig.topics.update(TopicConfig("Old", 1, 1))
+    rig.log_end = 2_000
+    rig.topics.update(TopicConfig("T", 1, 1))
+    before = rig.topics.table["T"]
+    other, slave = Ends(), Ends(BrokerRole.SLAVE)
+    other.log_end = slave.log_end = 1_500
+    other.topics.load(rig.saved[-1])
+    assert other.creation("Old") == TopicCreation(NOW, 1_000)
+    assert other.creation() == TopicCreation(NOW + 1, 1_500)
+    assert not other.topics.table["T"].is_made_after(before)
+    assert list(other.topics.unsaved) == ["T"]
+    slave.topics.load(rig.saved[-1])
+    assert slave.creation() == before.creation  # the rest of the log may be on its way
+
+
+def test_ends_of_deleted_topics_are_not_remembered_without_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq.broker.tables.topics.ENDS_KEPT", 2)
+    topics = Ends().topics
+    for number, name in enumerate(("A", "B", "A", "C"), 1):
+        topics.ended(name, number)
+    for name in ("A", "B", "C"):
+        topics.update(TopicConfig(name, 1, 1))
+    ends = [row.creation.earlier_end for name in "ABC" if (row := topics.table[name]).creation]
+    assert ends == [3, 0, 4]
