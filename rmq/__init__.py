@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from rmq.errors import RmqError as RmqError
     from rmq.errors import SendFailed as SendFailed
     from rmq.errors import ServiceNotAvailable as ServiceNotAvailable
+    from rmq.errors import StrayCancellation as StrayCancellation
     from rmq.errors import SubscriptionParseFailed as SubscriptionParseFailed
     from rmq.errors import SystemBusy as SystemBusy
     from rmq.errors import TopicNotExist as TopicNotExist
@@ -107,7 +108,7 @@ _MODULES = {
         "AccessDenied AskerGone ConfigError ConnectFailed ConnectionLost CorruptRecord InvalidMessage"
         " InvalidMessageType InvalidName InvalidType LocalProtocolError MessageIllegal NoPermission"
         " NoRoute NotReady RemoteProtocolError ReplyTimeout RequestTimeout ResponseError RmqError SendFailed"
-        " ServiceNotAvailable SubscriptionParseFailed SystemBusy TopicNotExist Unreachable"
+        " ServiceNotAvailable StrayCancellation SubscriptionParseFailed SystemBusy TopicNotExist Unreachable"
         " WindowFull"
     ),
     "rmq.message": "Message MessageQueue StoredMessage",

@@ -452,9 +452,22 @@ class NotReady(RmqError):
     retriable = True
     hint = "wait longer; brokers tell members of each other within seconds, or within heartbeatBrokerInterval"
 
-    def __init__(self, group: str, topics: Sequence[str]) -> None:
-        super().__init__(f"{group} has not got its share of the queues yet of {', '.join(topics)}")
-        self.group, self.topics = group, tuple(topics)
+    def __init__(self, group: str, topics: Sequence[str] = (), reason: str = "") -> None:
+        missing = f"has not got its share of the queues yet of {', '.join(topics)}"
+        super().__init__(f"{group} {reason or missing}")
+        self.group, self.topics, self.reason = group, tuple(topics), reason
+        if reason:
+            self.hint = "restart the consumer, or the process, if this lasts"
+
+
+class StrayCancellation(RmqError):
+    """A cancellation that nobody aimed at the task that it came out of, such as that of a task or a future
+    that the handler awaited and another task cancelled. Its `__cause__` is the cancellation."""
+
+    hint = "catch the cancellation where the other task or future is awaited, or shield what is awaited"
+
+    def __init__(self, text: str = "it awaited a task or a future that another task has cancelled") -> None:
+        super().__init__(text)
 
 
 class SendFailed(RmqError):

@@ -350,22 +350,26 @@ class Client(Startable):
 
     async def ready(self, timeout: float = 10.0, *, topics: Iterable[str] = ()) -> None:
         """Return when the client can do its work: a name server answers, a broker of each of `topics` is
-        connected, and each of its consumers has its share of the queues, be it none. For what is to stop a
-        program at its start, and for readiness probes.
+        connected, and each of its consumers has its share of the queues, be it none, and consumes. For what
+        is to stop a program at its start, and for readiness probes.
 
         Raises, when that has taken `timeout` seconds, what stood in the way: Unreachable, NoRoute,
-        ConnectFailed, NotReady or a ResponseError; AccessDenied and NoPermission at once. Cancelled: nothing
-        has happened."""
+        ConnectFailed, NotReady (also of a consumer whose `run` or background tasks have ended) or a
+        ResponseError; AccessDenied and NoPermission at once, and LocalProtocolError when the client's own
+        background tasks have ended. Cancelled: nothing has happened."""
         check_number("timeout", timeout, 0, whole=False)
         if isinstance(topics, str):
             raise InvalidType("topics", topics, "a list of names of topics")
         full = [with_namespace(self.config.namespace, validate_topic(topic)) for topic in topics]
-        await until_ready(self._entered(), full, timeout)
+        session = self._entered()
+        if ended := self._scope.ended():
+            raise LocalProtocolError(f"the client's background tasks have ended: {ended}")
+        await until_ready(session, full, timeout)
 
     def health(self) -> Health:
         """What it knows of its servers, producers and consumers, and what is wrong; nobody is asked for it.
         For liveness probes and status pages. Raises LocalProtocolError before it is open."""
-        return health_of(self._entered())
+        return health_of(self._entered(), self._scope.ended())
 
     @property
     def admin(self) -> Admin:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +19,7 @@ from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions, Sql, check_queues
 from rmq.errors import check_callable, check_number
 from rmq.message import MessageQueue, StoredMessage, validate_group
+from rmq.remoting.cancellation import as_failure, cancel_requests, raise_failure, withdraw
 from rmq.remoting.loop import Startable, TaskScope, as_async, bare_errors
 
 log = logging.getLogger(__name__)
@@ -58,6 +60,7 @@ class Consumer(Startable):
         self._dispatch = self._member.dispatch
         self._deliveries = self._member.deliveries
         self._scope = TaskScope()
+        self._workers = self._member.workers
         self._running: set[anyio.CancelScope] = set()
         self._drain_seconds = session.config.drain_timeout_ms / 1000
         self._taken = 0
@@ -90,7 +93,7 @@ class Consumer(Startable):
         await self._scope.__aenter__()
         try:
             with bare_errors():
-                await self._member.join(self._scope.tasks)
+                await self._member.join(self._scope)
         except BaseException as error:
             await self._scope.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -212,12 +215,26 @@ class Consumer(Startable):
         with anyio.CancelScope() as scope:
             self._running.add(scope)
             try:
-                with bare_errors():
+                with self._workers.wanted(concurrency), bare_errors():
                     async with anyio.create_task_group() as tasks:
                         for _ in range(concurrency):
-                            tasks.start_soon(work, *arguments)
+                            tasks.start_soon(self._keep_working, partial(work, *arguments))
             finally:
                 self._running.discard(scope)
+
+    async def _keep_working(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """One worker. It goes on when its task alone is cancelled, by a handler that ends itself, for
+        example: nobody but the handler knows that task."""
+        with self._workers.one():
+            requests = cancel_requests()
+            while True:
+                try:
+                    return await work()
+                except BaseException as error:
+                    if not withdraw(error, requests):
+                        raise
+                    log.warning("%s: the task of a handler was cancelled; its worker goes on", self.group)
+                    await anyio.lowlevel.checkpoint()
 
     async def _work(self, handle: Callable[[StoredMessage], Awaitable[object]]) -> None:
         ready, deliveries, in_flight = self._dispatch.ready, self._deliveries, InFlight()
@@ -231,20 +248,21 @@ class Consumer(Startable):
             await anyio.lowlevel.checkpoint()
 
     async def _burst(self, handle: Callable[[StoredMessage], Awaitable[object]], in_flight: InFlight) -> None:
-        deliveries, member = self._deliveries, self._member
+        deliveries, member, requests = self._deliveries, self._member, cancel_requests()
         for message in self._dispatch.burst(BURST):
             if member.has_requests and deliveries.drop_expired(message):
                 continue
             in_flight.messages = (message,)
             try:
                 await handle(message)
-            except Exception as error:
-                await deliveries.failed(message, error)
-                if deliveries.raises(error):
+            except BaseException as error:
+                failure = as_failure(error, requests)
+                if failure is None:
+                    deliveries.redeliver_later([message])
                     raise
-            except BaseException:
-                deliveries.redeliver_later([message])
-                raise
+                await deliveries.failed(message, failure)
+                if deliveries.raises(failure):
+                    raise_failure(failure, error)
             else:
                 window = message.window
                 assert window is not None
@@ -272,15 +290,17 @@ class Consumer(Startable):
     async def _consume_batch(
         self, handle: Callable[[list[StoredMessage]], Awaitable[object]], taken: list[PulledMessage]
     ) -> None:
+        requests = cancel_requests()
         try:
             await handle([*taken])
-        except Exception as error:
-            await self._deliveries.all_failed(taken, error)
-            if self._deliveries.raises(error):
+        except BaseException as error:
+            failure = as_failure(error, requests)
+            if failure is None:
+                self._deliveries.redeliver_later(taken)
                 raise
-        except BaseException:
-            self._deliveries.redeliver_later(taken)
-            raise
+            await self._deliveries.all_failed(taken, failure)
+            if self._deliveries.raises(failure):
+                raise_failure(failure, error)
         else:
             for message in taken:
                 if message.window is not None:

@@ -42,6 +42,7 @@ from rmq.message import (
 )
 from rmq.protocol.bodies import ConsumeStatus
 from rmq.protocol.properties import DLQ_REASON
+from rmq.remoting.cancellation import as_failure, cancel_requests, raise_failure
 from rmq.remoting.loop import Alarm
 
 log = logging.getLogger(__name__)
@@ -423,13 +424,14 @@ class Delivery:
     open, it is delivered again here.
     """
 
-    __slots__ = ("_deliveries", "_in_flight", "_is_open", "_pulled", "_tokens")
+    __slots__ = ("_deliveries", "_in_flight", "_is_open", "_pulled", "_requests", "_tokens")
 
     def __init__(self, deliveries: Deliveries, message: PulledMessage) -> None:
         self._deliveries = deliveries
         self._pulled = message
         self._in_flight = InFlight((message,))
         self._tokens: list[tuple[Observer, Any]] = []
+        self._requests = 0
         self._is_open = True
 
     @property
@@ -442,6 +444,7 @@ class Delivery:
             raise LocalProtocolError("a delivery is consumed once")
         deliveries = self._deliveries
         deliveries.hold(self._in_flight)
+        self._requests = cancel_requests()
         observers, group = deliveries.observers, deliveries.group
         if observers:
             self._tokens = observers.begin(lambda observer: observer.consuming(group, [self._pulled]))
@@ -454,11 +457,14 @@ class Delivery:
         if self._tokens:
             deliveries.observers.end(self._tokens, lambda observer, token: observer.consumed(token, error))
         try:
+            failure = None if error is None else as_failure(error, self._requests)
             if error is None:
                 self.done()
-            elif isinstance(error, Exception):
-                await self._fail(error)
-                return not deliveries.raises(error)
+            elif failure is not None:
+                await self._fail(failure)
+                if deliveries.raises(failure):
+                    raise_failure(failure, error)
+                return True
             elif self._is_open:
                 self._is_open = False
                 deliveries.redeliver_later([self._pulled])

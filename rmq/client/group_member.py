@@ -17,16 +17,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import anyio
-import anyio.abc
 
-from rmq.client.assignments import Assignments, QueueLocks
+from rmq.client.assignments import Assignments
 from rmq.client.delivery import ConsumeMetrics, Deliveries
 from rmq.client.dispatch import Dispatch, MessageDispatch, QueueDispatch
 from rmq.client.health import ConsumerHealth, lag_of
 from rmq.client.message_view import PulledMessage
 from rmq.client.process_queue import ProcessQueue
+from rmq.client.queue_locks import QueueLocks
 from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions, Sql, subscriptions
+from rmq.client.workers import Workers
 from rmq.errors import ConfigError, LocalProtocolError, NoRoute, NotReady
 from rmq.message import PROPERTY_REPLY_TO_CLIENT, RETRY_PREFIX, MessageQueue, StoredMessage
 from rmq.protocol.bodies import (
@@ -38,7 +39,9 @@ from rmq.protocol.bodies import (
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.record import decode_record
+from rmq.remoting.cancellation import as_failure
 from rmq.remoting.connection import Connection
+from rmq.remoting.loop import TaskScope
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +74,8 @@ class GroupMember:
         else:
             self.dispatch = MessageDispatch(config.redelivery_delay_ms)
         self._metrics = ConsumeMetrics()
+        self.workers = Workers()
+        """Those of `Consumer.run`."""
         self.deliveries = Deliveries(session, group, options, self.dispatch, self._metrics)
         self.assignments = Assignments(
             session, group, self._subscriptions, options, self.dispatch, self._on_messages, self._locks
@@ -78,7 +83,7 @@ class GroupMember:
         self.has_requests = False
         """Whether some of the messages may be requests, which are not delivered past their time to live."""
         self._handler: Callable[[StoredMessage], Awaitable[object]] | None = None
-        self._tasks: anyio.abc.TaskGroup | None = None
+        self._scope: TaskScope | None = None
         self._has_left = False
 
     @property
@@ -102,15 +107,15 @@ class GroupMember:
 
     # --- joining and leaving ---
 
-    async def join(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Join the group and take queues; `tasks` gets the loops, which end only with it.
+    async def join(self, scope: TaskScope) -> None:
+        """Join the group and take queues; `scope` gets the loops, which end only with it.
 
         Raises as `Consumer.__aenter__`, and has left again then. Cancelled: has left again, too.
         """
         if self._options.queues is None and self.group in self._session.members:
             expected = "a group that has no consumer in this client; a second member needs a second client"
             raise ConfigError("group", self.group, expected)
-        self._tasks = tasks
+        self._scope, tasks = scope, scope.tasks
         self._session.arrive()
         try:
             if self._options.queues is None:
@@ -261,6 +266,8 @@ class GroupMember:
             f"{self.group}: topic {topic} waits: {error}"
             for topic, (error, _) in self.assignments.errors.items()
         ]
+        if (stopped := self._stopped()) is not None:
+            problems.append(f"{self.group} {stopped}")
         return ConsumerHealth(
             self.group,
             tuple(self.queues),
@@ -269,7 +276,16 @@ class GroupMember:
             len(self.deliveries.in_flight),
             tuple(self.deliveries.stalls.current.values()),
             tuple(problems),
+            self.workers.running,
         )
+
+    def _stopped(self) -> str | None:
+        """Why a member that has not been told to stop consumes nothing, or less than it should."""
+        if self.assignments.is_stopped:
+            return None
+        if self._scope is not None and (ended := self._scope.ended()):
+            return f"consumes nothing: its background tasks have ended ({ended})"
+        return self.workers.problem() or self.assignments.unanswered() or None
 
     def check_ready(self) -> None:
         """Raises what keeps it from its share of the queues, or NotReady; it looks again soon then."""
@@ -280,6 +296,8 @@ class GroupMember:
             raise error.with_traceback(None)
         if missing:
             raise NotReady(self.group, sorted(missing))
+        if (stopped := self._stopped()) is not None:
+            raise NotReady(self.group, reason=stopped)
 
     async def lag(self) -> dict[MessageQueue, int]:
         """See `Consumer.lag`."""
@@ -311,13 +329,13 @@ class GroupMember:
 
     def consume_directly(self, request: Command, connection: Connection) -> Command | None:
         """Give the running handler a message that an administrator sent; the answer comes when it is done."""
-        if self._handler is None or self._tasks is None:
+        if self._handler is None or self._scope is None:
             remark = (
                 f"the consumer of {self.group} has no handler running that could take it: it takes its "
                 "messages itself, by iteration or poll; name a member that works with a handler"
             )
             return request.reply(ResponseCode.SYSTEM_ERROR, remark)
-        self._tasks.start_soon(self._consume_directly, request, connection, self._handler)
+        self._scope.tasks.start_soon(self._consume_directly, request, connection, self._handler)
         return None
 
     async def _consume_directly(
@@ -330,9 +348,12 @@ class GroupMember:
         result = ConsumeMessageDirectlyResult(consume_result="CR_SUCCESS")
         try:
             await handle(decode_record(request.body, body_max=self._session.config.max_body_size))
-        except Exception as error:
-            log.error("%s: a message given by an administrator failed", self.group, exc_info=error)
+        except BaseException as error:
+            failure = as_failure(error)
+            if failure is None:
+                raise
+            log.error("%s: a message given by an administrator failed", self.group, exc_info=failure)
             result.consume_result = "CR_THROW_EXCEPTION"
-            result.remark = repr(error)
+            result.remark = repr(failure)
         result.spent_time_mills = int((self._session.now() - began) * 1000)
         connection.reply(request.reply(body=result.to_json()))

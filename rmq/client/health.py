@@ -35,7 +35,8 @@ class ServerHealth:
 @frozen
 class ConsumerHealth:
     """A consumer: its queues, its messages that are pulled and not finished (`unfinished`, `bytes`), those in
-    the hands of handlers (`in_flight`), what it does not get on with, and why topics give it nothing."""
+    the hands of handlers (`in_flight`), what it does not get on with, and why topics give it nothing or it
+    consumes nothing (`problems`). `workers` is how many tasks call its handler now: 0 without `run`."""
 
     group: str
     queues: tuple[MessageQueue, ...]
@@ -44,6 +45,7 @@ class ConsumerHealth:
     in_flight: int
     stalls: tuple[Stalled, ...]
     problems: tuple[str, ...]
+    workers: int = 0
 
 
 @frozen
@@ -64,8 +66,8 @@ class Health:
         return not self.problems
 
 
-def health_of(session: Session) -> Health:
-    """See `Client.health`."""
+def health_of(session: Session, ended: str = "") -> Health:
+    """See `Client.health`. `ended` says how the client's background tasks have ended, "" while they run."""
     name_servers = _servers(session, session.name_servers.addresses)
     brokers = _servers(session, session.routes.addresses(slaves=True))
     consumers = tuple(member.health() for member in session.members.values())
@@ -74,6 +76,8 @@ def health_of(session: Session) -> Health:
         problems.insert(0, f"no name server can be reached: {'; '.join(map(_told, name_servers))}")
     for consumer in consumers:
         problems += [*consumer.problems, *map(str, consumer.stalls)]
+    if ended:
+        problems.insert(0, f"the client's background tasks have ended: {ended}")
     return Health(
         session.client_id, name_servers, brokers, tuple(session.producers), consumers, tuple(problems)
     )

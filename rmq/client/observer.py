@@ -12,6 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rmq.remoting.cancellation import as_failure, cancel_requests
+
 if TYPE_CHECKING:
     from rmq.client.outgoing import SendResult
     from rmq.client.session import Session
@@ -68,7 +70,7 @@ class Observers:
         for observer in self.all:
             try:
                 tokens.append((observer, hook(observer)))
-            except Exception as error:
+            except BaseException as error:
                 _failed(observer, error)
         return tokens
 
@@ -77,7 +79,7 @@ class Observers:
         for observer, token in reversed(tokens):
             try:
                 hook(observer, token)
-            except Exception as error:
+            except BaseException as error:
                 _failed(observer, error)
 
     def handler(
@@ -102,5 +104,9 @@ class Observers:
         return observed
 
 
-def _failed(observer: Observer, error: Exception) -> None:
-    log.error("%s failed", type(observer).__name__, exc_info=error)
+def _failed(observer: Observer, error: BaseException) -> None:
+    """Log the failure of a hook. Raises `error` when it is none: Ctrl-C, for example."""
+    failure = as_failure(error, cancel_requests())  # a hook does not wait, so it is never cancelled itself
+    if failure is None:
+        raise error
+    log.error("%s failed", type(observer).__name__, exc_info=failure)

@@ -206,6 +206,10 @@ class Puller:
         self._broker_id = MASTER_ID
         self._failures = 0
         self._failure: type[Exception] | None = None
+        self.unanswered_since: float | None = None
+        """When the first of the requests began that no broker has answered since; None: none is waiting."""
+        self.trouble = ""
+        """What the last of them failed with."""
         self._scope = anyio.CancelScope()
         self._room = Alarm()
 
@@ -219,6 +223,7 @@ class Puller:
         with self._scope:
             while not self.window.is_dropped:
                 while self.window.is_full:
+                    self.unanswered_since = None
                     self.window.on_room = self._room.ring
                     await self._room.wait()
                 try:
@@ -237,7 +242,10 @@ class Puller:
         request = self._template.request(asked, most, config.pull_suspend_ms, commit_offset)
         window.pulled_at_ms = session.now_ms()
         began = session.now()
+        if self.unanswered_since is None:
+            self.unanswered_since = began
         response = await session.pool.call(address, request, config.pull_timeout_ms / 1000)
+        self.unanswered_since, self.trouble = None, ""
         answer = self._template.answer(response, asked, address, window)
         self._broker_id = answer.broker_id
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
@@ -261,6 +269,7 @@ class Puller:
 
     async def _failed(self, error: Exception) -> None:
         session, queue = self._session, self.window.queue
+        self.trouble = str(error)
         if type(error) is not self._failure:
             self._failures = 0  # a broker that is back, say, and has not heard of us yet
             self._failure = type(error)

@@ -191,7 +191,7 @@ class PullConsumer(Startable):
             raise LocalProtocolError(f"the pull consumer of {self.group} has its queues already")
         polling = _Polling(self._session, self.group, topics, options)
         with bare_errors():
-            await polling.member.join(self._scope.tasks)
+            await polling.member.join(self._scope)
         self._polling = polling
 
     @property

@@ -35,6 +35,7 @@ from rmq.errors import (
     ResponseError,
     RmqError,
     ServiceNotAvailable,
+    StrayCancellation,
     SystemBusy,
     Unreachable,
 )
@@ -52,6 +53,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.headers import ReplyMessageRequestHeader
 from rmq.protocol.properties import decode_properties
 from rmq.protocol.record import decompress
+from rmq.remoting.cancellation import as_failure
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.loop import Alarm, Waiter, bare_errors, current_loop
@@ -218,6 +220,7 @@ class Session:
                 observer.attach(self)
                 tasks.start_soon(observer.run)
             task_status.started()
+        raise StrayCancellation("a background task of the client was cancelled")  # and the group swallowed it
 
     # --- brokers to send to ---
 
@@ -231,8 +234,11 @@ class Session:
         if self._on_event is not None:
             try:
                 self._on_event(event)
-            except Exception as error:
-                log.error("on_event failed", exc_info=error)
+            except BaseException as error:
+                failure = as_failure(error)
+                if failure is None:
+                    raise
+                log.error("on_event failed", exc_info=failure)
 
     def _on_connection(self, address: str, cause: object) -> None:
         if cause is None:

@@ -46,6 +46,7 @@ from rmq.protocol.headers import (
     EndTransactionRequestHeader,
     ResumeCheckHalfMessageRequestHeader,
 )
+from rmq.remoting.cancellation import as_failure
 from rmq.remoting.loop import TaskScope, as_async
 
 if TYPE_CHECKING:
@@ -183,9 +184,12 @@ class TransactionalProducer(Producer):
         try:
             async with self._limiter:
                 decision = Decision(await self._check_back(message))
-        except Exception as error:
-            log.error("the check-back of %s failed", message.message_id, exc_info=error)
-            decision, remark = Decision.UNKNOWN, f"check-back failed: {error!r}"
+        except BaseException as error:
+            failure = as_failure(error)
+            if failure is None:
+                raise
+            log.error("the check-back of %s failed", message.message_id, exc_info=failure)
+            decision, remark = Decision.UNKNOWN, f"check-back failed: {failure!r}"
         finally:
             self._checking.discard(message.message_id)
         answer = EndTransactionRequestHeader(

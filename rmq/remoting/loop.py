@@ -24,7 +24,7 @@ import anyio.to_thread
 import attrs
 import sniffio
 
-from rmq.errors import LocalProtocolError
+from rmq.errors import LocalProtocolError, StrayCancellation
 
 if TYPE_CHECKING:  # trio's programs need not wait 15 ms for it: functions that run on it import it
     import asyncio
@@ -352,6 +352,7 @@ class TaskScope:
         self._around: Any = None  # the opener's cancel scope outside of the block
         self._is_cancelled = False  # the opener was, by a failed task
         self._ended: anyio.Event | None = None
+        self._is_leaving = False
         self._failure: BaseException | None = None
 
     @property
@@ -359,6 +360,12 @@ class TaskScope:
         """The group in which background tasks are started."""
         assert self._inner is not None, "the scope has not been entered"
         return self._inner
+
+    def ended(self) -> str:
+        """How the tasks ended before the scope was left; empty while they run."""
+        if self._is_leaving or self._ended is None or not self._ended.is_set():
+            return ""
+        return repr(self._failure) if self._failure is not None else "they were cancelled"
 
     def detach(self) -> None:
         """Before it is entered: no block surrounds its use. An error of a task cancels nobody then, and comes
@@ -404,6 +411,7 @@ class TaskScope:
             async with anyio.create_task_group() as self._inner:
                 ready.set()
                 await anyio.sleep_forever()
+            self._check_leaving()
         except BaseException as error:
             if not _others(error, None):
                 raise
@@ -425,11 +433,18 @@ class TaskScope:
             async with anyio.create_task_group() as self._inner:
                 task_status.started()
                 await anyio.sleep_forever()
+        self._check_leaving()
+
+    def _check_leaving(self) -> None:
+        """A group swallows a cancellation that comes out of one of its tasks, and ends all others with it."""
+        if not self._is_leaving:
+            raise StrayCancellation("a background task was cancelled, and all others have ended with it")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Cancel the tasks and wait for them. Cancelled from outside: the same."""
+        self._is_leaving = True
         self.tasks.cancel_scope.cancel()
         try:
             if self._outer is not None:

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from rmq.testing.cluster import Cluster
 
-from .world import Scenario, World, play, world
+from .world import Scenario, World, play, play_in_memory, world
 
 Play = Callable[[Scenario, Cluster], None]
 
@@ -23,6 +23,12 @@ LOOPS = os.environ.get("RMQ_TEST_LOOPS", "trio,asyncio").split(",")
 def both(request: pytest.FixtureRequest) -> Play:
     """Plays a scenario; the test runs once on each event loop."""
     return partial(play, request.param)
+
+
+@pytest.fixture(params=["trio", "asyncio"])
+def in_memory(request: pytest.FixtureRequest) -> Play:
+    """As `both`, in virtual time on asyncio as well."""
+    return partial(play_in_memory, request.param)
 
 
 @pytest.fixture(autouse=True)

@@ -99,3 +99,14 @@ def play(loop: str, scenario: Scenario, cluster: Cluster) -> None:
 
     with served_in_a_thread(cluster) as made:
         anyio.run(over_sockets, made, backend="asyncio", backend_options={"use_uvloop": loop == "uvloop"})
+
+
+def play_in_memory(loop: str, scenario: Scenario, cluster: Cluster) -> None:
+    """Run a scenario in memory and in virtual time, on asyncio too."""
+
+    async def in_memory() -> None:
+        async with world(cluster) as made:
+            with anyio.fail_after(1_000_000):
+                await scenario(made)
+
+    anyio.run(in_memory, backend=loop)
