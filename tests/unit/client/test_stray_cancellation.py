@@ -221,7 +221,7 @@ def test_a_handler_that_cancels_its_own_task_ends_no_worker(
             task = asyncio.current_task()
             assert task is not None
             task.cancel()
-            await asyncio.sleep(1)
+            await asyncio.sleep(0)
         seen.append(message.body)
 
     async def scenario(world: World) -> None:
