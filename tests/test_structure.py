@@ -148,7 +148,7 @@ def test_imports_go_down(source: str) -> None:
 TESTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py"))
 WITH_PROCESSES = ("tests/system/", "tests/crash/", "tests/hostile/", "tests/interop/", "tests/mutants/")
 """Whose tests run servers as processes: there time is real, and is waited for, looking again and again."""
-VIRTUAL_CLOCKS = {"autojump_clock", "clock", "mock_clock"}
+VIRTUAL_CLOCKS = {"autojump_clock", "clock", "in_memory", "mock_clock"}
 SHORTEST = 0.01
 
 
