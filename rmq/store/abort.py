@@ -34,12 +34,12 @@ class AbortFile:
         self._segment: Segment | None = None
         data = disk.load(path)
         self.is_clean = data is None
-        self.synced = ALL if data is None else _read(data)
+        self.synced = ALL if data is None else synced_in(data)
 
     def changing(self) -> None:
         """A recovery is about to write what it does not sync at once. Raises StoreError."""
         if self.is_clean and self._segment is None:
-            self._disk.replace(self._path, _row(ALL))  # never without what it says
+            self._disk.replace(self._path, mark_of(ALL))  # never without what it says
             self._segment = self._disk.open(self._path, SIZE, mapped=False)
 
     def refused(self) -> None:
@@ -58,7 +58,7 @@ class AbortFile:
     def _make(self, synced: int) -> None:
         self._segment = self._disk.open(self._path, SIZE, mapped=False)
         if synced or not self.is_clean:  # a new file says nothing, and takes no space
-            self._segment.write(0, _row(synced))
+            self._segment.write(0, mark_of(synced))
         self._segment.sync()
         self.synced = synced
 
@@ -67,7 +67,7 @@ class AbortFile:
         segment = self._segment
         if segment is not None and synced != self.synced:
             try:
-                segment.write(0, _row(synced))
+                segment.write(0, mark_of(synced))
             except StoreError:
                 return
             self.synced = synced
@@ -75,7 +75,7 @@ class AbortFile:
     def lower(self, synced: int) -> None:
         """The log is about to be cut there: what comes in its place was not synced. Raises StoreError."""
         if self._segment is not None and synced < self.synced:
-            self._segment.write(0, _row(synced))
+            self._segment.write(0, mark_of(synced))
             self._segment.sync()
             self.synced = synced
 
@@ -91,13 +91,14 @@ class AbortFile:
             segment.close()
 
 
-def _row(synced: int) -> bytes:
+def mark_of(synced: int) -> bytes:
+    """The content of the file that says so."""
     row = _FORM.pack(_MAGIC, synced)
     return row + _CRC.pack(zlib.crc32(row))
 
 
-def _read(data: bytes) -> int:
-    """What the file says; 0 for RocketMQ's and for a damaged one."""
+def synced_in(data: bytes) -> int:
+    """What the content of the file says; 0 for RocketMQ's and for a damaged one."""
     if len(data) != SIZE or not data.startswith(_MAGIC) or _CRC.unpack(data[-4:])[0] != zlib.crc32(data[:-4]):
         return 0
     synced: int = _FORM.unpack_from(data)[1]

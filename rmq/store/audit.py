@@ -19,12 +19,15 @@ from rmq.errors import RmqError, StoreError
 from rmq.protocol import json
 from rmq.protocol.properties import has_unit
 from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, decode_record, part
+from rmq.store.abort import synced_in
 from rmq.store.audit_index import IndexAudit
 from rmq.store.audit_queue import QueueAudits
-from rmq.store.audit_rules import DAMAGE, NO_FILE, OPEN_NOTE, TORN
+from rmq.store.audit_rules import DAMAGE, ENDS_EARLY, NO_FILE, OPEN_NOTE, RECORD_TEXT, TORN
 from rmq.store.checkpoint import SIZE as CHECKPOINT_SIZE
+from rmq.store.checkpoint import Checkpoint
 from rmq.store.config import DELAY_LEVELS, delay_table
 from rmq.store.disk import Disk
+from rmq.store.evidence import Evidence, broken_text, find_evidence
 from rmq.store.scan import Scan, Scanned, Vouch, next_good, nobody_vouches, parse
 from rmq.store.segments import OpenFiles, Segments
 
@@ -76,6 +79,7 @@ class Report:
     index_entries: int = 0
     log_start: int = 0
     log_end: int = 0
+    latest_ms: int = 0
     clean_stop: bool = True
     file_size: int = 0
     notes: list[str] = field(factory=list)
@@ -116,6 +120,7 @@ def check(
     report = Report(folder, commit_log, clean_stop=not disk.exists(os.path.join(folder, "abort")))
     if not report.clean_stop:
         report.notes.append(OPEN_NOTE)
+    evidence = _evidence(disk, folder, clean=report.clean_stop)  # before the log, which may grow meanwhile
     runs = log_runs(disk, report)
     queues = QueueAudits(disk, folder, delays or delay_table(DELAY_LEVELS), report.add)
     queues.load(runs[0].start if runs else 0, known_topics(disk, folder), is_open=not report.clean_stop)
@@ -125,6 +130,7 @@ def check(
     report.queue_file_size = queues.file_size
     try:
         last = _check_log(runs, report, queues, index, progress)
+        _check_reach(runs, report, evidence)
         queues.finish()
         index.finish()
     finally:
@@ -201,15 +207,21 @@ def _check_log(
     report.log_start = runs[0].start if runs else 0
     total = sum(run.stop - run.start for run in runs)
     last = done = foreign = 0
+    broken: Gap | None = None  # the last record, when it has lost its last bytes
     for number, run in enumerate(runs):
         for record in _records(run, report, final=number == len(runs) - 1, vouch=queues.vouch):
             report.records += 1
+            before, broken = last, None
             last = max(last, record.store_timestamp)  # the clock may have been set back
             report.log_end = record.position + record.size
             if not _is_text(record.topic):
                 detail = "the topic is not UTF-8; no CRC covers it"
-                report.add("record text", run.path(record.position), record.position, detail)
+                report.add(RECORD_TEXT, run.path(record.position), record.position, detail)
             foreign += not _is_text(record.properties)
+            if 0 in record.properties and (why := broken_text(record.properties)):
+                report.add(RECORD_TEXT, run.path(record.position), record.position, why)
+                if not record.properties[-1]:
+                    broken, report.latest_ms = Gap(record.position, report.log_end, why, is_tail=True), before
             if has_unit(record.sys_flag):
                 queues.expect(record)
             index.expect(record)
@@ -217,6 +229,10 @@ def _check_log(
                 progress("log", done + record.position - run.start, total)
         done += run.stop - run.start
     progress("log", total, total)
+    if broken is not None:
+        report.gaps.append(broken)
+    else:
+        report.latest_ms = last
     if foreign:
         report.notes.append(
             f"records with properties that are not UTF-8: {foreign}; batches are kept as sent"
@@ -245,6 +261,23 @@ def _records(
         skipped = following.position - position
         report.add(DAMAGE, run.path(position), position, f"{reason}; {skipped} bytes until the next record")
         position = following.position
+
+
+def _evidence(disk: Disk, folder: str, *, clean: bool) -> Evidence:
+    """What abort and checkpoint say of the log's end. The queues are compared unit by unit."""
+    path = os.path.join(folder, "checkpoint")
+    if not disk.exists(path) or disk.size(path) != CHECKPOINT_SIZE:
+        return Evidence()
+    checkpoint = Checkpoint(disk, path)
+    checkpoint.close()
+    abort = disk.load(os.path.join(folder, "abort"))
+    return find_evidence(checkpoint, 0 if abort is None else synced_in(abort), (), clean=clean, now_ms=0)
+
+
+def _check_reach(runs: list[Segments], report: Report, evidence: Evidence) -> None:
+    """Compare the log's end with what the files beside it say."""
+    if runs and (why := evidence.missing(runs[-1], max(report.log_end, runs[-1].start))):
+        report.add(ENDS_EARLY, runs[-1].path(report.log_end), report.log_end, why)
 
 
 def _is_text(data: bytes) -> bool:

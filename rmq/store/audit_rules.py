@@ -16,6 +16,8 @@ from typing import Any, Final
 DAMAGE: Final = "damage"
 TORN: Final = "torn tail"
 NO_FILE: Final = "log file missing"
+ENDS_EARLY: Final = "log ends early"
+RECORD_TEXT: Final = "record text"
 BAD_CRC: Final = "body CRC"
 MISSING: Final = "queue unit missing"
 EXTRA: Final = "queue unit extra"

@@ -35,12 +35,14 @@ class Checkpoint:
         self.log_ms = self.queues_ms = self.index_ms = self.log_to = self.queues_to = 0
         self.has_places = False
         if existed:
-            row = bytes(self._segment.read(0, _ROW))
-            self.log_ms, self.queues_ms, self.index_ms = _TIMES.unpack_from(row)
-            places = _places_in(row)
-            if places is not None:
-                self.has_places = True
-                self.log_to, self.queues_to = places
+            self._take(bytes(self._segment.read(0, _ROW)))
+
+    def _take(self, row: bytes) -> None:
+        self.log_ms, self.queues_ms, self.index_ms = _TIMES.unpack_from(row)
+        places = _places_in(row)
+        if places is not None:
+            self.has_places = True
+            self.log_to, self.queues_to = places
 
     @property
     def replay_from_ms(self) -> int:

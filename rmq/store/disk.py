@@ -136,12 +136,14 @@ class Disk(Protocol):
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a folder with all that is in it. Not being there is fine."""
+        """Remove a file, or a folder with all that is in it. Not being there is fine. A folder that is a
+        link, or where a volume is mounted, stays, and all that is in it goes.
+        """
         ...
 
     def move(self, path: str, to: str, *, sync: bool = True) -> None:
         """Rename a file or folder, on the same file system, so that a crash leaves it here or there; without
-        `sync` it may be here again after one. Raises StoreError, also when it is not there.
+        `sync` it may be here again after one. Raises StoreError, also when it is not there, and for a link.
         """
         ...
 
@@ -408,11 +410,23 @@ class RealDisk:
     def remove(self, path: str) -> None:
         with _explained(path), contextlib.suppress(FileNotFoundError):
             if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path)
+                _remove_folder(path)
+            elif os.path.isdir(path):
+                for entry in os.scandir(path):
+                    self._remove_entry(entry)
             else:
                 os.unlink(path)
 
+    @staticmethod
+    def _remove_entry(entry: os.DirEntry[str]) -> None:
+        if entry.is_dir(follow_symlinks=False):
+            _remove_folder(entry.path)
+        else:
+            os.unlink(entry.path)
+
     def move(self, path: str, to: str, *, sync: bool = True) -> None:
+        if os.path.islink(path):
+            raise StoreError(f"{path} is a link to another folder, and stays one")
         with _explained(path):
             os.makedirs(os.path.dirname(to), exist_ok=True)
             os.rename(path, to)
@@ -475,6 +489,15 @@ class ReadOnlyDisk(RealDisk):
             os.close(fd)
             raise wrong_size(path, found, size)
         return RealSegment(path, size, fd, mapped=mapped, created=False)
+
+
+def _remove_folder(path: str) -> None:
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        # All that was in it went before. A volume's folder stays while the volume is mounted there.
+        if error.errno != errno.EBUSY or error.filename != path or os.listdir(path):
+            raise
 
 
 def _open_file(path: str) -> tuple[int, bool]:

@@ -22,6 +22,8 @@ log = logging.getLogger("rmq.store")
 
 Key = tuple[str, int]
 
+LEFT_INSIDE = ".removed"
+"""In the queues' folder: folders of deleted topics, until their files are removed. No topic has a dot."""
 _FILES_OPEN = 256
 _GATHERED_BYTES = 16 << 20  # units in memory before a commit writes some
 _GATHER_MS = 5000  # how long units may wait in memory
@@ -76,6 +78,8 @@ class Queues:
         """Make the queues that have folders; their files are not looked at yet."""
         folder = os.path.join(self._root, "consumequeue")
         for topic in self._disk.list(folder):
+            if topic == LEFT_INSIDE:
+                continue
             for queue_id in self._disk.list(os.path.join(folder, topic)):
                 if queue_id.isascii() and queue_id.isdecimal():
                     self.make(topic, int(queue_id))
@@ -296,8 +300,12 @@ class Queues:
         self._taken_to = min(self._taken_to, log_end)
         self.written = self.written._replace(before=min(self.written.before, log_end))
 
-    def remove_topic(self, topic: str) -> str:
-        """Forget a topic's queues; their files are closed, and their folder is returned, to be removed."""
+    def topic_folder(self, topic: str) -> str:
+        """The folder of a topic's queues."""
+        return os.path.dirname(queue_folder(self._root, topic, 0))
+
+    def remove_topic(self, topic: str) -> None:
+        """Forget a topic's queues, whose files are out of the way, and close these."""
         for key in [key for key in self.table if key[0] == topic]:
             queue = self.table.pop(key)
             self._gathered.pop(queue, None)
@@ -306,7 +314,6 @@ class Queues:
         self._full = [queue for queue in self._full if queue.topic != topic]
         self._to_trim = [queue for queue in self._to_trim if queue.topic != topic]
         self._count_gathered()
-        return os.path.dirname(queue_folder(self._root, topic, 0))
 
     def hold_files(self, log_start: int) -> None:
         """The log is about to begin later than at `log_start`. Until `begin_trim` queues keep their files."""

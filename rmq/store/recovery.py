@@ -19,6 +19,7 @@ from rmq.protocol.properties import has_unit, unit_code
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
 from rmq.store.consumequeue import ConsumeQueue, Unit
+from rmq.store.evidence import WAY_ON, Evidence, broken_text, find_evidence
 from rmq.store.queues import Key, Queues
 from rmq.store.scan import (
     BLANK_SIZE,
@@ -76,7 +77,8 @@ def known_synced(before: int, checkpoint: Checkpoint) -> Synced:
 @define
 class Recoverer:
     """Carries out one recovery. `synced`: what a crash cannot have taken; `known_topics`: those that were not
-    deleted, None when all count as known; `changing` is called before queue files are written.
+    deleted, None when all count as known; `changing` is called before queue files are written. `abort`: up to
+    where the log was synced by the file of that name; `now_ms`: the wall clock.
     """
 
     commit_log: CommitLog
@@ -86,11 +88,15 @@ class Recoverer:
     known_topics: frozenset[str] | None
     check_crc: bool = True
     cut_damage: bool = False
+    abort: int = 0
+    now_ms: int = 0
     progress: Progress = no_progress
     changing: Callable[[], None] = lambda: None
     _short: dict[ConsumeQueue, int] = field(factory=dict)
     _by_name: dict[tuple[bytes, int], ConsumeQueue] = field(factory=dict)
     _timestamp: int = 0
+    _latest_ms: int = 0
+    _evidence: Evidence = field(factory=Evidence)
     _unsynced_from: int | None = None
 
     def run(self, checkpoint: Checkpoint, *, clean: bool, rebuild: bool) -> Recovery:
@@ -98,7 +104,9 @@ class Recoverer:
         written.
         """
         start = self._start(checkpoint, clean=clean, rebuild=rebuild)
+        evidence = self._evidence = self._find_evidence(checkpoint, clean=clean)
         records, end, cut = self._scan_log(start)
+        cut |= self._check_reach(evidence, start, end)
         # No sync had covered what is after `end`, or `check_end` has raised (unless truncateDamagedLog gives
         # it up): with SYNC_FLUSH nobody was told that any of it is stored.
         assert start <= end, "a scan never ends before it began"
@@ -119,11 +127,41 @@ class Recoverer:
         path = self.commit_log.segments.path(end) if cut else None
         return Recovery(clean, start, records, end, path, rebuilt)
 
+    def _find_evidence(self, checkpoint: Checkpoint, *, clean: bool) -> Evidence:
+        queues = self.queues.table.values()
+        return find_evidence(checkpoint, self.abort, queues, clean=clean, now_ms=self.now_ms)
+
+    def _check_reach(self, evidence: Evidence, start: int, end: int) -> bool:
+        """Compare the end that was found with what the files beside the log say; whether what is missing is
+        given up. Raises CorruptRecord.
+        """
+        segments = self.commit_log.segments
+        try:
+            evidence.check_reach(segments, end)
+            evidence.check_time(segments, end, self._latest_ms, start)
+        except CorruptRecord as error:
+            if not self.cut_damage:
+                raise
+            log.error("the log is taken as it is, what it lost is given up: %s", error)
+            return segments.at(end) is not None
+        return False
+
+    def _check_gone(self, checkpoint: Checkpoint, *, clean: bool) -> None:
+        """There is no file of the log: look before queues are removed whether there was one. Raises
+        CorruptRecord.
+        """
+        if clean:
+            for queue in self.queues.table.values():
+                queue.load(lambda index, unit: unit[1] <= 0)
+        self._check_reach(self._find_evidence(checkpoint, clean=clean), 0, 0)
+
     # ---- where to start ----
 
     def _start(self, checkpoint: Checkpoint, *, clean: bool, rebuild: bool) -> int:
         segments = self.commit_log.segments
         segments.load()
+        if not segments.bases:
+            self._check_gone(checkpoint, clean=clean)
         if not segments.bases or rebuild:
             # No unit is believed. The queues begin at 0, and at the offset of the first record that they
             # have.
@@ -203,6 +241,7 @@ class Recoverer:
             if 0 in record.properties and self._is_pierced(record):
                 return records, record.position, True
             held = record
+            self._latest_ms = max(self._latest_ms, record.store_timestamp)
             if self._unsynced_from is None and not self.synced.covers(record):
                 self._unsynced_from = record.position
             records += 1
@@ -242,11 +281,38 @@ class Recoverer:
         brokers take no zeros from senders, so where they have said what was synced, these are none.
         """
         zeros = len(last.properties) - len(last.properties.rstrip(b"\0"))
-        if not zeros or self.synced.covers(last):
+        if not zeros:
             return False
+        if self._evidence.is_exact and last.position + last.size > self._evidence.before:
+            return True  # a slave stopped in order when it had a part of it
+        if self.synced.covers(last):
+            return self._is_damaged(last)
         if (last.position + last.size - zeros) % SECTOR == 0 or self.synced.before:
             return True
         return not self._vouch(last)
+
+    def _is_damaged(self, last: Scanned) -> bool:
+        """Whether the zeros at the end of a record that was synced are to be cut: they are no sender's, and
+        damage is cut. Raises CorruptRecord when it is not.
+        """
+        why = broken_text(last.properties) or self._other_unit(last)
+        if not why:
+            return False
+        path = self.commit_log.segments.path(last.position)
+        error = CorruptRecord(path, last.position, f"it ends in zeros, and {why}; {WAY_ON}")
+        if not self.cut_damage:
+            raise error
+        log.error("the log is cut at damage: %s", error)
+        return True
+
+    def _other_unit(self, record: Scanned) -> str:
+        """How the record differs from the unit that the queue's files have for it; empty when it does not."""
+        queue = self.queues.table.get((record.topic.decode("utf-8", "replace"), record.queue_id))
+        unit = queue.unit_in_files(record.queue_offset) if queue and has_unit(record.sys_flag) else None
+        code = unit_code(record.topic, record.properties, record.store_timestamp, self.delays)
+        if unit is None or unit[:2] != (record.position, record.size) or unit[2] == code:
+            return ""
+        return f"its queue has the tags code {unit[2]} for it, not {code} (--rebuild-queues takes the record)"
 
     def _vouch(self, record: Scanned) -> bool | None:
         queue = self.queues.table.get((record.topic.decode("utf-8", "replace"), record.queue_id))

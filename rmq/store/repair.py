@@ -15,11 +15,14 @@ from attrs import frozen
 
 from rmq.errors import StoreError
 from rmq.protocol.record import Record, encode_record
+from rmq.store.abort import mark_of, synced_in
 from rmq.store.audit import Gap, Report, log_runs
+from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import blank
 from rmq.store.config import StoreConfig
 from rmq.store.consumequeue import FILLER_SIZE, UNIT, UNIT_FORM
 from rmq.store.disk import Disk
+from rmq.store.queues import Queues
 from rmq.store.scan import BLANK_SIZE, parse
 from rmq.store.segments import Segments
 from rmq.store.store import Store
@@ -60,18 +63,47 @@ def locked(disk: Disk, folder: str) -> Iterator[None]:
 
 
 def cut_tail(disk: Disk, folder: str, report: Report, save: Save = _keep_nothing) -> list[Lost]:
-    """Cut what follows the log's last good record; `save` gets it before. Raises StoreError."""
+    """Cut what follows the log's last good record; `save` gets it before. What queues, checkpoint and abort
+    say beyond is given up, too: without that a log that has lost its end would not open. Raises StoreError.
+    """
     lost = []
     with locked(disk, folder):
         for run in log_runs(disk, Report(folder, report.commit_log))[-1:]:
-            for gap in report.gaps:
+            for gap in sorted(report.gaps, key=lambda gap: -gap.start):
                 if gap.is_tail:
                     lost.append(_taken(run, gap.start, gap.stop, gap.reason, "torn tail"))
                     save(lost)
                     run.truncate(gap.start)
                     run.sync(gap.start, min(gap.start + 1, run.stop))
             run.close()
+        _accept_end(disk, folder, report)
     return lost
+
+
+def _accept_end(disk: Disk, folder: str, report: Report) -> None:
+    """Have nothing beside the log say that it reached further than it does."""
+    tails = [gap.start for gap in report.gaps if gap.is_tail]
+    end = max(min([report.log_end, *tails]), report.log_start)
+    table = Queues(disk, folder, report.queue_file_size or 6_000_000, lambda: 0)
+    table.find_folders()
+    for queue in table.table.values():
+        queue.load(lambda index, unit: unit[1] <= 0)
+        if queue.truncate(end):
+            queue.sync_end()
+    table.close()
+    abort, path = os.path.join(folder, "abort"), os.path.join(folder, "checkpoint")
+    if (data := disk.load(abort)) and synced_in(data) > end:
+        disk.replace(abort, mark_of(end))
+    if disk.exists(path):
+        checkpoint = Checkpoint(disk, path)
+        if checkpoint.has_places:
+            checkpoint.lower(report.latest_ms, end)
+        elif checkpoint.log_ms > report.latest_ms:
+            checkpoint.log_ms = report.latest_ms
+            checkpoint.queues_ms = min(checkpoint.queues_ms, report.latest_ms)
+            checkpoint.index_ms = min(checkpoint.index_ms, report.latest_ms)
+            checkpoint.flush()
+        checkpoint.close()
 
 
 def skip_damaged(disk: Disk, folder: str, report: Report, save: Save = _keep_nothing) -> list[Lost]:

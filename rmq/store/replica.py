@@ -6,13 +6,14 @@ The bytes come as they are; queue units and index entries are made of the record
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from rmq.errors import CorruptRecord, StoreError
 from rmq.protocol.properties import has_unit, unit_code
+from rmq.store.abort import AbortFile
+from rmq.store.aside import find_aside, move_aside
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.consumequeue import ConsumeQueue, Unit
 from rmq.store.disk import Bytes, Disk
@@ -38,6 +39,7 @@ class ReplicaStore(StoreView):
     _owners: list[ConsumeQueue]
     _batch_ms: int
     _checkpoint: Checkpoint | None
+    _abort: AbortFile | None
     _sync_lock: AbstractContextManager[object]
     retention: Retention
     _raw_position: int  # up to where queues have the log's records
@@ -56,6 +58,7 @@ class ReplicaStore(StoreView):
             if self._log.end != self._log.start or not is_start:
                 raise self._out_of_range(physical_offset)
             # An empty log may begin anywhere: a master whose oldest files expired sends what it still has.
+            self._vouch_for_nothing()
             if self._log.segments.bases:  # files without a record
                 self._log.segments.remove_all()
             self._log.open_at(physical_offset, 0)
@@ -138,9 +141,8 @@ class ReplicaStore(StoreView):
 
     @property
     def aside(self) -> str:
-        """The folder that `set_aside` moves the log to."""
-        folder, name = os.path.split(self.config.commit_log_path)
-        return os.path.join(folder, "aside", name)
+        """The folder that `set_aside` moves the log to, or that an earlier log is in."""
+        return find_aside(self.disk, self.config.commit_log_path)
 
     def set_aside(self) -> str:
         """Move a slave's log to `aside`, which is returned, and go on with an empty one. Queues and index,
@@ -157,7 +159,11 @@ class ReplicaStore(StoreView):
             raise StoreError(f"{self.retention.path} is being removed: try again")
         # Synced first: what lies aside is the only copy of what this broker acknowledged as a master.
         self.flush()
-        self.disk.move(self.config.commit_log_path, self.aside)
+        # Before the move: a start after a crash in between would miss what the other files vouch for.
+        self._vouch_for_nothing()
+        # A log on a volume of its own moves file by file.
+        self._log.close()
+        folder = move_aside(self.disk, self.config.commit_log_path)
         with self._sync_lock:
             for part in (self._log, self._queues, self._index, self._checkpoint):
                 if part is not None:
@@ -167,7 +173,15 @@ class ReplicaStore(StoreView):
                 self.disk.remove(self._path(name))
         self._make_parts()
         self._load(no_progress, rebuild=False)
-        return self.aside
+        return folder
+
+    def _vouch_for_nothing(self) -> None:
+        """Have `abort` and the checkpoint say nothing of the log. Raises StoreError."""
+        if self._abort is not None:
+            self._abort.lower(0)
+        if self._checkpoint is not None:
+            with self._sync_lock:
+                self._checkpoint.lower(0, 0)
 
     # ---- what the Store does ----
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from typing import TYPE_CHECKING
 
+from rmq.errors import StoreError
 from rmq.store.commitlog import CommitLog
 from rmq.store.config import StoreConfig
 from rmq.store.disk import Disk, DiskUsage
+from rmq.store.queues import LEFT_INSIDE
 
 if TYPE_CHECKING:
     from attrs import frozen
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 else:
     from rmq.late_attrs import frozen
 
+log = logging.getLogger("rmq.store")
 
 MOST_FILES = 10  # of one round, as in Java: the caller comes back soon
 LEFT_FOLDER = "removed"  # in the store's folder: Java's brokers do not look into it
@@ -152,20 +156,42 @@ class Retention:
         return True
 
     def take_topic(self, topic: str) -> None:
-        """Take a topic's queues out of the store. Raises StoreError."""
-        folder = self._queues.remove_topic(topic)
+        """Take a topic's queues out of the store. Raises StoreError; then the store has them as before."""
+        folder = self._queues.topic_folder(topic)
+        # Forgotten only when the files are out of the way: a topic that is made again would find them.
         if self._disk.exists(folder):
-            self._numbers += 1
-            left = os.path.join(self._root, LEFT_FOLDER, str(self._numbers))
-            self._disk.move(folder, left, sync=False)
-            self._leaving[left] = "topic deleted"
+            self._move_away(folder)
+        self._queues.remove_topic(topic)
+
+    def _move_away(self, folder: str) -> None:
+        """Move a topic's folder out of the way; where it cannot be moved, remove what is in it now."""
+        for place, name in self._left_places():
+            left = os.path.join(place, f"{name}{self._numbers + 1}")
+            try:
+                self._disk.move(folder, left, sync=False)
+            except StoreError as error:
+                log.info("%s cannot be moved to %s: %s", folder, left, error)
+            else:
+                self._numbers += 1
+                self._leaving[left] = "topic deleted"
+                return
+        self._disk.remove(folder)
+
+    def _left_places(self) -> tuple[tuple[str, str], ...]:
+        """Folders that take what is out of the way, and how names in them begin: that of the store, and one
+        within the queues' own, which may be a volume of their own. RocketMQ's broker takes that for a topic
+        whose queues have no numbers, which it leaves alone."""
+        inside = os.path.join(self._root, "consumequeue", LEFT_INSIDE)
+        return (os.path.join(self._root, LEFT_FOLDER), ""), (inside, "topic-")
 
     def find_left(self) -> None:
         """Note what an earlier run moved out of the way and did not come to remove. Raises StoreError."""
-        for name in self._disk.list(os.path.join(self._root, LEFT_FOLDER)):
-            self._leaving[os.path.join(self._root, LEFT_FOLDER, name)] = "topic deleted"
-            if name.isascii() and name.isdecimal():
-                self._numbers = max(self._numbers, int(name))
+        for place, begin in self._left_places():
+            for name in self._disk.list(place):
+                self._leaving[os.path.join(place, name)] = "topic deleted"
+                number = name.removeprefix(begin)
+                if number.isascii() and number.isdecimal():
+                    self._numbers = max(self._numbers, int(number))
 
     def removed(self, path: str) -> None:
         """It is off the disk; trims queues and index when it was the last.

@@ -187,6 +187,8 @@ class Store(StoreSync, ReplicaStore):
             self._known_topics(),
             check_crc=self.config.check_crc_on_recover,
             cut_damage=self.config.truncate_damaged_log,
+            abort=abort.synced,
+            now_ms=self._now_ms(),
             progress=progress,
             changing=abort.changing,
         )
@@ -526,12 +528,14 @@ class Store(StoreSync, ReplicaStore):
     # ---- cleaning ----
 
     def remove_topic(self, topic: str) -> None:
-        """Remove a topic's queues, files as `retention` does; records stay in the log till they expire."""
+        """Remove a topic's queues, files as `retention` does; records stay in the log till they expire.
+        Raises StoreError, and then the queues are there as before.
+        """
+        self.retention.take_topic(topic)
         # Units of the pending batch go too; their records are in the log all the same.
         kept = [at for at, queue in enumerate(self._owners) if queue.topic != topic]
         self._units, self._owners = [self._units[at] for at in kept], [self._owners[at] for at in kept]
         self._encoded = [units for units in self._encoded if units[0].topic != topic]
-        self.retention.take_topic(topic)
 
     def clean(self, now_ms: int, *, asked: bool = False) -> CleanReport:
         """Remove whole log files, oldest first, that are expired or must make room, and what points there.

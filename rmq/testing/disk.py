@@ -235,8 +235,8 @@ class MemoryDisk:
                     file.synced[number] = file.page(number)
 
     def fail(self, operation: str, path: str = "", times: float = 1) -> None:
-        """Make the next `times` operations ("write", "sync", "clear") on paths that contain `path` fail like
-        EIO, or "open" as when all descriptors are used up.
+        """Make the next `times` operations ("write", "sync", "clear", "move") on paths that contain `path`
+        fail like EIO, or "open" as when all descriptors are used up.
         """
         reason = "Too many open files" if operation == "open" else "Input/output error"
         error = StoreError(f"{path or 'disk'}: {operation} failed: {reason}")
@@ -377,6 +377,9 @@ class MemoryDisk:
 
     def move(self, path: str, to: str, *, sync: bool = True) -> None:
         """See Disk."""
+        error = self.take_fault("move", path)
+        if error is not None:
+            raise error
         moved = [name for name in self._files if name == path or name.startswith(path + "/")]
         if not moved:
             raise StoreError(f"{path}: No such file or directory")

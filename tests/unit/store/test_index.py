@@ -378,7 +378,7 @@ def test_entries_past_a_cut_go(kept: int, how: str) -> None:
     else:
         store.close()
         disk.open(f"{ROOT}/commitlog/{0:020d}", 1 << 16).clear(unit[0])
-        store = open_store(disk, clock, **settings)
+        store = open_store(disk, clock, truncate_damaged_log=True, **settings)
     for number in range(kept, 12):
         send(store, record("x", unique=f"N{number}"))
     while store.dispatch():

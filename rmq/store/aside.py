@@ -1,0 +1,57 @@
+"""A log that is given up is kept: it moves to a folder of its own, `aside/commitlog` beside the log's folder.
+
+A log's folder may be a volume of its own, or a link to one: it can be neither renamed nor moved elsewhere
+then. Its files move to the folder `aside` within it, which our brokers leave alone. (RocketMQ's broker does
+not start with a folder there: move it away before.)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from typing import Final
+
+from rmq.errors import StoreError
+from rmq.store.disk import Disk
+
+log = logging.getLogger("rmq.store")
+
+_NAME: Final = re.compile(r"[0-9]{20}")
+_INSIDE: Final = "aside"
+_PART: Final = "aside.part"
+"""While files move: what a crash left there moves on with the next try."""
+
+
+def find_aside(disk: Disk, log_folder: str) -> str:
+    """The folder of an earlier log that was set aside; where the next one goes, when there is none."""
+    inside = os.path.join(log_folder, _INSIDE)
+    return inside if disk.exists(inside) else _beside(log_folder)
+
+
+def move_aside(disk: Disk, log_folder: str) -> str:
+    """Move a log aside, and return the folder where it is. No file of it is open.
+
+    Raises StoreError, also when an earlier log lies there; then the log is where it was, or, on a volume of
+    its own, a part of it is in `aside.part`.
+    """
+    aside = find_aside(disk, log_folder)
+    if disk.exists(aside):
+        raise StoreError(f"an earlier log lies in {aside}: look whether it is still needed, remove it")
+    if not disk.exists(os.path.join(log_folder, _PART)):
+        try:
+            disk.move(log_folder, aside)
+            return aside
+        except StoreError as error:
+            log.warning("%s cannot be moved (%s): its files move to a folder within it", log_folder, error)
+    part, aside = os.path.join(log_folder, _PART), os.path.join(log_folder, _INSIDE)
+    for name in disk.list(log_folder):
+        if _NAME.fullmatch(name):
+            disk.move(os.path.join(log_folder, name), os.path.join(part, name))
+    disk.move(part, aside)
+    return aside
+
+
+def _beside(log_folder: str) -> str:
+    folder, name = os.path.split(log_folder)
+    return os.path.join(folder, "aside", name)
