@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from rmq.broker.produce.acks import Ack, Answers
+from rmq.broker.produce.send_answers import Ack, Answers
 from rmq.protocol import frames, headers, record
 from rmq.protocol.command import ROCKETMQ, Command
 from rmq.protocol.frames import encode

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from attrs import field
 
-from rmq.errors import AccessDenied, RmqError
+from rmq.errors import AccessDenied, ResponseError, RmqError
 
 if TYPE_CHECKING:
     from attrs import define, frozen
@@ -36,9 +36,11 @@ else:
 
 __all__ = [
     "AccessDenied",
+    "Appended",
     "Handler",
     "Hooks",
     "Host",
+    "OnAppended",
     "Peer",
     "Plugin",
     "PluginRefused",
@@ -121,6 +123,27 @@ class PulledEvent:
     seconds: float = 0.0
 
 
+@frozen
+class Appended:
+    """Outcome of a message that a plug-in had stored.
+
+    `error` is None when the message is as safe as the broker's settings ask. With an error and an id the
+    message is stored, but its safety is not known; with an error and no id it is not stored, as far as the
+    broker knows, and `queue_offset` is -1. `queue_offset` is that of the record as it lies in the log: of a
+    delayed message in the schedule topic.
+    """
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    message_id: str
+    error: ResponseError | None = None
+
+
+OnAppended = Callable[[Appended], None]
+"""Called with the outcome of a message, once, in the event loop. An error that it raises is logged."""
+
+
 class Run(Protocol):
     """Consecutive sends of one connection to topics that exist, all of one account, or of none: what those
     who decide what may be sent need to know of them."""
@@ -156,8 +179,16 @@ class Host(Protocol):
     def now_ms(self) -> int:
         """Wall time in milliseconds, as stamped on messages."""
 
-    def put(self, message: Message) -> None:
-        """Store a message; it is readable when the broker's present turn ends. Raises StoreError."""
+    def put(self, message: Message, on_done: OnAppended | None = None) -> None:
+        """Store a message, by the rules of a send; it is readable when the broker's present turn ends.
+
+        The broker decides the queue, and makes the topic where that is allowed. `on_done` is called with the
+        outcome, as a producer would be answered: at once, or when the disk or the replicas have the message.
+        Raises ResponseError when the broker refuses the message (too long, a reserved topic, no permission,
+        the broker closes or its disk is full), and StoreError when it cannot be written; `on_done` is not
+        called then. Without `on_done`, StoreError is the only word of a failed write, and inside a turn of
+        the broker there is none. A name server stores no messages: it raises LocalProtocolError.
+        """
 
     def topic_of(self, physical_offset: int) -> str | None:
         """The topic that a stored message belongs to, also while it waits for its time or its transaction's

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
@@ -27,6 +28,7 @@ from rmq.broker.delay.delay_levels import Schedule
 from rmq.broker.delay.timers import Recall, Timers
 from rmq.broker.disk_work import DiskWork
 from rmq.broker.filtering.filters import FilterTable
+from rmq.broker.membership.check_back import CheckBack
 from rmq.broker.membership.client_requests import ClientRequests, PendingRequests, RequestReply
 from rmq.broker.membership.clients import Clients
 from rmq.broker.produce.acks import Acknowledgement
@@ -37,9 +39,10 @@ from rmq.broker.produce.admission import (
     not_written,
     unsupported,
 )
+from rmq.broker.produce.append import Append, OwnWrites, stored_events
 from rmq.broker.produce.idempotent import IdempotentSends
 from rmq.broker.produce.send import Send
-from rmq.broker.replication.replica_state import TABLE_CODES, DeliveryProgress, ReplicaState
+from rmq.broker.replication.replica_state import TABLE_CODES, DeliveryProgress, ReplicaState, of_our_slave
 from rmq.broker.replication.table_replication import FollowedTables
 from rmq.broker.tables.groups import Expiry, Groups
 from rmq.broker.tables.offsets import Offsets
@@ -51,7 +54,7 @@ from rmq.broker.transactions import Transactions
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import StoreError
 from rmq.message import SCHEDULE_TOPIC, TIMER_TOPIC
-from rmq.plugin import Hooks, PulledEvent, StoredEvent
+from rmq.plugin import Hooks, PulledEvent
 from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from rmq.protocol.command import SURE_BYTES, check_body
 from rmq.remoting.endpoint import Endpoint
@@ -61,9 +64,10 @@ from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
+    from rmq.message import Message
+    from rmq.plugin import OnAppended
     from rmq.protocol.command import Command
     from rmq.protocol.headers import PullMessageRequestHeader
-    from rmq.protocol.record import Record
     from rmq.protocol.server_auth import ServerAuth
     from rmq.remoting.connection import Connection
     from rmq.remoting.server import Acceptor
@@ -79,8 +83,6 @@ SLAVE_IDLE_MS: Final = 60_000
 SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
 HEART_BEAT: Final = int(RequestCode.HEART_BEAT)
 SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
-SLAVE_CODES: Final = TABLE_CODES | {RequestCode.GET_BROKER_RUNTIME_INFO, RequestCode.VIEW_MESSAGE_BY_ID}
-"""What a slave asks its master by requests."""
 
 log = logging.getLogger("rmq.broker")
 
@@ -179,10 +181,12 @@ class Broker(Endpoint):
     def _make_writers(self, tables: Tables) -> None:
         """The parts that store messages."""
         settings, store = self.settings, self.store
+        self.own_writes = OwnWrites(store, self.topics, self.clock)
+        put = self.own_writes.put
         self.schedule = Schedule(
-            store.config.message_delay_level, store, self._commit, self.wake.schedule, self.clock
+            store.config.message_delay_level, store, self._commit, self.wake.schedule, self.clock, put
         )
-        self.timers = Timers(store, self._commit, on_earlier=self.wake.schedule)
+        self.timers = Timers(store, self._commit, on_earlier=self.wake.schedule, put=put)
         self.acknowledgement = Acknowledgement(
             settings,
             store,
@@ -192,25 +196,38 @@ class Broker(Endpoint):
             on_deadline=self._on_deadline,
             on_sync_wanted=self.wake.flush,
         )
+        check_back = CheckBack(self.clients, self._chance, lambda to, of: self.hooks.may_publish(to, of))
         self.transactions = Transactions(
             settings,
             store,
             self.offsets,
             host=store.store_host,
-            ask=self._ask_producer,
+            ask=check_back.ask,
+            put=put,
             commit=self._commit,
             answer=self.acknowledgement.answer,
         )
         self.flow = FlowControl(settings, store, self.acknowledgement, self.clock)
+        self.append = Append(
+            settings,
+            store,
+            tables,
+            own=self.own_writes,
+            acknowledgement=self.acknowledgement,
+            timers=self.timers,
+            prepare=self.transactions.prepare,
+            gate=self.flow.refusal,
+            chance=self._chance,
+            keeps_records=lambda: bool(self.hooks.stored),
+        )
         self.send = Send(
             settings,
             store,
             tables,
+            append=self.append,
             acknowledgement=self.acknowledgement,
-            transactions=self.transactions,
             timers=self.timers,
             chance=self._chance,
-            keeps_records=lambda: bool(self.hooks.stored),
         )
         self.idempotent = IdempotentSends(
             settings,
@@ -235,6 +252,7 @@ class Broker(Endpoint):
             clock=self.clock,
             on_deadline=self._on_deadline,
             on_pulled=self._on_pulled,
+            put=self.own_writes.put,
         )
         self.held_pulls = self.pull.held_pulls
         self.query = Query(store, self.clients, self.filters)
@@ -302,7 +320,7 @@ class Broker(Endpoint):
         now, clock = self.now_ms(), self.work_clock
         began = self._chunk_at = clock()
         self._connection = connection
-        self.send.refusal = self.flow.refusal(now)
+        self.append.look(now)
         handlers, hooks = self.handlers, self.hooks
         sends, gates, total, count = handlers.get(SEND), hooks.requests, len(requests), 0
         try:
@@ -315,7 +333,7 @@ class Broker(Endpoint):
                             check_body(request.code, len(request.body), self.store.config.max_message_size)
                         if request.code == HEART_BEAT:
                             self.clients.check_size(request.body)
-                    if gates and not self._of_our_slave(request):
+                    if gates and not of_our_slave(self.server_auth, request):
                         hooks.admit(connection, request)
                     if handler is None:
                         raise unsupported(request)
@@ -344,11 +362,6 @@ class Broker(Endpoint):
         message_bytes = self.store.config.max_message_size
         return large_body_refusal(head, body_bytes, connection, self.handlers, message_bytes, self.hooks)
 
-    def _of_our_slave(self, request: Command) -> bool:
-        """Whether a server of this cluster asks for what slaves copy: it needs no account then."""
-        auth = self.server_auth
-        return auth is not None and request.code in SLAVE_CODES and auth.accepts(request)
-
     def _respond(self, request: Command, response: Command, connection: Connection) -> None:
         if not request.flag & FLAG_ONEWAY:
             connection.reply(response)
@@ -374,7 +387,7 @@ class Broker(Endpoint):
         """Run a handler outside the chunk that its request came in, and answer."""
         now, self._chunk_at = self.now_ms(), self.work_clock()
         self._connection = connection
-        self.send.refusal = self.flow.refusal(now)
+        self.append.look(now)
         try:
             try:
                 response = handler(request, connection, now)
@@ -391,7 +404,7 @@ class Broker(Endpoint):
 
     def _forget(self) -> None:
         """Answer nobody of the pending batch."""
-        self.send.topic_counts = {}
+        self.append.take_counts()
         self.acknowledgement.forget()
 
     def commit_pending(self) -> None:
@@ -426,25 +439,22 @@ class Broker(Endpoint):
     def _written(self, seconds: float) -> None:
         """Answer the senders and count."""
         self.flow.wrote(seconds)
-        topic_counts, connection = self.send.topic_counts, self._connection
-        if not topic_counts:
+        (counts, plugin_counts), connection = self.append.take_counts(), self._connection
+        if self.acknowledgement.calls:
+            self.acknowledgement.calls_committed()
+        if not counts and not plugin_counts:
             return
         records = self.acknowledgement.records() if self.hooks.stored else []
         if connection is not None:
             self.acknowledgement.committed(connection)
-        self.send.topic_counts = {}
-        count = 0
-        for topic, counted in topic_counts.items():
-            self.stats.put(topic, counted.count, counted.size)
-            count += counted.count
-            if self.hooks.stored:
-                mine = [record for record in records if record.topic == topic]
-                event = StoredEvent(
-                    topic, counted.count, counted.size, connection, mine, self.store.store_host
-                )
+        total = self.append.count_stored(counts)
+        if plugin_counts:  # without an event: a plug-in may answer it by a message
+            total += self.append.count_stored(plugin_counts)
+        if self.hooks.stored:
+            for event in stored_events(counts, records, connection, self.store.store_host):
                 self.hooks.observe(self.hooks.stored, event)
-        self.stats.stored(seconds * 1000, count)
-        self.histograms.write.observe(self.work_clock() - self._chunk_at, count)
+        self.stats.stored(seconds * 1000, total)
+        self.histograms.write.observe(self.work_clock() - self._chunk_at, total)
 
     def _not_written(self, error: StoreError) -> None:
         code, remark = not_written(error)
@@ -452,10 +462,10 @@ class Broker(Endpoint):
         if now >= self._complain_at:  # a full disk refuses every chunk: once a second is enough
             self._complain_at = now + 1
             log.error("messages were not stored: %s", error)
-        self.stats.failed_puts += sum(counted.count for counted in self.send.topic_counts.values())
-        self.send.topic_counts = {}
+        self.append.count_failed()
         if self._connection is not None:
             self.acknowledgement.refused(self._connection, code, remark)
+        self.acknowledgement.calls_refused(code, remark)
         self.transactions.rolled_back()
 
     def _arrived(self, arrivals: Sequence[Arrival]) -> None:
@@ -505,14 +515,14 @@ class Broker(Endpoint):
 
     def step_schedule(self) -> int:
         """Deliver the delayed messages that are due; returns when to come again, in ms of wall time."""
-        return self._step(self._deliver, "delayed messages cannot be delivered")
+        parts = self.schedule, self.timers
+        return self._step(
+            lambda now: min(part.step(now) for part in parts), "delayed messages cannot be delivered"
+        )
 
     def step_transactions(self) -> int:
         """Check back the half messages that are due; returns when to come again, in ms of wall time."""
         return self._step(self.transactions.step, "half messages cannot be checked")
-
-    def _deliver(self, now: int) -> int:
-        return min(self.schedule.step(now), self.timers.step(now))
 
     def _step(self, step: Callable[[int], int], failure: str) -> int:
         now = self.now_ms()
@@ -564,39 +574,24 @@ class Broker(Endpoint):
         if self.replica.flushes_copies:
             self.wake.flush()
 
-    def truncate(self, physical_offset: int) -> None:
-        """Cut the log where the master's differs from it. Raises StoreError."""
-        self.store.truncate(physical_offset)
-
     # ---- for the parts and the plugins ----
 
-    def put(self, record: Record) -> None:
-        """Store a record of our own; it is readable when the present chunk ends. Raises StoreError."""
-        self.store.put(record)
+    def append_message(self, message: Message, on_done: OnAppended | None = None) -> None:
+        """As `rmq.plugin.Host.put`."""
+        self.append.look(self.now_ms())
+        self.append.message(message, self.now_ms(), on_done)
         if self._connection is None:
-            self._commit()
+            with nullcontext() if on_done is None else suppress(StoreError):
+                self._commit()
             self.commit_pending()
 
     def _on_topics_change(self) -> None:
-        self.send.topics_changed()
+        self.append.topics_changed()
         self.wake.register()
         self._tell_slaves()
 
     def _tell_slaves(self) -> None:
         self.acknowledgement.replicas.grown()
-
-    def _ask_producer(self, group: str, topic: str, request: Command) -> bool:
-        """Send a check-back, which holds the message, to some live producer of the group that may send to its
-        topic; whether there is one."""
-        members = [
-            member
-            for member in self.clients.producers(group)
-            if not member.connection.is_closed and self.hooks.may_publish(member.connection, topic)
-        ]
-        if not members:
-            return False
-        self._chance.choice(members).connection.notify(request)
-        return True
 
     def _on_pulled(self, header: PullMessageRequestHeader, result: GetResult, connection: Connection) -> None:
         if self.hooks.pulled:

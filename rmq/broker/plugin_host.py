@@ -6,28 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from rmq.broker.admin.metrics_export import metrics_of
-from rmq.broker.tables.topics import unknown_topic
 from rmq.broker.tables.versioned import Slices, drain
-from rmq.errors import for_code
-from rmq.message import (
-    AUTO_CREATE_TOPIC,
-    PROPERTY_REAL_TOPIC,
-    SCHEDULE_TOPIC,
-    TIMER_TOPIC,
-    TRANS_HALF_TOPIC,
-    tags_code,
-    with_properties,
-)
-from rmq.protocol.codes import ResponseCode
-from rmq.protocol.properties import encode_properties, record_keys
-from rmq.protocol.record import NUL_IN_PROPERTIES, Record, decode_record
+from rmq.message import PROPERTY_REAL_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
+from rmq.protocol.record import decode_record
 
 if TYPE_CHECKING:
     from rmq.broker.broker import Broker
     from rmq.broker.config import BrokerConfig
     from rmq.message import Message
     from rmq.metrics import Metric
-    from rmq.plugin import Peer
+    from rmq.plugin import OnAppended, Peer
     from rmq.protocol.command import Command
 
 T = TypeVar("T")
@@ -42,7 +30,6 @@ class PluginHost:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._turn = 0
 
     @property
     def config(self) -> BrokerConfig:
@@ -58,36 +45,9 @@ class PluginHost:
         """Wall time in ms."""
         return self._broker.now_ms()
 
-    def put(self, message: Message) -> None:
-        """Store a message in the next queue of its topic, which is made if that is allowed.
-
-        Raises StoreError when it cannot be written, ResponseError when there is no such topic or a property
-        has the character NUL.
-        """
-        broker = self._broker
-        topic = broker.topics.create_for_send(
-            message.topic, AUTO_CREATE_TOPIC, broker.config.default_topic_queue_nums, "a plugin"
-        )
-        if topic is None or not topic.write_queue_nums:
-            raise unknown_topic(message.topic)
-        self._turn += 1
-        properties = with_properties(message, {})
-        text = encode_properties(properties)
-        if "\0" in text:
-            raise for_code(ResponseCode.MESSAGE_ILLEGAL, NUL_IN_PROPERTIES)
-        broker.put(
-            Record(
-                message.topic,
-                self._turn % topic.write_queue_nums,
-                message.body,
-                text,
-                message.flag,
-                born_timestamp=broker.now_ms(),
-                born_host=broker.store.store_host,
-                tags_code=tags_code(message.tags),
-                keys=record_keys(properties),
-            )
-        )
+    def put(self, message: Message, on_done: OnAppended | None = None) -> None:
+        """As `rmq.plugin.Host.put`."""
+        self._broker.append_message(message, on_done)
 
     def topic_of(self, physical_offset: int) -> str | None:
         """The topic of a stored message, the real one of a message that waits; None when there is none.

@@ -219,7 +219,7 @@ class RunBroker(Broker):
 
     def _put(self, run: SendRun, connection: Connection) -> bool:
         """Put a run; False when that is not done."""
-        if run.largest > self.send.body_max:
+        if run.largest > self.append.body_max:
             return False
         passed: list[Callable[[], None]] | None = None
         if self.hooks.requests:
@@ -264,7 +264,7 @@ class RunBroker(Broker):
         self, put: list[tuple[SendRun, Connection]], counts: list[tuple[str, int, int]], error: StoreError
     ) -> None:
         for topic, count, size in counts:
-            self.send.count(topic, count, size)
+            self.append.count(topic, count, size)
         for run, connection in put:
             self.acknowledgement.pending.run = run
             self._connection = connection
@@ -276,7 +276,7 @@ class RunBroker(Broker):
     def _open_lanes(self) -> None:
         """For the queues that sends look for, if such sends are plain."""
         for topic, queue_id in self.lanes.take_wanted():
-            target = self.send.targets.get(topic)
+            target = self.append.targets.get(topic)
             if target is None or target.group or not 0 <= queue_id < target.queues:
                 continue
             queue = self.store.lane(topic, queue_id)

@@ -103,7 +103,8 @@ class Transactions:
 
     `ask(group, topic, request)` sends a check-back about a message for `topic` to a live producer of the
     group that may send to it, and says whether there was one.
-    `commit()` commits what was put and tells who waits for it; it raises StoreError.
+    `put(record)` stores a record of the broker's own, `commit()` commits what was put and answers senders;
+    both raise StoreError.
     `answer` gives the answer to an end that is in the log, or sees to it that it comes.
     """
 
@@ -115,6 +116,7 @@ class Transactions:
         *,
         host: bytes,
         ask: Callable[[str, str, Command], bool],
+        put: Callable[[Record], None],
         commit: Callable[[], None],
         answer: Callable[[Command, Connection], Command | None] = lambda request, connection: request.reply(),
     ) -> None:
@@ -123,6 +125,7 @@ class Transactions:
         self._offsets = offsets
         self._host = host
         self._ask = ask
+        self._put = put
         self._commit = commit
         self._answer = answer
         self._next = 0  # queue offset of the first half message that is not settled
@@ -221,7 +224,7 @@ class Transactions:
             first = _first_of(half)
             if not self._has_ended(first):
                 if header.commit_or_rollback == SYS_COMMIT:
-                    self._store.put(_committed(half))
+                    self._put(_committed(half))
                 newest = self._latest.pop(first, offset)
                 self._put_op(first, now_ms)
                 if newest != first and not self._has_ended(newest):
@@ -263,7 +266,7 @@ class Transactions:
             born_host=self._host,
             tags_code=tags_code(OP_DONE),
         )
-        self._store.put(record)
+        self._put(record)
         self._end(record.queue_offset, half_offset)
         if len(self._ended) >= DRAIN_AT:
             self._pass_settled(self._next)
@@ -398,7 +401,7 @@ class Transactions:
             log.error("half message %s has no room in its properties for a check", half.message_id)
             self._discard(half, check)
             return None
-        self._store.put(record)
+        self._put(record)
         check.size += record.size
         check.renewed.append((half, record))
         return record
@@ -411,7 +414,7 @@ class Transactions:
             TRANS_CHECK_MAX_TIME_TOPIC,
         )
         record = record_of(half, TRANS_CHECK_MAX_TIME_TOPIC, 0, half.properties)
-        self._store.put(record)
+        self._put(record)
         check.size += record.size
         self._latest.pop(_first_of(half), None)
         return _Checked.DONE
@@ -485,7 +488,7 @@ class Transactions:
         properties = half.properties | {PROPERTY_TRANSACTION_CHECK_TIMES: "0"}
         properties.pop(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, None)  # its age counts anew
         try:
-            self._store.put(record_of(half, TRANS_HALF_TOPIC, 0, properties))
+            self._put(record_of(half, TRANS_HALF_TOPIC, 0, properties))
             self._commit()
         except StoreError as error:
             raise for_code(ResponseCode.SYSTEM_ERROR, f"{message_id} is not put back: {error}") from None

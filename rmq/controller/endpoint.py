@@ -11,7 +11,7 @@ from rmq.controller.requests import SIGNED_CODES, ControllerRequests
 from rmq.errors import LocalProtocolError, RemoteProtocolError, ResponseError
 from rmq.message import Message
 from rmq.metrics import Metric, connection_metrics
-from rmq.plugin import Hooks, Peer
+from rmq.plugin import Hooks, OnAppended, Peer
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import Command, check_body
 from rmq.protocol.server_auth import ServerAuth
@@ -122,7 +122,7 @@ class ControllerHost:
         """Empty: no client is told a controller's address."""
         return ""
 
-    def put(self, message: Message) -> None:
+    def put(self, message: Message, on_done: OnAppended | None = None) -> None:
         """Raises LocalProtocolError."""
         raise LocalProtocolError("a controller stores no messages")
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rmq.message import Message
     from rmq.namesrv.config import NamesrvConfig
     from rmq.namesrv.handlers import NameServer
-    from rmq.plugin import Peer
+    from rmq.plugin import OnAppended, Peer
     from rmq.protocol.command import Command
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class PluginHost:
         """Empty: no client is told a name server's address."""
         return ""
 
-    def put(self, message: Message) -> None:
+    def put(self, message: Message, on_done: OnAppended | None = None) -> None:
         """Raises LocalProtocolError."""
         raise LocalProtocolError("a name server stores no messages")
 

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from rmq.broker.config import BrokerConfig
-from rmq.broker.produce.acks import Answers
 from rmq.broker.produce.send import RARE
+from rmq.broker.produce.send_answers import Answers
 from rmq.broker.send_batches import RunBroker, make_broker
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import AccessDenied, RemoteProtocolError

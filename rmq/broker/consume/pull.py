@@ -115,7 +115,8 @@ class Pull:
     """Handles PULL_MESSAGE.
 
     Pulls that wait are in `held_pulls`: `on_deadline(at)` is called with each new deadline, so that
-    its `step` is called by then. `on_pulled` is told of what was handed out.
+    its `step` is called by then. `on_pulled` is told of what was handed out. `put(record)` stores a record of
+    the broker's own and raises StoreError.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Pull:
         clock: Callable[[], float],
         on_deadline: Callable[[float], None],
         on_pulled: Callable[[PullMessageRequestHeader, GetResult, Connection], None],
+        put: Callable[[Record], None],
     ) -> None:
         self._settings = settings
         self._store = store
@@ -139,6 +141,7 @@ class Pull:
         self._stats = tables.stats
         self.held_pulls = HeldPulls(clock, self._resume, on_deadline)
         self._on_pulled = on_pulled
+        self._put = put
         self._now_ms = now_ms
         self.confirmed: Callable[[], int | None] | None = None
         """Up to which physical offset consumers may read, in a set with controllers; nothing as long as that
@@ -530,10 +533,10 @@ class Pull:
 
     def _put_event(self, header: PullMessageRequestHeader, next_offset: int) -> None:
         """Leave a message that a consumer asked out of range, as RocketMQ's monitoring expects."""
-        name, store = self._settings.broker.broker_name, self._store
-        record = offset_moved_event(header, next_offset, name, now_ms=self._now_ms(), host=store.store_host)
+        name, host = self._settings.broker.broker_name, self._store.store_host
+        record = offset_moved_event(header, next_offset, name, now_ms=self._now_ms(), host=host)
         try:
-            store.put(record)
+            self._put(record)
         except StoreError as error:
             log.warning("the event of a moved offset is lost: %s", error)
 

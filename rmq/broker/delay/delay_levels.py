@@ -39,10 +39,10 @@ log = logging.getLogger("rmq.broker")
 class Schedule:
     """Delivers delayed messages of `store`.
 
-    `commit()` commits what was put and tells who waits for it; it raises StoreError, and then nothing of the
-    level counts as delivered. `levels` is messageDelayLevel's text. `on_earlier()` is called when a message
-    arrives that is due before anything known, so that `step` comes earlier than it said. `clock` is in
-    seconds and never set, unlike the wall clock that messages are due by.
+    `put(record)` stores a message that is due, `commit()` commits what was put and answers its senders; both
+    raise StoreError, and then nothing of the level counts as delivered. `levels` is messageDelayLevel's text.
+    `on_earlier()` is called when a message arrives that is due before anything known, so that `step` comes
+    earlier than it said. `clock` is in seconds and never set, unlike the wall clock that messages are due by.
     """
 
     def __init__(
@@ -52,12 +52,14 @@ class Schedule:
         commit: Callable[[], None],
         on_earlier: Callable[[], None],
         clock: Callable[[], float],
+        put: Callable[[Record], None],
     ) -> None:
         self.levels = delay_table(levels)
         self._on_earlier = on_earlier
         self._clock = clock
         self._store = store
         self._commit = commit
+        self._put_record = put
         self._next: dict[int, int] = dict.fromkeys(self.levels, 0)
         self._dropped: dict[int, int] = {}  # the same of levels that are no longer there
         self._due: dict[int, int] = dict.fromkeys(self.levels, 0)  # when to look at a level again, ms
@@ -239,7 +241,7 @@ class Schedule:
         except (CorruptRecord, LocalProtocolError, KeyError, ValueError) as error:
             log.error("delay level %d: message %d cannot be delivered: %r", level, offset, error)
             return 0
-        self._store.put(record)
+        self._put_record(record)
         return record.size
 
 

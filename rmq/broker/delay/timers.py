@@ -127,9 +127,9 @@ class _Group:
 class Timers:
     """The messages of `store` that wait for a time of their own; at most `limit` of them.
 
-    `commit()` commits what was put and tells who waits for it; it raises StoreError, and then nothing of the
-    step counts as delivered. `on_earlier()` is called when a message arrives that is due before anything
-    known, so that `step` comes earlier than it said.
+    `put(record)` stores a record of the broker's own, `commit()` commits what was put and answers senders;
+    both raise StoreError, and then nothing of the step counts as delivered. `on_earlier()` is called when a
+    message arrives that is due before anything known, so that `step` comes earlier than it said.
     """
 
     def __init__(
@@ -138,6 +138,7 @@ class Timers:
         commit: Callable[[], None],
         on_earlier: Callable[[], None],
         *,
+        put: Callable[[Record], None],
         limit: int = 1_000_000,
     ) -> None:
         self.limit = limit
@@ -145,6 +146,7 @@ class Timers:
         self.is_changed = False
         self._store = store
         self._commit = commit
+        self._put_record = put
         self._due: list[int] = []  # heap of the times in `_at`
         self._at: dict[int, list[int]] = {}  # time -> queue offsets, lowest first
         self._groups: deque[_Group] = deque()  # what is due and not all delivered, earliest first
@@ -305,7 +307,7 @@ class Timers:
         except (LocalProtocolError, KeyError, ValueError) as error:
             log.error("timer message %d cannot be delivered: %r", offset, error)
             return 0
-        self._store.put(record)
+        self._put_record(record)
         return record.size
 
     def _message(self, offset: int) -> StoredMessage | None:
@@ -338,7 +340,7 @@ class Timers:
                 try:
                     if message is not None:
                         record = record_of(message, TIMER_TOPIC, 0, message.properties, due_ms)
-                        self._store.put(record)
+                        self._put_record(record)
                         size += record.size
                 except StoreError as error:  # what was put before is committed, or it would come twice
                     failure = error

@@ -21,23 +21,22 @@ answer is told the same as at its deadline.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from struct import Struct
-from typing import TYPE_CHECKING, Final, Union
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Union
 
 from attrs import define, field
 
 from rmq.broker.produce.admission import topic_not_saved
+from rmq.broker.produce.send_answers import Ack, Answers
 from rmq.broker.replication.failover.table_acks import RowWaits
 from rmq.broker.replication.links import Replicas
-from rmq.errors import StoreError
-from rmq.message import dlq_topic, retry_topic
-from rmq.protocol import engine, json
-from rmq.protocol.codes import LANGUAGE, VERSION, LanguageCode, ResponseCode
-from rmq.protocol.command import JSON, ROCKETMQ, Command
-from rmq.protocol.frames import encode
+from rmq.errors import StoreError, for_code
+from rmq.message import dlq_topic, offset_message_id, retry_topic
+from rmq.plugin import Appended
+from rmq.protocol.codes import ResponseCode
 from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader
 from rmq.store.config import BrokerRole, FlushDiskType
 from rmq.store.store import Batch
@@ -46,26 +45,17 @@ if TYPE_CHECKING:
     from rmq.broker.admin.metrics_export import Histograms
     from rmq.broker.config import Settings
     from rmq.broker.tables.topics import Topics
+    from rmq.errors import ResponseError
     from rmq.metrics import Histogram
+    from rmq.plugin import OnAppended
     from rmq.protocol._engine import SendRun
+    from rmq.protocol.command import Command
     from rmq.protocol.record import Record
     from rmq.remoting.connection import Connection
     from rmq.store.store import Store
 
 
-class RecordsWithHeader(list["Record"]):
-    """Records of a send whose answer has more header fields than others, such as the handle of a recall:
-    `header`.
-    """
-
-    def __init__(self, records: Iterable[Record], header: Mapping[str, str]) -> None:
-        super().__init__(records)
-        self.header = header
-
-
-Records = list["Record"] | tuple["Record", ...] | Batch
-Ack = tuple["Command", int, Records]
-"""A send to acknowledge, the queue id that its producer is told, and its records."""
+log = logging.getLogger("rmq.broker")
 
 
 @define(eq=False)
@@ -78,7 +68,43 @@ class Answered:
         return len(self.requests)
 
 
-Acks = Union[list[Ack], Answered, "SendRun"]
+@define(eq=False)
+class Call:
+    """A message without a request, of a plug-in: `on_done` is called once with its outcome."""
+
+    on_done: OnAppended
+    topic: str
+    queue_id: int
+    record: Record
+
+    def done(self, host: bytes, error: ResponseError | None) -> None:
+        """Report that the message is stored; `error`: but it is not known to be as safe as it should be."""
+        record = self.record
+        message_id = offset_message_id(host, record.physical_offset)
+        self._tell(Appended(self.topic, self.queue_id, record.queue_offset, message_id, error))
+
+    def failed(self, error: ResponseError) -> None:
+        """Report that the message is not known to be stored."""
+        self._tell(Appended(self.topic, self.queue_id, -1, "", error))
+
+    def _tell(self, outcome: Appended) -> None:
+        try:
+            self.on_done(outcome)
+        except Exception as error:
+            log.error("a plug-in failed with the outcome of a message: %s", error, exc_info=error)
+
+
+@define(eq=False)
+class Calls:
+    """Messages of plug-ins that wait to be safe."""
+
+    calls: list[Call]
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+
+Acks = Union[list[Ack], Answered, Calls, "SendRun"]
 
 
 def _acks_of(run: SendRun) -> list[Ack]:
@@ -139,7 +165,10 @@ class Acknowledgement:
         self._clock = clock
         self._on_sync_wanted = on_sync_wanted
         self.pending = Senders()
+        self.calls: list[Call] = []
+        """Those of the batch that is being put."""
         self._new_topics: list[tuple[Connection, Senders]] = []
+        self._new_topic_calls: list[Call] = []
         self.disk = ParkedSends(clock, histograms.flush_wait, on_deadline, self._on_disk)
         self.slaves = ParkedSends(clock, histograms.replication_wait, on_deadline, self._on_slave)
         self.replicas = Replicas(settings, self._advance)
@@ -194,6 +223,30 @@ class Acknowledgement:
     def forget(self) -> None:
         """Answer nobody of the pending batch: after a bug it is not known what of it is written."""
         self.pending = Senders()
+        self.calls_refused(ResponseCode.SYSTEM_ERROR, "it is not known whether the message is written")
+
+    def calls_committed(self) -> None:
+        """The pending batch is written: report to plug-ins, or let their messages wait to be safe."""
+        calls, self.calls = self.calls, []
+        self._report(calls)
+
+    def calls_refused(self, code: int, remark: str) -> None:
+        """The pending batch is not written, as far as is known."""
+        calls, self.calls = self.calls, []
+        for call in calls:
+            call.failed(for_code(code, remark))
+
+    def _report(self, calls: list[Call]) -> None:
+        unsaved = self._topics.unsaved
+        ready: list[Call] = []
+        for call in calls:
+            held = bool(unsaved) and (call.topic in unsaved or call.record.topic in unsaved)
+            (self._new_topic_calls if held else ready).append(call)
+        if ready and (self._waits_for_more or self.replicas.control is not None):
+            self._park(None, Calls(ready))
+        else:
+            for call in ready:
+                call.done(self._store.store_host, None)
 
     def _answer(self, connection: Connection, senders: Senders) -> None:
         if self._topics.unsaved:
@@ -232,13 +285,15 @@ class Acknowledgement:
     @property
     def waiting_for_topics(self) -> int:
         """How many sends wait until their topic is saved."""
-        return sum(len(senders) for _, senders in self._new_topics)
+        return sum(len(senders) for _, senders in self._new_topics) + len(self._new_topic_calls)
 
     def topics_saved(self) -> None:
         """Topics have been saved: go on with those who waited for that."""
         waited, self._new_topics = self._new_topics, []
         for connection, senders in waited:
             self._answer(connection, senders)
+        calls, self._new_topic_calls = self._new_topic_calls, []
+        self._report(calls)
 
     def topics_not_saved(self, error: StoreError) -> None:
         """Topics cannot be saved: nobody who waited for that is told success. Nor that nothing is stored, as
@@ -246,6 +301,9 @@ class Acknowledgement:
         waited, self._new_topics = self._new_topics, []
         for connection, senders in waited:
             senders.refuse(connection, *topic_not_saved(error))
+        calls, self._new_topic_calls = self._new_topic_calls, []
+        for call in calls:
+            call.done(self._store.store_host, for_code(*topic_not_saved(error)))
 
     def _hold_for_topics(self, connection: Connection, senders: Senders) -> Senders:
         """Keep those whose topic is not saved; returns the others."""
@@ -301,9 +359,9 @@ class Acknowledgement:
     def waiting(self) -> int:
         """How many sends wait for anything."""
         waiting = self.disk.acks + self.slaves.acks
-        return waiting + self.waiting_for_topics if self._new_topics else waiting
+        return waiting + self.waiting_for_topics if self._new_topics or self._new_topic_calls else waiting
 
-    def _park(self, connection: Connection, acks: Acks) -> None:
+    def _park(self, connection: Connection | None, acks: Acks) -> None:
         # The log's end: right after a commit that of this chunk. Who waited for a topic waits for more than
         # its own records, because positions in a line must not fall; the next sync covers all of them anyway.
         position = self._store.max_physical_offset
@@ -321,7 +379,7 @@ class Acknowledgement:
         else:
             self._safe(parked.connection, parked.acks)
 
-    def _await_slave(self, connection: Connection, position: int, acks: Acks) -> None:
+    def _await_slave(self, connection: Connection | None, position: int, acks: Acks) -> None:
         """Answer now when a slave has it, or when none can be waited for; else park."""
         if self.replicas.offset >= position:
             self._safe(connection, acks)
@@ -336,15 +394,25 @@ class Acknowledgement:
         else:
             self._unsure(parked.connection, parked.acks, ResponseCode.FLUSH_SLAVE_TIMEOUT)
 
-    def _safe(self, connection: Connection, acks: Acks) -> None:
+    def _safe(self, connection: Connection | None, acks: Acks) -> None:
+        if isinstance(acks, Calls):
+            for call in acks.calls:
+                call.done(self._store.store_host, None)
+            return
+        assert connection is not None
         if isinstance(acks, Answered):
             for request in acks.requests:
                 connection.reply(request.reply())
         else:
             connection.write(self._answers.stored(acks))
 
-    def _unsure(self, connection: Connection, acks: Acks, code: ResponseCode) -> None:
+    def _unsure(self, connection: Connection | None, acks: Acks, code: ResponseCode) -> None:
         """These are stored, but not known to be as safe as they should be: `code` says how."""
+        if isinstance(acks, Calls):
+            for call in acks.calls:
+                call.done(self._store.store_host, for_code(code, "it is written"))
+            return
+        assert connection is not None
         if isinstance(acks, Answered):
             for request in acks.requests:
                 connection.reply(request.reply(code, "it is written, but not known to be at the replicas"))
@@ -357,7 +425,7 @@ class Acknowledgement:
 class Parked:
     """Acknowledgements of one chunk, to be written once the log is safe up to `position`."""
 
-    connection: Connection
+    connection: Connection | None
     position: int
     acks: Acks = field(repr=False)
     deadline: float
@@ -386,7 +454,7 @@ class ParkedSends:
         self._release = release
         self._line: deque[Parked] = deque()
 
-    def park(self, connection: Connection, position: int, acks: Acks, seconds: float) -> None:
+    def park(self, connection: Connection | None, position: int, acks: Acks, seconds: float) -> None:
         """Keep acknowledgements until the log is safe up to `position`, `seconds` at most. Positions never
         fall.
         """
@@ -422,142 +490,3 @@ class ParkedSends:
         parked = self._line.popleft()
         self.acks -= len(parked.acks)
         return parked
-
-
-# ---- answers as bytes ----
-
-_PREFIX: Final = Struct(">ii")
-_TEMPLATE: Final = (
-    '{"code":0,"extFields":{"queueId":"%%d","TRACE_ON":"%s","MSG_REGION":"%s","msgId":"%s",'
-    f'"queueOffset":"%%d"}},"flag":1,"language":"{LANGUAGE}","opaque":%%d,'
-    f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
-)
-_BINARY: Final = Struct(">iIhBhiiii")
-_LENGTH: Final = Struct(">i")
-_BINARY_BIT: Final = ROCKETMQ << 24
-_LANGUAGE: Final = int(LanguageCode[LANGUAGE])
-
-
-def _name(name: str) -> bytes:
-    return len(name).to_bytes(2, "big") + name.encode()
-
-
-def _field(name: str, value: str) -> bytes:
-    """A header field in the binary form."""
-    data = value.encode()
-    return _name(name) + _LENGTH.pack(len(data)) + data
-
-
-def _literal(text: str) -> str:
-    """`text` as it stands between the quotes of a JSON text in a template for `%`."""
-    return json.dumps(text).decode()[1:-1].replace("%", "%%")
-
-
-_QUEUE_ID: Final = _name("queueId")
-_QUEUE_OFFSET: Final = _name("queueOffset")
-
-
-class Answers:
-    """The answers to sends as bytes. `host` is the address in offset message ids, of 8 or 20 bytes.
-
-    One is made for each message, so the broker's constants stand in templates already. Answers to batches are
-    few: those in the binary form, as all with more header fields than others, go through the general encoder.
-    """
-
-    def __init__(self, host: bytes, *, region: str, trace_on: bool) -> None:
-        prefix = host.hex().upper()
-        self._id = f"{prefix}%016X"
-        self._id_prefix = prefix.encode()
-        self._region = region
-        self._trace_on = "true" if trace_on else "false"
-        constants = self._trace_on, _literal(region)
-        self._template = (_TEMPLATE % (*constants, f"{prefix}%016X")).encode()
-        self._batch_template = (_TEMPLATE % (*constants, "%b")).encode()
-        fields = _field("TRACE_ON", self._trace_on) + _field("MSG_REGION", region)
-        self._binary_fields = fields + _field("msgId", prefix + 16 * "0")[:-16]
-        # What stands between the four numbers; "%%" is a "%" of the region's.
-        marked = self._template.replace(b"%%", b"\0").replace(b"%016X", b"%d")
-        self._parts = tuple([part.replace(b"\0", b"%") for part in marked.split(b"%d")])
-        self._binary_size = len(self._binary_fields + 16 * b"0" + _QUEUE_ID + _QUEUE_OFFSET) + 8
-
-    def stored(self, acks: list[Ack] | SendRun) -> bytes:
-        """The frames that say that these are stored."""
-        if not isinstance(acks, list):
-            return self.of_run(acks)
-        template, pack = self._template, _PREFIX.pack
-        frames = []
-        for request, queue_id, records in acks:
-            if records.__class__ is not tuple:
-                frames.append(self._encoded(request, queue_id, records))
-                continue
-            record: Record = records[0]  # type: ignore[assignment]  # a cast is felt for each message
-            if request.serialization == JSON:
-                header = template % (queue_id, record.physical_offset, record.queue_offset, request.opaque)
-                size = len(header)
-                frames.append(pack(size + 4, size))
-                frames.append(header)
-            else:
-                frames += self._binary(request.opaque, queue_id, record)
-        return b"".join(frames)
-
-    def of_run(self, run: SendRun) -> bytes:
-        """The frames that say that a run of sends is stored."""
-        return run.replies(self._parts, self._binary_fields, _LANGUAGE, VERSION)
-
-    def _binary(self, opaque: int, queue_id: int, record: Record) -> tuple[bytes, ...]:
-        """The pieces of the frame in the binary form."""
-        queue, place = b"%d" % queue_id, b"%d" % record.queue_offset
-        size = self._binary_size + len(queue) + len(place)
-        return (
-            _BINARY.pack(size + 25, _BINARY_BIT | size + 21, 0, _LANGUAGE, VERSION, opaque, 1, 0, size),
-            self._binary_fields,
-            b"%016X" % record.physical_offset,
-            _QUEUE_ID,
-            _LENGTH.pack(len(queue)),
-            queue,
-            _QUEUE_OFFSET,
-            _LENGTH.pack(len(place)),
-            place,
-        )
-
-    def _encoded(self, request: Command, queue_id: int, records: Records) -> bytes:
-        if isinstance(records, RecordsWithHeader) or request.serialization != JSON:
-            return encode(request.reply(0, None, self._header(queue_id, records)))
-        ids = self._ids_of_batch(records)
-        header = self._batch_template % (queue_id, ids, _first_offset(records), request.opaque)
-        return _PREFIX.pack(len(header) + 4, len(header)) + header
-
-    def unsure(self, ack: Ack, code: ResponseCode) -> Command:
-        """The answer for messages that are stored, but not as safely as they should be: `code` says how."""
-        request, queue_id, records = ack
-        return request.reply(code, None, self._header(queue_id, records))
-
-    def _header(self, queue_id: int, records: Records) -> dict[str, str]:
-        return {
-            "msgId": self._ids(records),
-            "queueId": str(queue_id),
-            "queueOffset": str(_first_offset(records)),
-            "MSG_REGION": self._region,
-            "TRACE_ON": self._trace_on,
-            **(records.header if isinstance(records, RecordsWithHeader) else {}),
-        }
-
-    def _ids_of_batch(self, records: Records) -> bytes:
-        if engine.compiled is not None and isinstance(records, Batch):
-            ids: bytes = engine.compiled.batch_ids(self._id_prefix, records.physical_offsets)
-            return ids
-        return self._ids(records).encode()
-
-    def _ids(self, records: Records) -> str:
-        """The offset message ids, as RocketMQ gives them for a batch: separated by commas."""
-        offsets = (
-            records.physical_offsets
-            if isinstance(records, Batch)
-            else [record.physical_offset for record in records]
-        )
-        return ",".join([self._id] * len(offsets)) % tuple(offsets)
-
-
-def _first_offset(records: Records) -> int:
-    """The queue offset of the first of these records."""
-    return records.queue_offset if isinstance(records, Batch) else records[0].queue_offset

@@ -25,6 +25,7 @@ from rmq.store.config import BrokerRole, FlushDiskType
 if TYPE_CHECKING:
     from rmq.broker.replication.failover.replica import Control
     from rmq.protocol.command import Command
+    from rmq.protocol.server_auth import ServerAuth
     from rmq.store.store import Store
 
     Handler = Callable[[Command, Any, int], Command | None]
@@ -49,6 +50,15 @@ TABLE_CODES: Final = frozenset(
     )
 )
 """The requests for what a slave copies beside the log."""
+
+
+SLAVE_CODES: Final = TABLE_CODES | {RequestCode.GET_BROKER_RUNTIME_INFO, RequestCode.VIEW_MESSAGE_BY_ID}
+"""The requests of a slave to its master."""
+
+
+def of_our_slave(auth: ServerAuth | None, request: Command) -> bool:
+    """Whether a server of this cluster asks for what slaves copy: it needs no account for that."""
+    return auth is not None and request.code in SLAVE_CODES and auth.accepts(request)
 
 
 class ReplicaState:

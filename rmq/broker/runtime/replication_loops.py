@@ -391,7 +391,7 @@ class Follower:
                 if cut < store.max_physical_offset:
                     log.warning("our log reaches %d: it is cut at %d", store.max_physical_offset, cut)
                     go_back(self._broker)  # before, so that a crash in between leaves nothing undelivered
-                    self._broker.truncate(cut)
+                    self._broker.store.truncate(cut)
             except Expired as error:
                 self._begin_anew(str(error))
             except Diverged as error:
@@ -419,7 +419,7 @@ class Follower:
                     theirs.end,
                     cut,
                 )
-                self._broker.truncate(cut)
+                self._broker.store.truncate(cut)
         except Expired as error:
             self._begin_anew(str(error))
         except Diverged as error:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rmq.broker.produce.acks import Answers, ParkedSends, Records
+from rmq.broker.produce.acks import ParkedSends
+from rmq.broker.produce.send_answers import Answers, Records
 from rmq.broker.wakeups import Wakeups
 from rmq.metrics import Histogram
 from rmq.protocol.codes import ResponseCode

@@ -16,9 +16,9 @@ import trustme
 from attrs import evolve
 from trio.testing import MockClock
 
-from rmq.broker.broker import SLAVE_CODES
 from rmq.broker.config import BrokerConfig
 from rmq.broker.plugin_host import PluginHost
+from rmq.broker.replication.replica_state import SLAVE_CODES
 from rmq.broker.replication.sessions import (
     FRAME,
     GREETING_BYTES,

@@ -43,7 +43,8 @@ class Bench:
         self.schedule = self.made(LEVELS)
 
     def made(self, levels: str) -> Schedule:
-        return Schedule(levels, self.store, self.commit, lambda: self.woken.append(True), self.clock)
+        store = self.store
+        return Schedule(levels, store, self.commit, lambda: self.woken.append(True), self.clock, store.put)
 
     def clock(self) -> float:
         return (self.now - self.ahead) / 1000

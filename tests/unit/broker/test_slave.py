@@ -53,7 +53,7 @@ def test_a_slave_s_store_takes_no_record_of_its_own() -> None:
     with pytest.raises(StoreError, match="slave"):
         rig.store.put(Record("Orders", 0, b"mine"))
     with pytest.raises(StoreError, match="slave"):
-        rig.broker.put(Record("Orders", 0, b"mine"))
+        rig.broker.own_writes.put(Record("Orders", 0, b"mine"))
     assert rig.store.max_physical_offset == 0
 
 
@@ -71,7 +71,8 @@ def test_a_transaction_does_not_end_on_a_slave() -> None:
 def test_a_discarded_half_message_is_not_put_back_on_a_slave() -> None:
     master = Rig()
     record = Record(TRANS_CHECK_MAX_TIME_TOPIC, 0, b"half")
-    master.broker.put(record)
+    master.broker.own_writes.put(record)
+    master.broker.commit_pending()
     rig = copied(master)
     reach = rig.store.max_physical_offset
     name = offset_message_id(rig.store.store_host, record.physical_offset)

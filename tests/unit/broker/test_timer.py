@@ -42,8 +42,17 @@ class Bench:
         )
         self.store = Store(RealDisk(), config, store_host=HOST, now_ms=lambda: self.now)
         self.store.load()
-        self.timers = Timers(self.store, self.commit, lambda: self.woken.append(self.now), limit=2000)
+        self.timers = Timers(
+            self.store,
+            self.commit,
+            lambda: self.woken.append(self.now),
+            put=lambda record: self.store.put(record),
+            limit=2000,
+        )
         self.timers.load(self.saved)
+
+    def put(self, record: Record) -> None:
+        self.store.put(record)
 
     def commit(self) -> None:
         if self.fail is not None:

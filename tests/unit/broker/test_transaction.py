@@ -73,6 +73,7 @@ class Bench:
             cast(Any, self.offsets),
             host=HOST,
             ask=self.ask,
+            put=self.store.put,
             commit=self.commit,
         )
         self.transactions.load(self.now)
