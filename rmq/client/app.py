@@ -37,7 +37,7 @@ from rmq.message import PROPERTY_REPLY_TO_CLIENT, Message, StoredMessage, valida
 from rmq.protocol.properties import reason_of
 from rmq.remoting.loop import TaskScope, as_async, bare_errors
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("rmq.client.app")
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 Setup = Callable[["App"], AbstractAsyncContextManager[Any]]

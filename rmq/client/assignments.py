@@ -35,7 +35,7 @@ from rmq.protocol.bodies import ResetOffsetBody, SubscriptionData
 from rmq.remoting.cancellation import as_failure
 from rmq.remoting.loop import Alarm, bare_errors
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("rmq.client.assignments")
 
 # Offsets of broadcasting members.
 

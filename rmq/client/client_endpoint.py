@@ -76,7 +76,7 @@ def _walk(awaited: Any) -> Iterator[tuple[FrameType, int]]:
             return
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("rmq.client.client_endpoint")
 
 _Answer = Callable[[Command, Connection], Command | None]
 

@@ -22,7 +22,7 @@ from rmq.message import MessageQueue, StoredMessage, validate_group
 from rmq.remoting.cancellation import as_failure, cancel_requests, raise_failure, withdraw
 from rmq.remoting.loop import Startable, TaskScope, as_async, bare_errors
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("rmq.client.consumer")
 
 Handler = Callable[[StoredMessage], Awaitable[object] | object]
 BatchHandler = Callable[[list[StoredMessage]], Awaitable[object] | object]

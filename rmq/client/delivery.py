@@ -45,7 +45,7 @@ from rmq.protocol.properties import DLQ_REASON
 from rmq.remoting.cancellation import as_failure, cancel_requests, raise_failure
 from rmq.remoting.loop import Alarm
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("rmq.client.delivery")
 
 # Metrics: rates of consumption, for an administrator. Counted once a pull, not once a message.
 

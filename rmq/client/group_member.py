@@ -43,7 +43,7 @@ from rmq.remoting.cancellation import as_failure
 from rmq.remoting.connection import Connection
 from rmq.remoting.loop import TaskScope
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("rmq.client.group_member")
 
 DRAINING_PART = 0.6
 """Of `shutdown_timeout_ms`, what is being consumed may take so much; the rest is for commits and for leaving

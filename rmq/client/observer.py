@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rmq.client.session import Session
     from rmq.message import Message, StoredMessage
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("rmq.client.observer")
 
 T = TypeVar("T")
 

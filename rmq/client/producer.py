@@ -51,7 +51,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.headers import RecallHandle, RecallMessageRequestHeader, RecallMessageResponseHeader
 from rmq.remoting.loop import Alarm, Startable, TaskScope
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("rmq.client.producer")
 
 
 class Producer(Startable):

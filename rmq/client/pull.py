@@ -35,7 +35,7 @@ from rmq.protocol.codes import (
 from rmq.protocol.command import Command
 from rmq.remoting.loop import Alarm, doubled
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("rmq.client.pull")
 
 PULL_CODES = (
     ResponseCode.SUCCESS,

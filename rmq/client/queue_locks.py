@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 else:
     from rmq.late_attrs import frozen
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("rmq.client.queue_locks")
 
 TRUST_SECONDS: Final = 30.0
 """A lock is relied on for so long after its renewal was asked for: half of what the broker waits, so that the

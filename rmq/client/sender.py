@@ -48,7 +48,7 @@ from rmq.remoting.loop import doubled
 if TYPE_CHECKING:
     from rmq.client.session import Session
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("rmq.client.sender")
 
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 1.0

@@ -69,7 +69,7 @@ from rmq.protocol.properties import REASON, RETRY_DELAY_MS
 from rmq.remoting.address import split_address
 from rmq.remoting.pool import Pool
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("rmq.client.servers")
 
 T = TypeVar("T")
 E = TypeVar("E", bound=RmqError)

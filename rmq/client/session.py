@@ -59,7 +59,7 @@ from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.loop import Alarm, Waiter, bare_errors, current_loop
 from rmq.remoting.pool import Pool
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("rmq.client.session")
 
 AWAY_SECONDS = 0.5
 """A broker that does not answer is told so often who we are: its return is noticed by that."""

@@ -34,7 +34,7 @@ from rmq.protocol.trace import TraceBean, TraceContext, TraceMessageType, TraceT
 if TYPE_CHECKING:
     from rmq.client.session import Session
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("rmq.client.trace")
 
 GROUP: Final = "_INNER_TRACE_PRODUCER"
 WAITING_MAX: Final = 2_048

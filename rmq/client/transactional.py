@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 else:
     from rmq.late_attrs import frozen
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("rmq.client.transactional")
 
 CHECKS_AT_ONCE: Final = 16
 CHECKS_WAITING: Final = 2_000
