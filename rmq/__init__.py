@@ -21,34 +21,34 @@ if TYPE_CHECKING:
     from rmq.client.codec import MsgspecCodec as MsgspecCodec
     from rmq.client.codec import PydanticCodec as PydanticCodec
     from rmq.client.config import ClientConfig as ClientConfig
-    from rmq.client.consumer import Consumer as Consumer
-    from rmq.client.dead_letters import DeadLetter as DeadLetter
-    from rmq.client.dead_letters import Letters as Letters
-    from rmq.client.dead_letters import Redriven as Redriven
-    from rmq.client.delivery import Delivery as Delivery
-    from rmq.client.events import Assigned as Assigned
-    from rmq.client.events import Connected as Connected
-    from rmq.client.events import Disconnected as Disconnected
-    from rmq.client.events import Stalled as Stalled
-    from rmq.client.health import Health as Health
-    from rmq.client.observer import Observer as Observer
-    from rmq.client.outgoing import SendResult as SendResult
-    from rmq.client.pipeline import Pipeline as Pipeline
-    from rmq.client.producer import Producer as Producer
-    from rmq.client.pull_consumer import PullConsumer as PullConsumer
-    from rmq.client.pull_consumer import PullResult as PullResult
-    from rmq.client.retry import Backoff as Backoff
-    from rmq.client.retry import Retry as Retry
-    from rmq.client.subscription import Sql as Sql
-    from rmq.client.subscription import sql as sql
-    from rmq.client.trace import MessageTrace as MessageTrace
-    from rmq.client.transactional import COMMIT as COMMIT
-    from rmq.client.transactional import ROLLBACK as ROLLBACK
-    from rmq.client.transactional import UNKNOWN as UNKNOWN
-    from rmq.client.transactional import Decision as Decision
-    from rmq.client.transactional import DiscardedHalf as DiscardedHalf
-    from rmq.client.transactional import Transaction as Transaction
-    from rmq.client.transactional import TransactionalProducer as TransactionalProducer
+    from rmq.client.consume.consumer import Consumer as Consumer
+    from rmq.client.consume.delivery import Delivery as Delivery
+    from rmq.client.consume.retry import Backoff as Backoff
+    from rmq.client.consume.retry import Retry as Retry
+    from rmq.client.consume.subscription import Sql as Sql
+    from rmq.client.consume.subscription import sql as sql
+    from rmq.client.observability.trace import MessageTrace as MessageTrace
+    from rmq.client.produce.outgoing import SendResult as SendResult
+    from rmq.client.produce.pipeline import Pipeline as Pipeline
+    from rmq.client.produce.producer import Producer as Producer
+    from rmq.client.produce.transactional import COMMIT as COMMIT
+    from rmq.client.produce.transactional import ROLLBACK as ROLLBACK
+    from rmq.client.produce.transactional import UNKNOWN as UNKNOWN
+    from rmq.client.produce.transactional import Decision as Decision
+    from rmq.client.produce.transactional import DiscardedHalf as DiscardedHalf
+    from rmq.client.produce.transactional import Transaction as Transaction
+    from rmq.client.produce.transactional import TransactionalProducer as TransactionalProducer
+    from rmq.client.reading.dead_letters import DeadLetter as DeadLetter
+    from rmq.client.reading.dead_letters import Letters as Letters
+    from rmq.client.reading.dead_letters import Redriven as Redriven
+    from rmq.client.reading.pull_consumer import PullConsumer as PullConsumer
+    from rmq.client.reading.pull_consumer import PullResult as PullResult
+    from rmq.client.session.events import Assigned as Assigned
+    from rmq.client.session.events import Connected as Connected
+    from rmq.client.session.events import Disconnected as Disconnected
+    from rmq.client.session.events import Stalled as Stalled
+    from rmq.client.session.health import Health as Health
+    from rmq.client.session.observer import Observer as Observer
     from rmq.errors import AccessDenied as AccessDenied
     from rmq.errors import AskerGone as AskerGone
     from rmq.errors import ConfigError as ConfigError
@@ -88,20 +88,20 @@ _MODULES = {
     "rmq.client.client": "Client connect",
     "rmq.client.codec": "Codec MsgspecCodec PydanticCodec",
     "rmq.client.config": "ClientConfig",
-    "rmq.client.consumer": "Consumer",
-    "rmq.client.delivery": "Delivery",
-    "rmq.client.dead_letters": "DeadLetter Letters Redriven",
-    "rmq.client.events": "Assigned Connected Disconnected Stalled",
-    "rmq.client.health": "Health",
-    "rmq.client.observer": "Observer",
-    "rmq.client.outgoing": "SendResult",
-    "rmq.client.pipeline": "Pipeline",
-    "rmq.client.producer": "Producer",
-    "rmq.client.pull_consumer": "PullConsumer PullResult",
-    "rmq.client.retry": "Backoff Retry",
-    "rmq.client.subscription": "Sql sql",
-    "rmq.client.trace": "MessageTrace",
-    "rmq.client.transactional": (
+    "rmq.client.consume.consumer": "Consumer",
+    "rmq.client.consume.delivery": "Delivery",
+    "rmq.client.reading.dead_letters": "DeadLetter Letters Redriven",
+    "rmq.client.session.events": "Assigned Connected Disconnected Stalled",
+    "rmq.client.session.health": "Health",
+    "rmq.client.session.observer": "Observer",
+    "rmq.client.produce.outgoing": "SendResult",
+    "rmq.client.produce.pipeline": "Pipeline",
+    "rmq.client.produce.producer": "Producer",
+    "rmq.client.reading.pull_consumer": "PullConsumer PullResult",
+    "rmq.client.consume.retry": "Backoff Retry",
+    "rmq.client.consume.subscription": "Sql sql",
+    "rmq.client.observability.trace": "MessageTrace",
+    "rmq.client.produce.transactional": (
         "COMMIT ROLLBACK UNKNOWN Decision DiscardedHalf Transaction TransactionalProducer"
     ),
     "rmq.errors": (

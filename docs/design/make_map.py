@@ -33,13 +33,13 @@ READING = (
     ("rmq/store/consumequeue.py", "the units of a queue"),
     ("rmq/store/view.py", "what can be read of a store"),
     ("rmq/store/recovery.py", "where the log ends after a crash"),
-    ("rmq/client/session.py", "what producers and consumers share"),
-    ("rmq/client/producer.py", "what an application calls to send"),
-    ("rmq/client/sender.py", "which queue, which broker next"),
-    ("rmq/client/outgoing.py", "a message as a request"),
-    ("rmq/client/pull.py", "a pull, and the loop that keeps a window filled"),
-    ("rmq/client/process_queue.py", "the window of one queue, and what may be committed"),
-    ("rmq/client/consumer.py", "iteration and handlers"),
+    ("rmq/client/session/session.py", "what producers and consumers share"),
+    ("rmq/client/produce/producer.py", "what an application calls to send"),
+    ("rmq/client/produce/sender.py", "which queue, which broker next"),
+    ("rmq/client/produce/outgoing.py", "a message as a request"),
+    ("rmq/client/consume/pull.py", "a pull, and the loop that keeps a window filled"),
+    ("rmq/client/consume/process_queue.py", "the window of one queue, and what may be committed"),
+    ("rmq/client/consume/consumer.py", "iteration and handlers"),
 )
 """A day's reading: files in this order, and what to look for in each."""
 

@@ -18,8 +18,8 @@ from rmq.cli.sub import check_may_consume
 from rmq.cli.target import Target, first_error, run, target_options
 from rmq.cli.values import as_duration
 from rmq.client.client import Client
-from rmq.client.consumer import Consumer
-from rmq.client.producer import Producer
+from rmq.client.consume.consumer import Consumer
+from rmq.client.produce.producer import Producer
 from rmq.errors import NoRoute, RmqError
 from rmq.message import Message, StoredMessage
 

@@ -17,7 +17,7 @@ from rmq.protocol.codes import MASTER_ID
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
-    from rmq.client.producer import Producer
+    from rmq.client.produce.producer import Producer
     from rmq.message import MessageQueue
     from rmq.protocol.bodies import BrokerData
 

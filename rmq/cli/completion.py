@@ -11,7 +11,7 @@ import click
 
 from rmq.cli.output import echo
 from rmq.cli.target import resolve
-from rmq.client.contexts import Context
+from rmq.client.settings.contexts import Context
 from rmq.errors import RmqError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from attrs import evolve
 
 from rmq.cli.output import Format, echo, fail, output_option, show
 from rmq.cli.values import read_secret
-from rmq.client.contexts import Context, Contexts, contexts_path, read_contexts, write_contexts
-from rmq.client.target import ADDRESS_VARIABLE, CONTEXT_VARIABLE
+from rmq.client.settings.contexts import Context, Contexts, contexts_path, read_contexts, write_contexts
+from rmq.client.settings.target import ADDRESS_VARIABLE, CONTEXT_VARIABLE
 from rmq.errors import ConfigError, RmqError
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from rmq.cli.target import Target, run, target_options
 from rmq.cli.values import Position, as_position, time_of
 
 if TYPE_CHECKING:
-    from rmq.client.dead_letters import DeadLetter, Letters, Redriven
+    from rmq.client.reading.dead_letters import DeadLetter, Letters, Redriven
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def _letters(
     topic: str | None,
     reason: str | None,
 ) -> Letters:
-    from rmq.client.dead_letters import Letters
+    from rmq.client.reading.dead_letters import Letters
 
     def where(letter: DeadLetter) -> bool:
         return (topic is None or letter.topic == topic) and (reason is None or reason in letter.reason)

@@ -13,7 +13,7 @@ from rmq.cli.output import console
 from rmq.errors import RmqError
 
 if TYPE_CHECKING:
-    from rmq.client.producer import Producer
+    from rmq.client.produce.producer import Producer
     from rmq.message import Message, MessageQueue
 
 BARS = 40

@@ -15,8 +15,8 @@ from rmq.cli.values import Position, as_duration, as_position
 
 if TYPE_CHECKING:
     from rmq.client.client import Client
-    from rmq.client.consumer import Consumer
-    from rmq.client.subscription import Sql
+    from rmq.client.consume.consumer import Consumer
+    from rmq.client.consume.subscription import Sql
     from rmq.message import StoredMessage
 
 
@@ -38,7 +38,7 @@ def expression(tags: str | None, sql: str | None) -> str | Sql:
     if tags and sql:
         raise click.UsageError("give --filter or --sql, not both")
     if sql:
-        from rmq.client.subscription import sql as by_sql
+        from rmq.client.consume.subscription import sql as by_sql
 
         return by_sql(sql)
     return tags or "*"

@@ -19,8 +19,8 @@ from rmq.cli.values import Position, as_position
 if TYPE_CHECKING:
     import trio
 
-    from rmq.client.pull_consumer import PullConsumer
-    from rmq.client.subscription import Sql
+    from rmq.client.consume.subscription import Sql
+    from rmq.client.reading.pull_consumer import PullConsumer
     from rmq.message import MessageQueue, StoredMessage
 
 GROUP = "TOOLS_CONSUMER"

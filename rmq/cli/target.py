@@ -9,8 +9,9 @@
         async with target.connect() as client:
             ...
 
-What `rmq.connect()` knows of a cluster, commands know too, from the same places (`rmq.client.target`); -n and
---context are the arguments. This module imports trio and the client only to run.
+What `rmq.connect()` knows of a cluster, commands know too, from the same places
+(`rmq.client.settings.target`); -n and --context are the arguments. This module imports trio and the client
+only to run.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import click
 from attrs import frozen
 
-import rmq.client.target as client_target
+import rmq.client.settings.target as client_target
 from rmq.cli.context import complete_context, tls_options
 from rmq.cli.output import EXIT_INTERRUPTED, echo, end_quietly, fail, refuse
 from rmq.cli.values import read_secret
-from rmq.client.contexts import Context
-from rmq.client.target import SECRET_VARIABLE
+from rmq.client.settings.contexts import Context
+from rmq.client.settings.target import SECRET_VARIABLE
 from rmq.errors import ConfigError, RmqError
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
     from rmq.client.client import Client
     from rmq.client.config import ClientConfig
-    from rmq.client.observer import Observer
+    from rmq.client.session.observer import Observer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,7 +49,7 @@ T = TypeVar("T")
 
 @frozen
 class Target(client_target.Target):
-    """A cluster, as `rmq.client.target` finds it."""
+    """A cluster, as `rmq.client.settings.target` finds it."""
 
     def connect(self, config: ClientConfig | None = None, plugins: tuple[Observer, ...] = ()) -> Client:
         """A client of the cluster, to be entered with `async with`. Raises ConfigError."""
@@ -118,7 +119,7 @@ def target_options(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def resolve(given: Context, name: str | None, environment: Mapping[str, str]) -> Target:
-    """See `rmq.client.target`. Raises ConfigError."""
+    """See `rmq.client.settings.target`. Raises ConfigError."""
     found = client_target.resolve(given, name, environment)
     return Target(found.namesrv, found.credentials, found.tls, found.origin)
 

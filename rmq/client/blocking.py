@@ -27,13 +27,13 @@ from anyio.from_thread import BlockingPortal
 
 from rmq.client import admin as async_admin
 from rmq.client import client as async_client
-from rmq.client import consumer as async_consumer
-from rmq.client import delivery as async_delivery
-from rmq.client import producer as async_producer
-from rmq.client import pull_consumer as async_pull_consumer
-from rmq.client import transactional as async_transactional
-from rmq.client.loop_thread import LoopThread, loop_thread, wait_for
-from rmq.client.outgoing import SendResult
+from rmq.client.consume import consumer as async_consumer
+from rmq.client.consume import delivery as async_delivery
+from rmq.client.produce import producer as async_producer
+from rmq.client.produce import transactional as async_transactional
+from rmq.client.produce.outgoing import SendResult
+from rmq.client.reading import pull_consumer as async_pull_consumer
+from rmq.client.threads.loop_thread import LoopThread, loop_thread, wait_for
 from rmq.errors import LocalProtocolError
 from rmq.message import Message, MessageQueue, StoredMessage
 from rmq.remoting.loop import bare_errors, poster

@@ -14,23 +14,29 @@ from weakref import WeakSet
 import anyio
 import anyio.abc
 
-from rmq.client.client_endpoint import ClientEndpoint
 from rmq.client.config import ClientConfig
-from rmq.client.consumer import Consumer
-from rmq.client.contexts import Context
-from rmq.client.dead_letters import ALL_LETTERS, DeadLetter, Letters, Progress, Redrive, Redriven
-from rmq.client.events import OnEvent
-from rmq.client.health import Health, health_of, until_ready
-from rmq.client.observer import Observer, Observers
-from rmq.client.producer import Producer
-from rmq.client.pull_consumer import PullConsumer
-from rmq.client.rebalance import Strategy, averagely
-from rmq.client.retry import Backoff
-from rmq.client.servers import parse_name_servers
-from rmq.client.session import Session
-from rmq.client.subscription import ConsumerOptions, OnAssignment, OnError, Sql, full_topics
-from rmq.client.target import resolve
-from rmq.client.transactional import CheckBack, DiscardedHalf, TransactionalProducer, discarded_halves, resume
+from rmq.client.consume.consumer import Consumer
+from rmq.client.consume.rebalance import Strategy, averagely
+from rmq.client.consume.retry import Backoff
+from rmq.client.consume.subscription import ConsumerOptions, OnAssignment, OnError, Sql, full_topics
+from rmq.client.produce.producer import Producer
+from rmq.client.produce.transactional import (
+    CheckBack,
+    DiscardedHalf,
+    TransactionalProducer,
+    discarded_halves,
+    resume,
+)
+from rmq.client.reading.dead_letters import ALL_LETTERS, DeadLetter, Letters, Progress, Redrive, Redriven
+from rmq.client.reading.pull_consumer import PullConsumer
+from rmq.client.session.endpoint import ClientEndpoint
+from rmq.client.session.events import OnEvent
+from rmq.client.session.health import Health, health_of, until_ready
+from rmq.client.session.observer import Observer, Observers
+from rmq.client.session.requests import parse_name_servers
+from rmq.client.session.session import Session
+from rmq.client.settings.contexts import Context
+from rmq.client.settings.target import resolve
 from rmq.clock import wall_clock_ms
 from rmq.errors import InvalidType, LocalProtocolError, check_callable, check_number, check_type
 from rmq.message import UniqueIds, validate_group, validate_topic, with_namespace

@@ -1,7 +1,7 @@
 # What a client does with each message that it pulls, and with each that it sends by a pipeline: a part of
 # `_engine.pyx`, which includes it.
 #
-# `PulledReader` stands for four functions of `rmq.client.message_view`. It knows a record with two IPv4 hosts
+# `PulledReader` stands for four functions of `rmq.client.consume.message_view`. It knows a record with two IPv4 hosts
 # whose body is not compressed, and properties that differ from those of the message before in nothing but
 # their unique key, in ASCII; everything else, and everything damaged, it leaves to the functions in Python.
 # `BatchBody` is filled with messages whose texts are ASCII, that are sent at once and not compressed; what it

@@ -181,7 +181,7 @@ def gather(view: memoryview, first: int, ranges: list[tuple[int, int]], total: i
 # Of a client; they are in `_client.pxi`.
 
 class PulledReader:
-    """Reads pulled messages, as the functions of `rmq.client.message_view` that it stands for."""
+    """Reads pulled messages, as the functions of `rmq.client.consume.message_view` that it stands for."""
 
     def __init__(self, kind: type[Any], alike: Any, unique_key: str, magic: int) -> None:
         """`kind` is the class of pulled messages in Python, `alike` the AlikeProperties that it reads by."""
@@ -201,7 +201,7 @@ class PulledReader:
         """As StoredMessage.message_id."""
 
 class BatchBody:
-    """The body of a batch send, which takes plain messages as they are; see `rmq.client.batches`."""
+    """The body of a batch send, which takes plain messages as they are; see `rmq.client.produce.batches`."""
 
     count: int
 

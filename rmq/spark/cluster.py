@@ -16,8 +16,8 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from attrs import evolve
 
 from rmq.client.client import Client, connect
-from rmq.client.pull_consumer import PullConsumer
-from rmq.client.routes import Route
+from rmq.client.reading.pull_consumer import PullConsumer
+from rmq.client.session.routes import Route
 from rmq.errors import NETWORK_ERRORS, NoRoute, ResponseError, RmqError
 from rmq.message import NOT_SENDABLE_TOPICS, MessageQueue
 from rmq.protocol.record import decode_record

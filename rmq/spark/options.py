@@ -17,7 +17,7 @@ from attrs import frozen
 from attrs.validators import optional
 
 from rmq.client.config import ClientConfig
-from rmq.client.subscription import ALL, Sql
+from rmq.client.consume.subscription import ALL, Sql
 from rmq.config import at_least, between, java_key, load, one_of, parse_addresses, setting
 from rmq.errors import ConfigError
 from rmq.message import MessageQueue, validate_group, validate_topic

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 from anyio.abc import TaskGroup
 from attrs import define, field
 
-from rmq.client.pull import RawPull
-from rmq.client.pull_consumer import PullConsumer
+from rmq.client.consume.pull import RawPull
+from rmq.client.reading.pull_consumer import PullConsumer
 from rmq.errors import NETWORK_ERRORS, CorruptRecord, NoRoute, ServiceNotAvailable, SystemBusy
 from rmq.message import MessageQueue
 from rmq.protocol.codes import ResponseCode

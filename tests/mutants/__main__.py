@@ -34,7 +34,7 @@ AREAS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
         40,
         ("rmq/broker/replication/*.py", "rmq/broker/runtime/replication_*.py", "rmq/broker/produce/acks.py"),
     ),
-    "client": (70, ("rmq/client/*.py",)),
+    "client": (70, ("rmq/client/**/*.py",)),
     "acl": (30, ("plugins/rmq_acl/*.py",)),
     "protocol": (50, ("rmq/protocol/*.py", "rmq/remoting/*.py")),
     "controller": (40, ("rmq/controller/*.py",)),

@@ -18,7 +18,7 @@ import trio
 
 from rmq.client.client import Client, connect
 from rmq.client.config import ClientConfig
-from rmq.client.retry import Backoff, Retry
+from rmq.client.consume.retry import Backoff, Retry
 from rmq.errors import RmqError
 from rmq.message import Message, StoredMessage
 from tests.sim.broker_traffic import Violation

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import trio
 
 from rmq.client.client import Client
-from rmq.client.transactional import COMMIT, ROLLBACK, UNKNOWN, Decision
+from rmq.client.produce.transactional import COMMIT, ROLLBACK, UNKNOWN, Decision
 from rmq.errors import RmqError
 from rmq.message import Message, MessageQueue, StoredMessage
 from rmq.protocol.record import decode_record

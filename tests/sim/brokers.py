@@ -27,7 +27,7 @@ from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
 from rmq.broker.runtime import failover_service
 from rmq.client.client import Client
-from rmq.client.producer import Producer
+from rmq.client.produce.producer import Producer
 from rmq.controller.controller import Want
 from rmq.controller.raft import NotLeader
 from rmq.controller.requests import answer_of, request_of

@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 from rmq.broker.produce.send import Send
-from rmq.client.delivery import Deliveries
-from rmq.client.message_view import PulledMessage
-from rmq.client.process_queue import ProcessQueue
+from rmq.client.consume.delivery import Deliveries
+from rmq.client.consume.message_view import PulledMessage
+from rmq.client.consume.process_queue import ProcessQueue
 from rmq.protocol.command import Command
 from rmq.remoting.connection import Connection
 from tests.sim.bugs import Bug, planted

@@ -11,7 +11,7 @@ import attrs
 import pytest
 from pyspark_rmq import DefaultSource
 
-from rmq.client.subscription import Sql
+from rmq.client.consume.subscription import Sql
 from rmq.config import java_key
 from rmq.errors import ConfigError, InvalidName
 from rmq.message import MessageQueue

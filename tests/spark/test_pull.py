@@ -17,7 +17,7 @@ from trio.testing import MockClock
 
 from rmq.client import blocking
 from rmq.client.config import ClientConfig
-from rmq.client.pull_consumer import PullConsumer
+from rmq.client.reading.pull_consumer import PullConsumer
 from rmq.errors import ConnectFailed, CorruptRecord, NoPermission, NoRoute
 from rmq.message import Message, MessageQueue, StoredMessage
 from rmq.protocol.codes import SYS_COMPRESSED, RequestCode, ResponseCode

@@ -35,7 +35,12 @@ from rmq.errors import (
 )
 from rmq.protocol.codes import ResponseCode
 
-NEEDS_EXTRAS = {"rmq.client.otel", "rmq.__main__", "rmq.broker.__main__", "rmq.namesrv.__main__"}
+NEEDS_EXTRAS = {
+    "rmq.client.observability.otel",
+    "rmq.__main__",
+    "rmq.broker.__main__",
+    "rmq.namesrv.__main__",
+}
 
 
 def test_every_error_is_an_rmq_error() -> None:

@@ -26,7 +26,7 @@ from rmq.cli.admin.command import (
 from rmq.cli.latency import timed_send
 from rmq.cli.output import echo
 from rmq.client.admin.messages import TOOLS_GROUP
-from rmq.client.routes import Route
+from rmq.client.session.routes import Route
 from rmq.clock import wall_clock_ms
 from rmq.errors import ConfigError, NoRoute, QueryNotFound
 from rmq.message import TRACE_TOPIC, Message, MessageQueue, StoredMessage
@@ -36,9 +36,9 @@ from rmq.protocol.trace import TraceContext, TraceType
 if TYPE_CHECKING:
     from rmq.cli.target import Target
     from rmq.client.client import Client
-    from rmq.client.outgoing import SendResult
-    from rmq.client.producer import Producer
-    from rmq.client.pull_consumer import PullConsumer
+    from rmq.client.produce.outgoing import SendResult
+    from rmq.client.produce.producer import Producer
+    from rmq.client.reading.pull_consumer import PullConsumer
 
 COMMANDS = Commands()
 
@@ -391,7 +391,7 @@ async def send_message(
     target: Target, topic: str, body: str, broker: str | None, queue_id: int | None, trace: bool, **texts: str
 ) -> None:
     """Send a message."""
-    from rmq.client.trace import MessageTrace
+    from rmq.client.observability.trace import MessageTrace
 
     if queue_id is not None and not broker:
         raise click.UsageError("Broker name must be set if the queue is chosen!")

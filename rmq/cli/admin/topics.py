@@ -8,8 +8,8 @@ import click
 
 from rmq.cli.admin.command import COUNT, Commands, Where, java_text, row, stamp, where_options
 from rmq.cli.output import echo, echo_json
-from rmq.client.rebalance import averagely
-from rmq.client.routes import Route
+from rmq.client.consume.rebalance import averagely
+from rmq.client.session.routes import Route
 from rmq.errors import NoRoute
 from rmq.message import DLQ_PREFIX, RETRY_PREFIX
 from rmq.protocol.bodies import QueueData, TopicConfig, TopicRouteData

@@ -35,8 +35,8 @@ from rmq.cli.demo.report import (
 )
 from rmq.cli.demo.rows import BadInput, Row, bundled, read_rows
 from rmq.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, console, echo, progress, status_of
-from rmq.client.consumer import Consumer
-from rmq.client.producer import Producer
+from rmq.client.consume.consumer import Consumer
+from rmq.client.produce.producer import Producer
 from rmq.errors import InvalidName, RmqError
 from rmq.message import validate_topic
 from rmq.remoting.loop import bare_errors

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from rmq.client.session import Session
+from rmq.client.session.session import Session
 from rmq.config import parse_properties
 from rmq.errors import NETWORK_ERRORS, ConfigError, NoRoute, QueryNotFound, RmqError, Unreachable, for_code
 from rmq.message import retry_topic

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from rmq.client.admin.cluster import Cluster, each, offline
-from rmq.client.pull import first_since
+from rmq.client.consume.pull import first_since
 from rmq.errors import ConfigError, ConsumerNotOnline, NoRoute, RmqError, SystemFailure
 from rmq.message import MessageQueue, dlq_topic, retry_topic, validate_group
 from rmq.protocol.bodies import (

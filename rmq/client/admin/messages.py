@@ -7,8 +7,8 @@ from typing import Final
 from attrs import frozen
 
 from rmq.client.admin.groups import Groups
-from rmq.client.message_view import found_messages
-from rmq.client.pull_consumer import PullConsumer
+from rmq.client.consume.message_view import found_messages
+from rmq.client.reading.pull_consumer import PullConsumer
 from rmq.errors import (
     ConsumerNotOnline,
     CorruptRecord,

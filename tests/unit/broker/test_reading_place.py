@@ -12,7 +12,7 @@ import trio.testing
 from rmq.broker.config import BrokerConfig
 from rmq.broker.replication.failover.read_preference import ROUTES_SECONDS, SILENT_SECONDS, ReadingPlace
 from rmq.client.client import Client
-from rmq.client.producer import Producer
+from rmq.client.produce.producer import Producer
 from rmq.config import load
 from rmq.errors import ConfigError
 from rmq.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, ResponseCode

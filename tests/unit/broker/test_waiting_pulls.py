@@ -19,7 +19,7 @@ from rmq.broker.replication.failover.poll_handover import (
     WaitingPulls,
 )
 from rmq.broker.replication.sessions import MasterLog, MasterSession, SlaveSession
-from rmq.client.producer import Producer
+from rmq.client.produce.producer import Producer
 from rmq.errors import RemoteProtocolError
 from rmq.protocol import json
 from rmq.protocol.bodies import TopicConfig

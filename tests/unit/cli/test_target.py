@@ -13,7 +13,7 @@ from attrs import evolve
 
 from rmq.cli.output import cell, explained, plain, printable
 from rmq.cli.target import report_done, resolve
-from rmq.client.contexts import Context, Contexts, read_contexts, write_contexts
+from rmq.client.settings.contexts import Context, Contexts, read_contexts, write_contexts
 from rmq.errors import ConfigError, NoRoute
 from tests.system.shell import ROOT, Shell
 

@@ -12,7 +12,7 @@ import pytest
 import rmq
 from rmq.client import blocking
 from rmq.client.config import ClientConfig
-from rmq.client.outgoing import pack
+from rmq.client.produce.outgoing import pack
 from rmq.errors import ConfigError, InvalidMessage, InvalidMessageType, InvalidType, RmqError
 from rmq.message import Message, MessageQueue
 from rmq.protocol.codes import RequestCode

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 import rmq
-from rmq.client.batches import BATCH_BYTES
+from rmq.client.produce.batches import BATCH_BYTES
 from rmq.errors import (
     ConnectionLost,
     InvalidMessage,

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 import rmq
 from rmq.client.client import local_address
 from rmq.client.config import ClientConfig
-from rmq.client.servers import parse_name_servers
+from rmq.client.session.requests import parse_name_servers
 from rmq.errors import ConfigError, LocalProtocolError
 from rmq.message import Message
 from rmq.protocol.codes import RequestCode
@@ -263,7 +263,8 @@ def test_all_public_names_are_there() -> None:
 NOT_LOADED = (
     "bz2 cattrs click cryptography lz4 lzma opentelemetry prometheus_client pydantic shutil tempfile tomllib"
     " trio trio_websocket wsproto yaml zstandard rmq.broker rmq.cli rmq.client.admin rmq.client.app"
-    " rmq.client.blocking rmq.client.codec rmq.client.metrics rmq.client.otel rmq.client.trace rmq.namesrv"
+    " rmq.client.blocking rmq.client.codec rmq.client.observability.metrics rmq.client.observability.otel"
+    " rmq.client.observability.trace rmq.namesrv"
     " rmq.remoting.poller rmq.remoting.server rmq.remoting.trio_loop rmq.remoting.websocket rmq.spark"
     " rmq.store rmq.testing"
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq.client.delivery import ConsumeMetrics
+from rmq.client.consume.delivery import ConsumeMetrics
 from rmq.protocol.bodies import ConsumeStatus
 
 

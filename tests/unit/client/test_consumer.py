@@ -10,8 +10,8 @@ import trio
 from trio.testing import MockClock
 
 import rmq
-from rmq.client.consumer import Consumer
-from rmq.client.delivery import Delivery
+from rmq.client.consume.consumer import Consumer
+from rmq.client.consume.delivery import Delivery
 from rmq.errors import ConfigError, LocalProtocolError, SubscriptionParseFailed
 from rmq.message import MessageQueue, StoredMessage
 from rmq.protocol.bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo, ResetOffsetBody
@@ -1001,7 +1001,7 @@ class TestQuestions:
         assert 0 < info.status_table["T"].consume_ok_tps <= 3
         assert info.status_table["T"].pull_tps == info.status_table["T"].consume_ok_tps
         assert "TASK: " in (info.jstack or "")
-        assert "rmq.client.pull.Puller.run" in (info.jstack or "")
+        assert "rmq.client.consume.pull.Puller.run" in (info.jstack or "")
         assert "MainThread" in (info.jstack or "")
 
     async def test_questions_about_other_groups(self, setting: World, clock: MockClock) -> None:

@@ -93,7 +93,7 @@ def check(name: str, calls: list[tuple[str, tuple[str, ...]]]) -> None:
         at += 1
 
 
-def commit(message: rmq.StoredMessage) -> rmq.client.transactional.Decision:
+def commit(message: rmq.StoredMessage) -> rmq.client.produce.transactional.Decision:
     return rmq.COMMIT
 
 

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 import rmq
 from rmq import errors
-from rmq.client.outgoing import asker_waits_until
+from rmq.client.produce.outgoing import asker_waits_until
 from rmq.clock import wall_clock_ms
 from rmq.errors import (
     AccessDenied,

@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 import rmq
-from rmq.client.events import Stalled
+from rmq.client.session.events import Stalled
 from rmq.message import MessageQueue, StoredMessage
 from rmq.testing.cluster import Cluster
 from rmq.testing.network import MemoryNetwork

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import pytest
 
-from rmq.client import lent_loop
-from rmq.client.loop_thread import LoopThread, loop_thread, wait_for
+from rmq.client.threads import lent_loop
+from rmq.client.threads.loop_thread import LoopThread, loop_thread, wait_for
 
 T = TypeVar("T")
 

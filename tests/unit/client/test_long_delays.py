@@ -6,7 +6,7 @@ from __future__ import annotations
 import trio
 from trio.testing import MockClock
 
-from rmq.client.producer import Producer
+from rmq.client.produce.producer import Producer
 from rmq.message import Message, StoredMessage
 from rmq.testing.cluster import Cluster
 

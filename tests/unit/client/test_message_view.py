@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq.client.config import ClientConfig
-from rmq.client.message_view import (
+from rmq.client.consume.message_view import (
     PulledMessage,
     compiled_kind,
     found_messages,
@@ -23,7 +23,7 @@ from rmq.client.message_view import (
     read_messages,
     to_original_topic,
 )
-from rmq.client.pull import PullTemplate
+from rmq.client.consume.pull import PullTemplate
 from rmq.errors import CorruptRecord, RemoteProtocolError
 from rmq.message import MessageQueue, StoredMessage
 from rmq.protocol.bodies import SubscriptionData

@@ -10,8 +10,8 @@ import trio
 from trio.testing import MockClock
 
 import rmq
-from rmq.client.metrics import ClientMetrics
-from rmq.client.observer import Observer
+from rmq.client.observability.metrics import ClientMetrics
+from rmq.client.session.observer import Observer
 from rmq.message import Message, StoredMessage
 from rmq.metrics import Histogram
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -161,7 +161,7 @@ def test_a_oneway_send_is_observed(both: Play, cluster: Cluster) -> None:
 
 async def test_prometheus_shows_it(clock: MockClock, namespaced: Cluster) -> None:
     prometheus = pytest.importorskip("prometheus_client")
-    from rmq.client.prometheus import PrometheusMetrics
+    from rmq.client.observability.prometheus import PrometheusMetrics
 
     from .world import world
 
@@ -200,7 +200,7 @@ class TestOpenTelemetry:
         from opentelemetry.sdk.trace.export import SimpleSpanProcessor
         from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-        from rmq.client.otel import OpenTelemetry
+        from rmq.client.observability.otel import OpenTelemetry
 
         from .world import world
 

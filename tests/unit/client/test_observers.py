@@ -12,9 +12,9 @@ import trio
 from trio.testing import MockClock
 
 import rmq
-from rmq.client.observer import Observer
-from rmq.client.trace import WAITING_MAX, MessageTrace
-from rmq.client.transactional import Decision
+from rmq.client.observability.trace import WAITING_MAX, MessageTrace
+from rmq.client.produce.transactional import Decision
+from rmq.client.session.observer import Observer
 from rmq.message import Message, StoredMessage
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.trace import TraceContext, TraceMessageType, TraceType, decode
@@ -202,7 +202,7 @@ class TestOpenTelemetry:
         from opentelemetry.sdk.trace.export import SimpleSpanProcessor
         from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-        from rmq.client.otel import OpenTelemetry
+        from rmq.client.observability.otel import OpenTelemetry
 
         exporter, provider = InMemorySpanExporter(), TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(exporter))

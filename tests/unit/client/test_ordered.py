@@ -11,8 +11,8 @@ from trio.testing import MockClock
 
 import rmq
 from rmq.client.client import Client
-from rmq.client.consumer import Consumer
-from rmq.client.delivery import Delivery
+from rmq.client.consume.consumer import Consumer
+from rmq.client.consume.delivery import Delivery
 from rmq.message import MessageQueue, StoredMessage
 from rmq.protocol.bodies import UnlockBatchRequestBody
 from rmq.protocol.codes import RequestCode

@@ -14,8 +14,8 @@ import trio
 from trio.testing import MockClock
 
 import rmq
-from rmq.client.producer import Producer
-from rmq.client.window import Windows
+from rmq.client.produce.producer import Producer
+from rmq.client.session.window import Windows
 from rmq.errors import ConnectFailed, ConnectionLost, NoRoute, SendFailed, WindowFull
 from rmq.message import Message, MessageQueue
 from rmq.protocol.codes import RequestCode, ResponseCode

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 import rmq
-from rmq.client import batches
-from rmq.client.batches import BATCH_BYTES, BatchBody, encoded
 from rmq.client.config import ClientConfig
-from rmq.client.outgoing import pack
-from rmq.client.pipeline import Pipeline
+from rmq.client.produce import batches
+from rmq.client.produce.batches import BATCH_BYTES, BatchBody, encoded
+from rmq.client.produce.outgoing import pack
+from rmq.client.produce.pipeline import Pipeline
 from rmq.errors import (
     ConfigError,
     InvalidMessage,

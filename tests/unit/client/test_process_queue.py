@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rmq.client.process_queue import UNLIMITED, ProcessQueue
+from rmq.client.consume.process_queue import UNLIMITED, ProcessQueue
 from rmq.message import MessageQueue
 
 QUEUE = MessageQueue("T", "b", 0)

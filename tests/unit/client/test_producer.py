@@ -16,8 +16,8 @@ from trio.testing import MockClock
 
 import rmq
 from rmq.client.client import Client
-from rmq.client.producer import Producer
-from rmq.client.routes import select_by_key
+from rmq.client.produce.producer import Producer
+from rmq.client.session.routes import select_by_key
 from rmq.clock import wall_clock_ms
 from rmq.errors import (
     ConfigError,

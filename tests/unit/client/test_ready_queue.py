@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rmq.client.dispatch import ReadyQueue
+from rmq.client.consume.dispatch import ReadyQueue
 
 
 def test_a_taker_that_is_cancelled_as_it_wakes_passes_it_on() -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.client import rebalance
-from rmq.client.rebalance import Change, Strategy
-from rmq.client.routes import select_by_key
+from rmq.client.consume import rebalance
+from rmq.client.consume.rebalance import Change, Strategy
+from rmq.client.session.routes import select_by_key
 from rmq.message import MessageQueue
 
 

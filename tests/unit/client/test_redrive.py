@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 import rmq
 from rmq.client.client import Client
-from rmq.client.dead_letters import Letters, message_again, read_letter
+from rmq.client.reading.dead_letters import Letters, message_again, read_letter
 from rmq.errors import ConfigError, LocalProtocolError, NoRoute
 from rmq.message import Message, MessageQueue, StoredMessage
 from rmq.testing.cluster import Cluster

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 import rmq
-from rmq.client.retry import AFTER_MAX, Delay
+from rmq.client.consume.retry import AFTER_MAX, Delay
 from rmq.message import StoredMessage
 from rmq.testing.cluster import Cluster
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.client.routes import BrokerHealth, Rotation, Route, RouteTable
+from rmq.client.session.routes import BrokerHealth, Rotation, Route, RouteTable
 from rmq.errors import RemoteProtocolError
 from rmq.message import MessageQueue
 from rmq.protocol.bodies import BrokerData, QueueData, TopicRouteData

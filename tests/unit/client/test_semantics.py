@@ -11,8 +11,8 @@ from trio.testing import MockClock
 
 import rmq
 from rmq.client.client import Client
-from rmq.client.consumer import Consumer, Handler
-from rmq.client.transactional import Decision
+from rmq.client.consume.consumer import Consumer, Handler
+from rmq.client.produce.transactional import Decision
 from rmq.errors import ReplyTimeout, ResponseError, RmqError, SystemFailure
 from rmq.message import Message, StoredMessage
 from rmq.testing.cluster import SELDOM_MS, Cluster

@@ -15,7 +15,7 @@ import pytest
 import rmq
 from rmq.client import blocking
 from rmq.client.config import ClientConfig
-from rmq.client.contexts import Context, Contexts, contexts_path, write_contexts
+from rmq.client.settings.contexts import Context, Contexts, contexts_path, write_contexts
 from rmq.errors import ConfigError, InvalidType
 
 PROD = Context(namesrv="10.0.0.1:9876;10.0.0.2:9876", access_key="ops", secret_key="hush", tls=True)

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 import rmq
-from rmq.client.consumer import Consumer
+from rmq.client.consume.consumer import Consumer
 from rmq.message import MessageQueue, StoredMessage
 from rmq.testing.cluster import Cluster
 

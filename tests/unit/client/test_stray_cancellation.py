@@ -14,8 +14,8 @@ import sniffio
 import trio
 
 import rmq
-from rmq.client.consumer import Consumer
-from rmq.client.rebalance import averagely
+from rmq.client.consume.consumer import Consumer
+from rmq.client.consume.rebalance import averagely
 from rmq.message import StoredMessage
 from rmq.remoting.cancellation import as_failure, cancel_requests, withdraw
 from rmq.testing.cluster import Cluster

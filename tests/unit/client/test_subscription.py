@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from rmq.client.subscription import Sql, sql, subscription, subscriptions
+from rmq.client.consume.subscription import Sql, sql, subscription, subscriptions
 from rmq.errors import ConfigError, InvalidName
 
 

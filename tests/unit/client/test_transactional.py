@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 import rmq
-from rmq.client.transactional import CHECKS_AT_ONCE, Decision
+from rmq.client.produce.transactional import CHECKS_AT_ONCE, Decision
 from rmq.errors import LocalProtocolError, MessageIllegal, SendFailed
 from rmq.message import Message, StoredMessage
 from rmq.protocol.codes import RequestCode, ResponseCode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from rmq.client.consumer import Consumer
+from rmq.client.consume.consumer import Consumer
 from rmq.message import Message
 from rmq.testing.cluster import Cluster
 

@@ -27,7 +27,7 @@ from rmq.broker.replication.failover.replica import Control, MemberFile
 from rmq.broker.runtime import service
 from rmq.broker.send_batches import RunBroker
 from rmq.broker.tables.versioned import drain
-from rmq.client.metrics import ClientMetrics
+from rmq.client.observability.metrics import ClientMetrics
 from rmq.controller.requests import ControllerRequests
 from rmq.errors import AccessDenied, ConfigError, PortInUse
 from rmq.health import Health

@@ -1,0 +1,1 @@
+"""Consumers: members of groups, their queues, pulls, deliveries and retries."""

@@ -1,0 +1,498 @@
+"""Assignments: the queues that a consumer has now: shared out among the group, pulled, committed, given up.
+
+Broadcasting members have all queues and keep their own offsets in a file (`LocalOffsets`): `offsets.json`
+below ``<offsets_dir>/<client>/<group>/``, in the form of the Java client's, so that either goes on where the
+other was. It is replaced as a whole; the one before stays as ``offsets.json.bak``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+
+from rmq.client.consume.dispatch import Dispatch
+from rmq.client.consume.message_view import PulledMessage
+from rmq.client.consume.process_queue import ASKED_PART, ProcessQueue
+from rmq.client.consume.pull import Puller, PullTemplate, first_since
+from rmq.client.consume.queue_locks import QueueLocks
+from rmq.client.consume.rebalance import Change, difference, plan
+from rmq.client.consume.subscription import ConsumerOptions
+from rmq.client.session.events import Assigned
+from rmq.client.session.requests import FAILURES
+from rmq.client.session.session import Session
+from rmq.errors import RemoteProtocolError, RmqError, StrayCancellation
+from rmq.message import RETRY_PREFIX, MessageQueue
+from rmq.protocol.bodies import ResetOffsetBody, SubscriptionData
+from rmq.remoting.cancellation import as_failure
+from rmq.remoting.loop import Alarm, bare_errors
+
+log = logging.getLogger("rmq.client.assignments")
+
+# Offsets of broadcasting members.
+
+DEFAULT_DIR: Final = ".rocketmq_offsets"
+"""In the home directory; where Java's clients have it."""
+
+
+def offsets_path(directory: str, client: str, group: str) -> pathlib.Path:
+    """Where the offsets of a client's group lie."""
+    root = pathlib.Path(directory) if directory else pathlib.Path.home() / DEFAULT_DIR
+    return root / client.replace(os.sep, "_") / group.replace(os.sep, "_") / "offsets.json"
+
+
+class LocalOffsets:
+    """The offsets in a file. A file that cannot be read is as good as none, but for a warning."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self._backup = path.with_name(path.name + ".bak")
+        self._offsets = self._load(path) or self._load(self._backup) or {}
+
+    def get(self, queue: MessageQueue) -> int | None:
+        """Where to go on in the queue; None when it was never read."""
+        return self._offsets.get(queue)
+
+    def update(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Take these offsets and write the file, if anything is new. What fails is logged."""
+        changed = {queue: at for queue, at in offsets.items() if self._offsets.get(queue) != at}
+        if not changed:
+            return
+        self._offsets.update(changed)
+        try:
+            self._save()
+        except OSError as error:
+            log.error("%s: the offsets are not saved: %s", self.path, error)
+
+    def _save(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        fresh.write_bytes(ResetOffsetBody(self._offsets).to_json())
+        if self.path.exists():
+            os.replace(self.path, self._backup)
+        os.replace(fresh, self.path)
+
+    def _load(self, path: pathlib.Path) -> dict[MessageQueue, int] | None:
+        try:
+            return dict(ResetOffsetBody.from_json(path.read_bytes()).offset_table)
+        except FileNotFoundError:
+            return None
+        except (OSError, RemoteProtocolError) as error:
+            log.warning("%s cannot be read: %s", path, error)
+            return None
+
+
+REPEAT_SECONDS: Final = 60.0
+"""What keeps a topic from being consumed is logged again when it has lasted for so long."""
+UNANSWERED_SECONDS: Final = 30.0
+"""Pulls of a queue that nobody has answered for so long are a problem of the consumer: a broker that holds
+them answers sooner."""
+FIRST_RETRY_SECONDS = 0.5
+"""While something of the assignment is missing, look again so soon; doubled each time, up to the
+interval.
+"""
+
+
+class Assignments:
+    """The queues of one consumer. `run` owns the loops."""
+
+    def __init__(
+        self,
+        session: Session,
+        group: str,
+        subscriptions: Mapping[str, SubscriptionData],
+        options: ConsumerOptions,
+        dispatch: Dispatch[Any],
+        on_messages: Callable[[Sequence[PulledMessage]], None],
+        locks: QueueLocks | None = None,
+    ) -> None:
+        """`on_messages` gets what each pull brought; with `locks`, only queues that are locked are pulled."""
+        self.pullers: dict[MessageQueue, Puller] = {}
+        self._session = session
+        self._group = group
+        self._subscriptions = subscriptions
+        self._options = options
+        self._dispatch = dispatch
+        self._on_messages = on_messages
+        self._locks = locks
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._changed = Alarm()
+        self._leaving: dict[MessageQueue, ProcessQueue] = {}  # given up, once what is delivered has ended
+        self._count = 0  # of the queues that we have or are about to have
+        self.errors: dict[str, tuple[RmqError, float]] = {}
+        """Why a topic gives us nothing, or nothing new, and when that was logged."""
+        self.missing = {topic for topic in subscriptions if not topic.startswith(RETRY_PREFIX)}
+        """Topics whose queues were never shared out to us yet."""
+        self._lost: list[MessageQueue] = []  # with their locks, and not told yet
+        self._is_complete = True
+        self._is_stopped = False
+        self._progress = Alarm()
+        self._local: LocalOffsets | None = None
+        if options.broadcasting:
+            directory = session.config.offsets_dir
+            self._local = LocalOffsets(offsets_path(directory, session.persistent_name, group))
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; `started` when the first assignment has been tried."""
+        async with anyio.create_task_group() as self._tasks:
+            await self.rebalance()
+            task_status.started()
+            self._tasks.start_soon(self._keep_committing)
+            await self._keep_balanced()
+        if not self._is_stopped:  # the group has swallowed a cancellation of one of its tasks
+            raise StrayCancellation(f"{self._group}: a task that pulls or shares out queues was cancelled")
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._is_stopped
+
+    def unanswered(self) -> str:
+        """Which queues have had no answer to their pulls for long, though requests are made; empty: none."""
+        config, now = self._session.config, self._session.now()
+        longest = max(UNANSWERED_SECONDS, 2 * config.pull_suspend_ms / 1000)
+        since = {
+            queue: puller.unanswered_since
+            for queue, puller in self.pullers.items()
+            if puller.unanswered_since is not None and now - puller.unanswered_since >= longest
+        }
+        if not since:
+            return ""
+        queue = min(since, key=lambda one: since[one])
+        trouble = self.pullers[queue].trouble or "the last request is still on its way"
+        return (
+            f"has had no answer to the pulls of {len(since)} of its {len(self.pullers)} queues for"
+            f" {now - since[queue]:.0f} s, {queue} first: {trouble}"
+        )
+
+    def stop(self) -> None:
+        """Pull no more. What is in the windows can still be finished and committed."""
+        self._is_stopped = True
+        if self._tasks is not None:
+            self._tasks.cancel_scope.cancel()
+
+    def rebalance_soon(self) -> None:
+        """Something has changed: look now."""
+        self._changed.ring()
+        if self._locks is not None:
+            self._locks.check_connections()
+
+    # --- sharing out ------------------------------------------------------------------------------
+
+    async def _keep_balanced(self) -> None:
+        interval = self._session.config.rebalance_interval_ms / 1000
+        retry = FIRST_RETRY_SECONDS
+        while True:
+            pause = interval if self._is_complete else min(retry, interval)
+            await self._changed.wait(self._session.now() + pause)
+            await self.rebalance()
+            retry = FIRST_RETRY_SECONDS if self._is_complete else retry * 2
+
+    async def rebalance(self) -> None:
+        """Take and give back queues until what is held is what this member should have."""
+        is_complete = True
+        for topic in self._subscriptions:
+            self._is_complete = True
+            try:
+                await self._rebalance_topic(topic)
+            except FAILURES as error:
+                self._is_complete = False
+                self.failed(topic, error)
+            else:
+                if self._is_complete and self.errors.pop(topic, None) is not None:
+                    log.info("%s: %s can be consumed now", self._group, topic)
+            if self._is_complete:
+                self.missing.discard(topic)
+            is_complete &= self._is_complete
+        self._is_complete = is_complete
+
+    def failed(self, topic: str, error: RmqError) -> None:
+        """A topic gives us nothing, or nothing new: say so, but not at every attempt."""
+        if topic.startswith(RETRY_PREFIX):  # a new group's is not there yet
+            log.debug("%s: %s: %s", self._group, topic, error)
+            return
+        before, now = self.errors.get(topic), self._session.now()
+        if before is None or type(before[0]) is not type(error) or now >= before[1] + REPEAT_SECONDS:
+            self.errors[topic] = error, now
+            hint = f" ({error.hint})" if error.hint else ""
+            log.warning("%s: topic %s waits: %s%s", self._group, topic, error, hint)
+
+    async def _rebalance_topic(self, topic: str) -> None:
+        session, options = self._session, self._options
+        rotation = await session.rotation(topic, session.brokers.timeout)
+        queues = rotation.route.subscribe_queues
+        clients: list[str] = []
+        if options.queues is None and not options.broadcasting:
+            clients = await self._members(queues)
+        # Looked at only now: while others were asked the lock of a queue may have been lost.
+        held = [queue for queue in self.pullers if queue.topic == topic]
+        if options.queues is not None:
+            change = difference(held, (queue for queue in options.queues if queue.topic == topic))
+        elif options.broadcasting:
+            change = difference(held, queues)
+        else:
+            # Nobody coordinates the members: each asks for the list of all and computes the same shares from
+            # it. While their lists differ, a queue may have two consumers for a while, or none.
+            if session.client_id not in clients:
+                # The broker does not know us (yet, or any more). To give all queues up now would move them
+                # twice; so keep what we have, say who we are, and look again soon.
+                self._is_complete = False
+                session.heartbeat_soon()
+                return
+            change = plan(options.strategy, queues, clients, session.client_id, held)
+        await self._apply(topic, change)
+
+    async def _members(self, queues: Iterable[MessageQueue]) -> list[str]:
+        """The client ids of the group, from the first broker of the topic that answers."""
+        session = self._session
+        error: Exception | None = None
+        for name in dict.fromkeys(queue.broker_name for queue in queues):
+            found = session.routes.reader(name)
+            if found is not None:
+                try:
+                    return await session.brokers.consumer_ids(found[1], self._group)
+                except FAILURES as failure:
+                    error = failure
+        if error is not None:
+            raise error
+        return []
+
+    async def _apply(self, topic: str, change: Change) -> None:
+        lost, self._lost = self._lost, []
+        if not change.added and not change.removed and not lost:
+            return
+        log.info("%s in %s: gives up %s, takes %s", self._group, topic, change.removed, change.added)
+        dropped = [self._drop(queue) for queue in change.removed]
+        if self._dispatch.is_ordered:
+            assert self._tasks is not None, "only `run` rebalances"
+            for window in dropped:
+                self._leaving[window.queue] = window
+                self._tasks.start_soon(self._give_up, window)
+        else:
+            # Committed before new queues begin, and whatever is still being consumed of them: who takes them
+            # over begins there, and gets again what was not finished.
+            await self._commit(dropped, last=True)
+        self._count = len(self.pullers) + len(change.added)
+        listens = self._options.on_assignment is not None
+        with self._dispatch.beginning(change.added) if listens else nullcontext():
+            async with anyio.create_task_group() as tasks:
+                for queue in change.added:
+                    tasks.start_soon(self._begin, queue)
+            self._set_limits()
+            taken = [queue for queue in change.added if queue in self.pullers]
+            await self.tell(taken, [*lost, *change.removed])
+
+    async def tell(self, taken: Iterable[MessageQueue], given_up: Iterable[MessageQueue]) -> None:
+        """Call `on_assignment`, if these are queues of which an application is told."""
+        told = [
+            tuple(q for q in queues if not q.topic.startswith(RETRY_PREFIX)) for queues in (taken, given_up)
+        ]
+        listener = self._options.on_assignment
+        if not any(told):
+            return
+        change = Assigned(self._group, *told)
+        self._session.tell(change)
+        if listener is None:
+            return
+        try:
+            answer = listener(change)
+            if inspect.isawaitable(answer):
+                await answer
+        except BaseException as error:
+            failure = as_failure(error)
+            if failure is None:
+                raise
+            log.error("%s: on_assignment failed", self._group, exc_info=failure)
+
+    def _drop(self, queue: MessageQueue) -> ProcessQueue:
+        """Pull a queue no more; nothing of what was pulled is delivered any more."""
+        puller = self.pullers.pop(queue)
+        puller.stop()  # first: a message that ends from now on finds its window dropped
+        self._dispatch.forget(puller.window)
+        return puller.window
+
+    async def _give_up(self, window: ProcessQueue) -> None:
+        """Commit and unlock a queue, once its message has ended: the next member must not begin before."""
+        await self._dispatch.until_idle(window)
+        await self._commit([window], last=True)
+        if self._locks is not None:
+            await self._locks.release([window.queue])
+        self._leaving.pop(window.queue, None)
+
+    async def _begin(self, queue: MessageQueue) -> None:
+        assert queue not in self.pullers, f"{queue} would be consumed twice"
+        if queue in self._leaving:
+            self._is_complete = False  # its last message is still being consumed here
+            return
+        try:
+            # The lock comes before the offset: who had the queue commits before he unlocks it.
+            if self._locks is not None and not await self._locks.acquire([queue]):
+                log.info("%s is still locked by another member of %s", queue, self._group)
+                self._is_complete = False
+                return
+            self.start(queue, await self._first_offset(queue))
+        except FAILURES as error:
+            self._is_complete = False
+            log.warning("cannot begin with %s: %s", queue, error)
+
+    async def _first_offset(self, queue: MessageQueue) -> int:
+        """Where to begin: where the group was, else where `consume_from` says."""
+        options, brokers = self._options, self._session.brokers
+        local = self._local
+        stored = local.get(queue) if local else await brokers.query_offset(self._group, queue)
+        if stored is not None and stored >= 0:
+            return stored
+        # A new group's retry topic begins at its start: what is there is the group's own.
+        is_retry = queue.topic.startswith(RETRY_PREFIX)
+        if options.consume_from == "first" or (is_retry and options.consume_from == "last"):
+            return 0
+        if isinstance(options.consume_from, int) and not is_retry:
+            return await first_since(self._session, self._group, queue, options.consume_from)
+        return await brokers.max_offset(queue)
+
+    def start(self, queue: MessageQueue, queue_offset: int) -> None:
+        """Pull `queue` from `queue_offset`; a window that was there is dropped."""
+        old = self.pullers.get(queue)
+        if old is not None:
+            old.stop()
+        if self._is_stopped or self._tasks is None:
+            return
+        window = self._dispatch.new_window(queue, queue_offset)
+        if old is not None:
+            self._dispatch.forget(old.window)
+        puller = self.pullers[queue] = Puller(
+            self._session,
+            window,
+            self._template(queue),
+            may_commit=partial(self._commits_by_pulls, queue),
+            on_messages=self._on_messages,
+            on_progress=self._progress.ring,
+            on_offset_moved=self.start,
+        )
+        self._progress.ring()
+        self._set_limits()
+        self._tasks.start_soon(puller.run)
+
+    def _commits_by_pulls(self, queue: MessageQueue) -> bool:
+        return self._options.auto_commit and not self._options.broadcasting and self._may_commit(queue)
+
+    def _may_commit(self, queue: MessageQueue) -> bool:
+        return self._locks is None or self._locks.is_ours(queue)
+
+    def _template(self, queue: MessageQueue) -> PullTemplate:
+        """What the pulls of a queue have in common. Who is no member says in each what it wants."""
+        data = self._subscriptions[queue.topic]
+        tell = self._options.queues is not None
+        return PullTemplate(self._group, queue, data, tell_subscription=tell, config=self._session.config)
+
+    # --- queue locks ------------------------------------------------------------------------------
+
+    async def keep_locks(self) -> None:
+        """Renew the locks until cancelled, also while queues are being given up, after `stop`."""
+        if self._locks is not None:
+            await self._locks.keep(self._held, self._on_lock_renewed, self._on_lock_lost)
+
+    def _held(self) -> list[MessageQueue]:
+        return [*self.pullers, *self._leaving]
+
+    def _on_lock_renewed(self, queue: MessageQueue) -> None:
+        if queue in self.pullers:
+            self._dispatch.offer(queue)
+
+    def _on_lock_lost(self, queue: MessageQueue) -> None:
+        """Another member may have consumed the queue meanwhile: begin anew where the group is now."""
+        if queue in self.pullers and self._locks is not None:
+            log.warning("%s: the lock is lost, beginning anew", queue)
+            self._drop(queue)
+            self._lost.append(queue)
+            self._locks.forget(queue)
+            self._is_complete = False
+            self.rebalance_soon()
+
+    async def release(self) -> None:
+        """On leaving, commit and unlock what can be: all but the queues whose message goes on."""
+        await self._commit(self._leaving.values(), last=True)
+        if self._locks is not None:
+            windows = {queue: puller.window for queue, puller in self.pullers.items()} | self._leaving
+            await self._locks.release([queue for queue, window in windows.items() if not window.is_busy])
+
+    def _set_limits(self) -> None:
+        """Each queue may hold what the configuration says, or its share of the total's where that is
+        less.
+        """
+        config, count = self._session.config, max(self._count, 1)
+        share = config.total_max_bytes // count
+        for puller in self.pullers.values():
+            puller.window.set_limits(
+                min(config.queue_max_messages, max(config.total_max_messages // count, 1)),
+                min(config.queue_max_bytes, max(share - share // ASKED_PART, 1)),
+                config.queue_max_span,
+            )
+
+    def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """Read queues that we have anew from other offsets, and commit those soon."""
+        for queue, queue_offset in offsets.items():
+            if queue.topic == topic and queue in self.pullers:
+                log.warning("%s: offset reset to %d", queue, queue_offset)
+                self.start(queue, queue_offset)
+        if self._tasks is not None:
+            self._tasks.start_soon(self.commit)
+
+    # --- offsets ----------------------------------------------------------------------------------
+
+    async def _keep_committing(self) -> None:
+        while True:
+            await anyio.sleep(self._session.config.commit_interval_ms / 1000)
+            await self.commit()
+            if not any(self._is_open(puller.window) for puller in self.pullers.values()):
+                await self._progress.wait()  # of a queue with messages, nobody says when they end
+
+    def _is_open(self, window: ProcessQueue) -> bool:
+        return len(window) > 0 or (self._options.auto_commit and window.commit_offset != window.committed)
+
+    async def commit(self, *, asked: bool = False) -> None:
+        """Tell the brokers, or the file, how far we are in all queues. What fails is logged and told next
+        time. Without `auto_commit` only when `asked`.
+        """
+        if self._options.auto_commit or asked:
+            await self._commit([puller.window for puller in self.pullers.values()])
+
+    async def _commit(self, windows: Iterable[ProcessQueue], *, last: bool = False) -> None:
+        if last and not self._options.auto_commit:
+            return
+        if self._local is not None:
+            self._local.update({window.queue: window.commit_offset for window in windows})
+            return
+        by_broker: dict[str, list[ProcessQueue]] = {}
+        for window in windows:
+            # What the broker knows already is not told again.
+            if window.commit_offset != window.committed and self._may_commit(window.queue):
+                by_broker.setdefault(window.queue.broker_name, []).append(window)
+        with bare_errors():
+            async with anyio.create_task_group() as tasks:
+                for changed in by_broker.values():
+                    tasks.start_soon(self._commit_at_broker, changed, last)
+
+    async def _commit_at_broker(self, windows: list[ProcessQueue], last: bool) -> None:
+        try:
+            for window in windows:
+                if window.is_dropped and not last:
+                    # Given up while this commit waited for its turn: the member that has the queue now may
+                    # have committed more, and ours would set the group back. `_drop` is followed by one last
+                    # commit, before the queue is unlocked.
+                    continue
+                # Read before the request goes out: messages end while it is on its way.
+                queue_offset = window.commit_offset
+                assert queue_offset <= window.next_offset, f"{window.queue}: committed beyond what was pulled"
+                await self._session.brokers.update_offset(self._group, window.queue, queue_offset)
+                window.committed = queue_offset
+        except FAILURES as error:
+            log.warning("commit of %s: %s", windows[0].queue.broker_name, error)

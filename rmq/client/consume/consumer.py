@@ -1,0 +1,307 @@
+"""Consumer: a member of a consumer group that gets messages as they come."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from rmq.client.consume.delivery import Delivery, InFlight
+from rmq.client.consume.dispatch import MessageDispatch
+from rmq.client.consume.group_member import GroupMember
+from rmq.client.consume.message_view import PulledMessage
+from rmq.client.consume.subscription import ConsumerOptions, Sql, check_queues
+from rmq.client.session.session import Session
+from rmq.errors import check_callable, check_number
+from rmq.message import MessageQueue, StoredMessage, validate_group
+from rmq.remoting.cancellation import as_failure, cancel_requests, raise_failure, withdraw
+from rmq.remoting.loop import Startable, TaskScope, as_async, bare_errors
+
+log = logging.getLogger("rmq.client.consumer")
+
+Handler = Callable[[StoredMessage], Awaitable[object] | object]
+BatchHandler = Callable[[list[StoredMessage]], Awaitable[object] | object]
+
+BURST = 64
+"""Messages that one task takes before it lets others run, when its handler never waits."""
+
+
+class Consumer(Startable):
+    """Consumes messages, in one of two ways, over any number of tasks:
+
+        async for delivery in consumer:
+            async with delivery as message:
+                ...
+        await consumer.run(handler, concurrency=20)
+
+    Each message is delivered at least once; messages of a queue begin in order but are not waited for.
+    Leaving the block stops pulling, waits for deliveries that other tasks work on, commits offsets and
+    leaves the group, within `shutdown_timeout_ms` and whatever cancels the block meanwhile; messages that
+    were not finished go to others.
+
+    With `ordered`, one message, or one batch, of a queue is delivered at a time, in the order of their
+    offsets; `concurrency` is then how many queues are consumed at once. A message that fails holds up its
+    queue: it is delivered again here after `suspend_queue_ms`, up to `max_reconsume_times` (for ever without
+    one), and then goes to the dead letters. Leaving the block gives the queue locks back; a message that
+    outlives the block keeps its queue locked for the 60 s that the broker waits.
+    """
+
+    def __init__(
+        self, session: Session, group: str, topics: Mapping[str, str | Sql], options: ConsumerOptions
+    ) -> None:
+        self.group = validate_group(group)
+        self._observers = session.observers
+        self._member = GroupMember(session, group, topics, options)
+        self._dispatch = self._member.dispatch
+        self._deliveries = self._member.deliveries
+        self._scope = TaskScope()
+        self._workers = self._member.workers
+        self._running: set[anyio.CancelScope] = set()
+        self._drain_seconds = session.config.drain_timeout_ms / 1000
+        self._taken = 0
+
+    @property
+    def queues(self) -> list[MessageQueue]:
+        """The queues that this member has now."""
+        return self._member.queues
+
+    def check_ready(self) -> None:
+        """Raises what keeps it from its share of the queues, as far as it knows: NoRoute, Unreachable,
+        ConnectFailed, a ResponseError, or NotReady before it was given one. See also `Client.ready`."""
+        self._member.check_ready()
+
+    async def lag(self) -> dict[MessageQueue, int]:
+        """How many messages of each of its queues it has not consumed, as the brokers say now. What waits for
+        a retry counts when its time has come, in the queues of the retry topic. Raises NoRoute,
+        ConnectFailed, ConnectionLost, RequestTimeout, ResponseError. Cancelled: nothing has happened."""
+        return await self._member.lag()
+
+    async def __aenter__(self) -> Consumer:
+        """Join the group and take queues.
+
+        Topics that do not exist, and name servers that do not answer, are waited for, which a warning says
+        each minute; with `require_topics` they are an error, NoRoute or Unreachable. Raises ConfigError when
+        this client has a member of that group already, SubscriptionParseFailed when a broker cannot read an
+        SQL92 expression, another ResponseError when a broker does not let the group in
+        (`rejectSubscriptionConflicts`, access control). Cancelled: leaves again.
+        """
+        await self._scope.__aenter__()
+        try:
+            with bare_errors():
+                await self._member.join(self._scope)
+        except BaseException as error:
+            await self._scope.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the group; see the class. An error of the block comes out as it is."""
+        try:
+            await self._member.leave()
+        finally:
+            await self._scope.__aexit__(kind, error, trace)
+
+    # --- steering ---
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Deliver nothing from these queues until `resume`, also when they come back after others had them;
+        without queues, from none. What was delivered goes on; what was pulled stays in memory, and when a
+        queue's window is full it is pulled no more. Raises InvalidType."""
+        self._dispatch.pause(check_queues("queues", queues) if queues else None)
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Deliver from these queues again; without queues, from all. Raises InvalidType."""
+        self._dispatch.resume(check_queues("queues", queues) if queues else None)
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on in a queue that this member has with the message at `offset`, which is committed as the
+        group's place. What is being consumed of it goes on, and its end means nothing. An offset that the
+        queue does not have is corrected as `offset_reset` says. Raises LocalProtocolError for a queue that it
+        does not have now, InvalidType, ConfigError."""
+        check_queues("queue", [queue])
+        check_number("offset", offset, 0)
+        self._member.seek(queue, offset)
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Stop in good order, as on a signal: take nothing new, let the handlers and deliveries that run
+        end, commit and leave the group. `run` then returns, and iteration ends.
+
+        Handlers get `timeout` seconds (`drain_timeout_ms` without it). Those of `run` that are not ready by
+        then are cancelled, and their messages go to other members; ordinary functions in threads cannot be
+        cancelled, and `run` still waits for them. Returns whether all ended by themselves. Called inside a
+        handler or a delivery's block, it waits for that, too. Raises InvalidType, ConfigError. Cancelled: the
+        consumer has stopped, but has not left yet; leaving the block does that."""
+        if timeout is None:
+            timeout = self._drain_seconds
+        check_number("timeout", timeout, 0, whole=False)
+        self._member.stop()
+        is_done = await self._member.drained(timeout)
+        for scope in self._running:
+            scope.cancel()
+        await self._member.leave()
+        return is_done
+
+    # --- iterating ---
+
+    def __aiter__(self) -> Consumer:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        """The next delivery. Ends when the consumer drains, or its block is left. Cancelled: no message is
+        lost."""
+        dispatch = self._dispatch
+        self._taken += 1
+        if not self._taken % BURST:
+            await anyio.lowlevel.checkpoint()
+        while True:
+            message = dispatch.next()
+            if message is not None:
+                if self._member.has_requests and self._deliveries.drop_expired(message):
+                    continue
+                return Delivery(self._deliveries, message)
+            if dispatch.ready.is_closed:
+                raise StopAsyncIteration
+            await dispatch.ready.arrival()
+
+    def take_now(self) -> Delivery | None:
+        """A delivery that is there already, or None. For the twin without async, which calls it from other
+        threads: it takes from a queue that may be taken from by all, and wakes nobody."""
+        dispatch = self._dispatch
+        if self._member.has_requests or not isinstance(dispatch, MessageDispatch):
+            return None
+        message = dispatch.taken_now()
+        return None if message is None else Delivery(self._deliveries, message)
+
+    # --- running a handler ---
+
+    async def run(self, handler: Handler, *, concurrency: int = 20) -> None:
+        """Call `handler` with each message, up to `concurrency` at a time, until the consumer drains or its
+        block is left.
+
+        Returning means consumed. An exception is logged and the message goes back for a retry after the
+        group's next delay, or the one that a `Retry` names; with `on_error="raise"` it then comes out of
+        here, but for a `Retry`. An ordinary function runs in a worker thread. A message that an
+        administrator sends goes to `handler` beside these. Cancelled: handlers are cancelled; their messages
+        are not consumed and are delivered again.
+        """
+        check_number("concurrency", concurrency, 1)
+        check_callable("handler", handler, "a function of a message")
+        call = self._observers.handler(self.group, as_async(handler, concurrency))
+        with self._member.handling(call):
+            await self._run_workers(concurrency, self._work, call)
+
+    async def run_batches(self, handler: BatchHandler, *, batch: int = 32, concurrency: int = 1) -> None:
+        """As `run`, but with lists of up to `batch` messages, whatever is there; a list is consumed or
+        retried as one. For handlers that write many messages at once, and for the highest rates. Cancelled:
+        as `run`.
+        """
+        check_number("batch", batch, 1)
+        check_number("concurrency", concurrency, 1)
+        check_callable("handler", handler, "a function of a list of messages")
+        call = self._observers.handler(self.group, as_async(handler, concurrency), batches=True)
+        with self._member.handling(lambda message: call([message])):
+            await self._run_workers(concurrency, self._work_batches, call, batch)
+
+    async def _run_workers(
+        self, concurrency: int, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
+    ) -> None:
+        with anyio.CancelScope() as scope:
+            self._running.add(scope)
+            try:
+                with self._workers.wanted(concurrency), bare_errors():
+                    async with anyio.create_task_group() as tasks:
+                        for _ in range(concurrency):
+                            tasks.start_soon(self._keep_working, partial(work, *arguments))
+            finally:
+                self._running.discard(scope)
+
+    async def _keep_working(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """One worker. It goes on when its task alone is cancelled, by a handler that ends itself, for
+        example: nobody but the handler knows that task."""
+        with self._workers.one():
+            requests = cancel_requests()
+            while True:
+                try:
+                    return await work()
+                except BaseException as error:
+                    if not withdraw(error, requests):
+                        raise
+                    log.warning("%s: the task of a handler was cancelled; its worker goes on", self.group)
+                    await anyio.lowlevel.checkpoint()
+
+    async def _work(self, handle: Callable[[StoredMessage], Awaitable[object]]) -> None:
+        ready, deliveries, in_flight = self._dispatch.ready, self._deliveries, InFlight()
+        while not ready.is_closed:
+            await ready.arrival()
+            deliveries.hold(in_flight)
+            try:
+                await self._burst(handle, in_flight)
+            finally:
+                deliveries.release(in_flight)
+            await anyio.lowlevel.checkpoint()
+
+    async def _burst(self, handle: Callable[[StoredMessage], Awaitable[object]], in_flight: InFlight) -> None:
+        deliveries, member, requests = self._deliveries, self._member, cancel_requests()
+        for message in self._dispatch.burst(BURST):
+            if member.has_requests and deliveries.drop_expired(message):
+                continue
+            in_flight.messages = (message,)
+            try:
+                await handle(message)
+            except BaseException as error:
+                failure = as_failure(error, requests)
+                if failure is None:
+                    deliveries.redeliver_later([message])
+                    raise
+                await deliveries.failed(message, failure)
+                if deliveries.raises(failure):
+                    raise_failure(failure, error)
+            else:
+                window = message.window
+                assert window is not None
+                window.finish(message.queue_offset)
+
+    async def _work_batches(
+        self, handle: Callable[[list[StoredMessage]], Awaitable[object]], batch: int
+    ) -> None:
+        dispatch, deliveries, in_flight = self._dispatch, self._deliveries, InFlight()
+        while not dispatch.ready.is_closed:
+            await dispatch.ready.arrival()
+            taken = dispatch.take(batch)
+            if self._member.has_requests:
+                taken = [message for message in taken if not deliveries.drop_expired(message)]
+            if not taken:
+                continue
+            deliveries.hold(in_flight)
+            in_flight.messages = taken
+            try:
+                await self._consume_batch(handle, taken)
+            finally:
+                deliveries.release(in_flight)
+            await anyio.lowlevel.checkpoint()
+
+    async def _consume_batch(
+        self, handle: Callable[[list[StoredMessage]], Awaitable[object]], taken: list[PulledMessage]
+    ) -> None:
+        requests = cancel_requests()
+        try:
+            await handle([*taken])
+        except BaseException as error:
+            failure = as_failure(error, requests)
+            if failure is None:
+                self._deliveries.redeliver_later(taken)
+                raise
+            await self._deliveries.all_failed(taken, failure)
+            if self._deliveries.raises(failure):
+                raise_failure(failure, error)
+        else:
+            for message in taken:
+                if message.window is not None:
+                    message.window.finish(message.queue_offset)

@@ -1,0 +1,206 @@
+"""ProcessQueue: the window of one queue, the messages that a consumer has pulled and not finished. Pure.
+
+Messages of a queue are pulled in the order of their offsets and may be finished in any order. What may be
+committed is the lowest offset that is not finished, so that nothing before it can be lost; a crash repeats
+at most the messages after it. The queue is not pulled while it holds too many messages, too many bytes, or
+while one unfinished message lies too far behind the newest.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from rmq.message import MessageQueue
+
+if TYPE_CHECKING:
+    from rmq.client.consume.message_view import PulledMessage
+
+UNLIMITED = 1 << 62
+ASKED_PART = 4
+"""A full window makes room message by message; to ask for one at a time would cost a request for each. So it
+counts as full when a quarter of its share of bytes is still free, and that quarter is asked for at once."""
+FIRST_SIZE = 64 * 1024
+"""Bytes that messages are taken to have while none has come."""
+
+
+class ProcessQueue:
+    """The window of `queue`, beginning at `next_offset`. Offsets are queue offsets, sizes are bytes."""
+
+    __slots__ = (
+        "_asked_bytes",
+        "_max_bytes",
+        "_max_messages",
+        "_max_span",
+        "_mean_size",
+        "_pending",
+        "bytes",
+        "committed",
+        "is_dropped",
+        "next_offset",
+        "on_room",
+        "pulled_at_ms",
+        "queue",
+    )
+
+    def __init__(self, queue: MessageQueue, next_offset: int) -> None:
+        self.queue = queue
+        self.next_offset = next_offset
+        """Where the next pull begins."""
+        self.bytes = 0
+        self._max_messages = self._max_bytes = self._max_span = self._asked_bytes = UNLIMITED
+        self._mean_size = FIRST_SIZE  # of what the last pull brought
+        self.on_room: Callable[[], None] | None = None
+        """Called, once, as soon as it is not full any more."""
+        self.is_dropped = False
+        """No longer ours, or read anew from elsewhere: nothing of it is delivered or committed any more."""
+        self.committed = -1
+        """What the broker was told last; -1 nothing yet."""
+        self.pulled_at_ms = 0
+        # Queue offset -> size, of what is unfinished. A dict keeps the order of insertion, pulls come in the
+        # order of offsets, and nothing is put back: so the first key is the lowest offset, and what may be
+        # committed is known without a search or a sorted structure.
+        self._pending: dict[int, int] = {}
+
+    def set_limits(self, max_messages: int, max_bytes: int, max_span: int) -> None:
+        """What it may hold; see `is_full`."""
+        assert min(max_messages, max_bytes, max_span) > 0, "a window without room is never pulled"
+        self._max_messages, self._max_bytes, self._max_span = max_messages, max_bytes, max_span
+        self._asked_bytes = max_bytes // (ASKED_PART - 1)
+
+    def drop(self) -> None:
+        """Deliver and commit nothing of it any more, but for the last commit of who gives the queue up."""
+        self.is_dropped = True
+
+    def __contains__(self, queue_offset: int) -> bool:
+        """Whether that message is unfinished."""
+        return queue_offset in self._pending
+
+    def __len__(self) -> int:
+        """The number of unfinished messages."""
+        return len(self._pending)
+
+    def add(self, offsets: Sequence[int], sizes: Sequence[int], next_offset: int) -> None:
+        """Take what a pull found, offsets in rising order, and where the next one begins."""
+        pending = self._pending
+        before = len(pending)
+        pending.update(zip(offsets, sizes, strict=True))
+        assert len(pending) == before + len(offsets), f"{self.queue}: a message was pulled twice"
+        # What is committed may be `next_offset` itself: a message at or behind it would be skipped for ever.
+        assert not offsets or offsets[-1] < next_offset, f"{self.queue}: the next pull would repeat a message"
+        size = sum(sizes)
+        self.bytes += size
+        self._mean_size = size // len(sizes) + 1 if sizes else self._mean_size
+        self.next_offset = next_offset
+
+    def room(self, most: int) -> int:
+        """How many messages to ask for, at most `most`: as many as there are bytes for, if they are as large
+        as those before."""
+        return max(1, min(most, max(self._max_bytes - self.bytes, self._asked_bytes) // self._mean_size))
+
+    def finish(self, queue_offset: int) -> bool:
+        """Mark a message as done with. False when it is not here: it was finished before."""
+        size = self._pending.pop(queue_offset, None)
+        if size is None:
+            return False  # by its handler after it was sent back for taking too long, say
+        self.bytes -= size
+        if self.on_room is not None and not self.is_full:
+            on_room, self.on_room = self.on_room, None
+            on_room()
+        return True
+
+    @property
+    def commit_offset(self) -> int:
+        """The lowest offset that is not finished: what a member that takes over would begin with.
+
+        Later messages may be finished already; they are delivered again after a crash. Never the reverse: an
+        offset above an unfinished message would lose it.
+        """
+        return next(iter(self._pending), self.next_offset)
+
+    @property
+    def last_offset(self) -> int:
+        """The highest unfinished offset; 0 when there is none."""
+        return next(reversed(self._pending), 0)
+
+    @property
+    def span(self) -> int:
+        """How far the end of what was pulled lies from the lowest unfinished message."""
+        return self.next_offset - self.commit_offset
+
+    @property
+    def is_full(self) -> bool:
+        """Whether to wait before the next pull: too many messages or bytes, or one that holds up all."""
+        return bool(self._pending) and (
+            len(self._pending) >= self._max_messages
+            or self.bytes >= self._max_bytes
+            or self.span >= self._max_span
+        )
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether its queue must not go on elsewhere before something that is being delivered has ended."""
+        return False
+
+
+class OrderedProcessQueue(ProcessQueue):
+    """A process queue whose messages are delivered one after another, or one batch after another."""
+
+    __slots__ = (
+        "_delivering",
+        "_failed",
+        "is_queued",
+        "is_suspended",
+        "on_idle",
+        "suspend_seconds",
+        "waiting",
+    )
+
+    def __init__(
+        self, queue: MessageQueue, next_offset: int, on_idle: Callable[[OrderedProcessQueue], None]
+    ) -> None:
+        """`on_idle` is called when nothing of it is being delivered any more."""
+        super().__init__(queue, next_offset)
+        self.waiting: deque[PulledMessage] = deque()
+        """Pulled and not delivered yet, in order."""
+        self.is_queued = False
+        """Whether it stands in line to be delivered from."""
+        self.is_suspended = False
+        """After a failure, for `suspend_seconds`: the longest that one of what failed together asked for."""
+        self.suspend_seconds = 0.0
+        self.on_idle = on_idle
+        self._delivering: dict[int, PulledMessage] = {}  # nothing else is delivered meanwhile
+        self._failed: list[PulledMessage] = []  # of those that are delivered together
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._delivering)
+
+    def take(self, most: int) -> list[PulledMessage]:
+        """The next messages, at most so many; until each is finished or put back there are no others."""
+        assert not self._delivering, f"{self.queue}: taken from while something is being delivered"
+        messages = [self.waiting.popleft() for _ in range(min(most, len(self.waiting)))]
+        self._delivering = {message.queue_offset: message for message in messages}
+        return messages
+
+    def finish(self, queue_offset: int) -> bool:
+        finished = super().finish(queue_offset)
+        self._end(queue_offset)
+        return finished
+
+    def put_back(self, message: PulledMessage, seconds: float = 0.0) -> None:
+        """Deliver it again, before all others, in `seconds`."""
+        if message.queue_offset in self._delivering:
+            self.suspend_seconds = max(seconds, self.suspend_seconds) if self._failed else seconds
+            self._failed.append(message)
+            self._end(message.queue_offset)
+
+    def _end(self, queue_offset: int) -> None:
+        if self._delivering.pop(queue_offset, None) is not None and not self._delivering:
+            # All of the batch have ended: those that failed go back in front, in their order.
+            self.waiting.extendleft(sorted(self._failed, key=attrgetter("queue_offset"), reverse=True))
+            self.is_suspended = bool(self._failed)
+            self._failed.clear()
+            self.on_idle(self)

@@ -1,0 +1,327 @@
+"""Pulling: one request for the messages of a queue, and the loop that keeps a consumer's queue filled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import anyio
+from attrs import define, frozen
+
+from rmq.client.config import ClientConfig
+from rmq.client.consume.message_view import PulledMessage, limited, read_messages, to_original_topic
+from rmq.client.consume.process_queue import ProcessQueue
+from rmq.client.consume.subscription import ALL, subscription
+from rmq.client.session.requests import FAILURES
+from rmq.client.session.session import Session
+from rmq.errors import (
+    CorruptRecord,
+    RemoteProtocolError,
+    SubscriptionNotExist,
+    SubscriptionNotLatest,
+    for_code,
+)
+from rmq.message import RETRY_PREFIX, MessageQueue, without_namespace
+from rmq.protocol.bodies import SubscriptionData
+from rmq.protocol.codes import (
+    MASTER_ID,
+    PULL_COMMIT_OFFSET,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    RequestCode,
+    ResponseCode,
+)
+from rmq.protocol.command import Command
+from rmq.remoting.loop import Alarm, doubled
+
+log = logging.getLogger("rmq.client.pull")
+
+PULL_CODES = (
+    ResponseCode.SUCCESS,
+    ResponseCode.PULL_NOT_FOUND,
+    ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ResponseCode.PULL_OFFSET_MOVED,
+)
+FIRST_PAUSE_SECONDS = 0.1
+"""After a failed pull; doubled with each further one, up to `pull_retry_delay_ms`."""
+HURRIED_SECONDS = 0.02
+"""An answer without news that comes sooner was not held by the broker: asking again at once would be a busy
+loop.
+"""
+
+
+@define
+class PullAnswer:
+    """What a broker says to a pull. `code` is one of `PULL_CODES`."""
+
+    code: int
+    messages: list[PulledMessage]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    broker_id: int
+    """Which broker of that name to ask next time."""
+
+
+@frozen
+class RawPull:
+    """A broker's answer to a pull with its records still as bytes, as they stand in the CommitLog.
+
+    `code` is one of `PULL_CODES`, `status` the broker's own word for it; `body` holds whole records back to
+    back, and is empty unless `code` is SUCCESS.
+    """
+
+    code: int
+    status: str
+    body: bytes
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    broker_id: int
+    """Which broker of that name to ask next time."""
+
+    @classmethod
+    def of(cls, response: Command, address: str) -> RawPull:
+        """Read an answer. Raises ResponseError when the pull was refused, RemoteProtocolError."""
+        if response.code not in PULL_CODES:
+            raise for_code(response.code, response.remark, address)
+        ext = response.ext
+        try:
+            next_offset, broker_id = int(ext["nextBeginOffset"]), int(ext["suggestWhichBrokerId"])
+            min_offset, max_offset = int(ext["minOffset"]), int(ext["maxOffset"])
+        except (KeyError, ValueError) as error:
+            raise RemoteProtocolError(f"the answer of {address} to a pull lacks {error}") from None
+        body = bytes(response.body) if response.code == ResponseCode.SUCCESS else b""
+        status = response.remark or ""
+        return cls(response.code, status, body, next_offset, min_offset, max_offset, broker_id)
+
+
+class PullTemplate:
+    """What the pulls of one queue by one group have in common."""
+
+    def __init__(
+        self,
+        group: str,
+        queue: MessageQueue,
+        data: SubscriptionData,
+        *,
+        tell_subscription: bool = False,
+        config: ClientConfig,
+    ) -> None:
+        """`tell_subscription` sends the expression with each pull; otherwise the heartbeat has told it.
+        The namespace of `config` is taken from the topics of messages.
+        """
+        self._namespace = config.namespace
+        self._kind = limited(config.max_body_size)
+        self.queue = queue
+        self._flags = PULL_SUBSCRIPTION if tell_subscription else 0
+        self._tags = data.tags_set
+        self._is_retry = queue.topic.startswith(RETRY_PREFIX)
+        self._fixed = {
+            "consumerGroup": group,
+            "topic": queue.topic,
+            "queueId": str(queue.queue_id),
+            "subVersion": str(data.sub_version),
+            "expressionType": data.expression_type or "TAG",
+            "bname": queue.broker_name,
+        }
+        if tell_subscription:
+            self._fixed["subscription"] = data.sub_string
+
+    def request(
+        self, queue_offset: int, max_messages: int, suspend_ms: int, commit_offset: int | None
+    ) -> Command:
+        """A pull from `queue_offset`, which the broker may hold for `suspend_ms` while it finds nothing."""
+        flags = self._flags | (PULL_SUSPEND if suspend_ms else 0)
+        flags |= PULL_COMMIT_OFFSET if commit_offset else 0
+        ext = {
+            **self._fixed,
+            "queueOffset": str(queue_offset),
+            "maxMsgNums": str(max_messages),
+            "sysFlag": str(flags),
+            "commitOffset": str(commit_offset or 0),
+            "suspendTimeoutMillis": str(suspend_ms),
+        }
+        return Command.request(RequestCode.PULL_MESSAGE, ext)
+
+    def answer(
+        self, response: Command, queue_offset: int, address: str, window: ProcessQueue | None = None
+    ) -> PullAnswer:
+        """Read the answer to a pull from `queue_offset`; the messages are given `window`.
+
+        Raises ResponseError when it was refused, CorruptRecord, RemoteProtocolError.
+        """
+        raw = RawPull.of(response, address)
+        next_offset = raw.next_offset
+        messages: list[PulledMessage] = []
+        if raw.code == ResponseCode.SUCCESS:
+            messages, complete = read_messages(raw.body, self.queue.broker_name, window, self._kind)
+            if not complete:
+                next_offset = messages[-1].queue_offset + 1
+                log.error("%s: the message after offset %d cannot be read", self.queue, next_offset - 1)
+            messages = self._wanted(messages, queue_offset)
+        return PullAnswer(raw.code, messages, next_offset, raw.min_offset, raw.max_offset, raw.broker_id)
+
+    def _wanted(self, messages: list[PulledMessage], queue_offset: int) -> list[PulledMessage]:
+        if messages and messages[0].queue_offset < queue_offset:
+            messages = [message for message in messages if message.queue_offset >= queue_offset]
+        if self._tags:  # the broker compares hashes of tags, and those may be equal
+            messages = [message for message in messages if message.tags in self._tags]
+        if self._is_retry:
+            for message in messages:
+                to_original_topic(message)
+        if self._namespace:
+            for message in messages:
+                message.topic = without_namespace(self._namespace, message.topic)
+        return messages
+
+
+class Puller:
+    """Keeps the window of one queue filled, until it is cancelled by `stop`."""
+
+    def __init__(
+        self,
+        session: Session,
+        window: ProcessQueue,
+        template: PullTemplate,
+        *,
+        may_commit: Callable[[], bool],
+        on_messages: Callable[[Sequence[PulledMessage]], None],
+        on_progress: Callable[[], None],
+        on_offset_moved: Callable[[MessageQueue, int], None],
+    ) -> None:
+        """While `may_commit()`, each pull commits what can be. `on_messages` gets what a pull brought,
+        which is in the window already, `on_progress` is called when the window begins elsewhere;
+        `on_offset_moved(queue, next_offset)` is told that what was asked for
+        is not there: the queue is to go on at another offset, and this puller ends.
+        """
+        self.window = window
+        self._session = session
+        self._on_messages = on_messages
+        self._on_progress = on_progress
+        self._on_offset_moved = on_offset_moved
+        self._template = template
+        self._may_commit = may_commit
+        self._broker_id = MASTER_ID
+        self._failures = 0
+        self._failure: type[Exception] | None = None
+        self.unanswered_since: float | None = None
+        """When the first of the requests began that no broker has answered since; None: none is waiting."""
+        self.trouble = ""
+        """What the last of them failed with."""
+        self._scope = anyio.CancelScope()
+        self._room = Alarm()
+
+    def stop(self) -> None:
+        """End the loop and drop the window: what was pulled is not delivered any more."""
+        self.window.drop()
+        self._scope.cancel()
+
+    async def run(self) -> None:
+        """Pull until stopped. Failures are logged and waited for; only a bug ends it with an error."""
+        with self._scope:
+            while not self.window.is_dropped:
+                while self.window.is_full:
+                    self.unanswered_since = None
+                    self.window.on_room = self._room.ring
+                    await self._room.wait()
+                try:
+                    await self._pull()
+                    self._failures = 0
+                except (*FAILURES, CorruptRecord) as error:
+                    await self._failed(error)
+
+    async def _pull(self) -> None:
+        session, window, config = self._session, self.window, self._session.config
+        broker_id, address = session.brokers.reader(window.queue, self._broker_id)
+        commits = broker_id == MASTER_ID and self._may_commit()
+        commit_offset = window.commit_offset if commits else None
+        asked = window.next_offset
+        most = window.room(config.pull_batch_size)
+        request = self._template.request(asked, most, config.pull_suspend_ms, commit_offset)
+        window.pulled_at_ms = session.now_ms()
+        began = session.now()
+        if self.unanswered_since is None:
+            self.unanswered_since = began
+        response = await session.pool.call(address, request, config.pull_timeout_ms / 1000)
+        self.unanswered_since, self.trouble = None, ""
+        answer = self._template.answer(response, asked, address, window)
+        self._broker_id = answer.broker_id
+        if answer.code == ResponseCode.PULL_OFFSET_MOVED:
+            places = {"first": answer.min_offset, "last": answer.max_offset}
+            next_offset = places.get(config.offset_reset, answer.next_offset)
+            log.warning("%s: offset %d is not there, going on at %d", window.queue, asked, next_offset)
+            self._on_offset_moved(window.queue, next_offset)
+            return
+        messages = answer.messages
+        if messages:
+            next_offset = max(answer.next_offset, messages[-1].queue_offset + 1)
+            window.add([m.queue_offset for m in messages], [m.size for m in messages], next_offset)
+            self._on_progress()
+            self._on_messages(messages)
+        else:
+            if answer.next_offset != asked:
+                window.next_offset = answer.next_offset
+                self._on_progress()
+            if answer.next_offset <= asked and session.now() - began < HURRIED_SECONDS:
+                await anyio.sleep(FIRST_PAUSE_SECONDS)
+
+    async def _failed(self, error: Exception) -> None:
+        session, queue = self._session, self.window.queue
+        self.trouble = str(error)
+        if type(error) is not self._failure:
+            self._failures = 0  # a broker that is back, say, and has not heard of us yet
+            self._failure = type(error)
+        # A new group's retry topic is not everywhere yet.
+        is_known = self._failures > 0 or queue.topic.startswith(RETRY_PREFIX)
+        log.log(logging.DEBUG if is_known else logging.WARNING, "pull from %s: %s", queue, error)
+        if isinstance(error, (SubscriptionNotExist, SubscriptionNotLatest)):
+            session.heartbeat_soon()
+        elif not isinstance(error, CorruptRecord):
+            session.refresh_soon(queue.topic)
+        self._broker_id = MASTER_ID
+        longest = session.config.pull_retry_delay_ms / 1000
+        await session.rest(doubled(FIRST_PAUSE_SECONDS, self._failures, longest))
+        self._failures += 1
+
+
+# Search by time: where in a queue a moment is.
+
+LOOK_BACK: Final = 16
+"""Messages that a search looks at before the one that the broker names."""
+
+
+async def first_since(session: Session, group: str, queue: MessageQueue, timestamp_ms: int) -> int:
+    """The offset of the first message stored at that time (ms since 1970) or later, or of the queue's end.
+
+    Brokers answer with the message nearest to the time, or any of those stored in that ms: a look at its
+    neighbours, pulled by `group`, finds the first. Raises as `PullConsumer.pull`. Cancelled: nothing
+    has happened.
+    """
+    brokers = session.brokers
+    if session.routes.reader(queue.broker_name) is None:
+        await session.refresh(queue.topic)
+    data = subscription(queue.topic, ALL, session.now_ms())
+    template = PullTemplate(group, queue, data, tell_subscription=True, config=session.config)
+    at = await brokers.search_offset(queue, timestamp_ms)
+    first = max(at - LOOK_BACK, await brokers.min_offset(queue))
+    while True:
+        answer = await _pull(session, template, first)
+        late = [message for message in answer.messages if message.store_timestamp >= timestamp_ms]
+        if late and (late[0] is not answer.messages[0] or first <= answer.min_offset):
+            return late[0].queue_offset
+        if late:
+            first = max(first - LOOK_BACK, answer.min_offset)
+        elif answer.next_offset <= first:
+            return first
+        else:
+            first = answer.next_offset
+
+
+async def _pull(session: Session, template: PullTemplate, queue_offset: int) -> PullAnswer:
+    _, address = session.brokers.reader(template.queue)
+    request = template.request(queue_offset, 2 * LOOK_BACK, 0, None)
+    return template.answer(
+        await session.pool.call(address, request, session.brokers.timeout), queue_offset, address
+    )

@@ -1,0 +1,147 @@
+"""Queue locks: an ordered consumer's right to consume a queue, given by the queue's broker.
+
+A member consumes a queue only while it holds the queue's lock: it takes the lock before it asks where to
+begin, renews it every `lock_interval_ms`, and gives it back only when the message that it was working on
+has ended and its offset is committed. The next member begins there, so the order holds through rebalance
+and restart.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from rmq.client.session.requests import FAILURES
+from rmq.client.session.session import Session
+from rmq.message import MessageQueue
+from rmq.remoting.connection import Connection
+from rmq.remoting.loop import Alarm
+
+if TYPE_CHECKING:
+    from attrs import frozen
+else:
+    from rmq.late_attrs import frozen
+
+log = logging.getLogger("rmq.client.queue_locks")
+
+TRUST_SECONDS: Final = 30.0
+"""A lock is relied on for so long after its renewal was asked for: half of what the broker waits, so that the
+clocks' drift and an answer's way do not matter."""
+EXPIRY_SECONDS: Final = 60.0
+"""A broker gives a lock to others when it was not renewed for so long."""
+RETRY_SECONDS: Final = 1.0
+"""A renewal that failed is tried again so soon."""
+
+
+@frozen
+class _Lock:
+    """How long a lock is relied on, and the connection that it was taken over: a broker that was started anew
+    has forgotten the lock, and may have given the queue to another member."""
+
+    until: float
+    connection: Connection
+
+    def holds_at(self, now: float) -> bool:
+        return self.until > now and not self.connection.is_closed
+
+    def is_ours_at(self, now: float) -> bool:
+        return self.holds_at(now - (EXPIRY_SECONDS - TRUST_SECONDS))
+
+
+class QueueLocks:
+    """The locks that one member of a group holds."""
+
+    def __init__(self, session: Session, group: str) -> None:
+        self._session = session
+        self._group = group
+        self._locks: dict[MessageQueue, _Lock] = {}
+        self._renew_now = Alarm()
+
+    def holds(self, queue: MessageQueue) -> bool:
+        """Whether the queue may be consumed now."""
+        lock = self._locks.get(queue)
+        return lock is not None and lock.holds_at(self._session.now())
+
+    def is_ours(self, queue: MessageQueue) -> bool:
+        """Whether no other member can have the queue: its broker cannot have given the lock to one yet. When
+        another can, it may have gone further, so nothing may be committed.
+        """
+        lock = self._locks.get(queue)
+        return lock is not None and lock.is_ours_at(self._session.now())
+
+    async def acquire(self, queues: Sequence[MessageQueue]) -> frozenset[MessageQueue]:
+        """Take or renew the locks of queues of one broker; returns those that are ours now.
+
+        Raises as `Brokers.lock`. Cancelled: the broker may have given them.
+        """
+        assert len({queue.broker_name for queue in queues}) == 1, "each broker locks its own queues"
+        session = self._session
+        asked_at = session.now()  # from here, not from the answer: the broker counts from in between
+        address = session.brokers.master(queues[0])
+        connection = await session.pool.connection(address)
+        got = await session.brokers.lock(address, self._group, session.client_id, queues)
+        self._locks.update(dict.fromkeys(got, _Lock(asked_at + TRUST_SECONDS, connection)))
+        return got
+
+    async def release(self, queues: Iterable[MessageQueue]) -> None:
+        """Give back those of these queues' locks that we have. What fails is logged: they expire."""
+        by_broker: dict[str, list[MessageQueue]] = {}
+        for queue in queues:
+            if self._locks.pop(queue, None) is not None:
+                by_broker.setdefault(queue.broker_name, []).append(queue)
+        session, group = self._session, self._group
+        for mine in by_broker.values():
+            try:
+                await session.brokers.unlock(session.brokers.master(mine[0]), group, session.client_id, mine)
+            except FAILURES as error:
+                log.warning("unlock at %s: %s", mine[0].broker_name, error)
+
+    def forget(self, queue: MessageQueue) -> None:
+        """Rely on this lock no more."""
+        self._locks.pop(queue, None)
+
+    def check_connections(self) -> None:
+        """Renew at once when a connection has ended: its broker may have been started anew, without locks."""
+        if any(lock.connection.is_closed for lock in self._locks.values()):
+            self._renew_now.ring()
+
+    async def keep(
+        self,
+        queues: Callable[[], Iterable[MessageQueue]],
+        on_renewed: Callable[[MessageQueue], None],
+        on_lost: Callable[[MessageQueue], None],
+    ) -> None:
+        """Renew the locks of what `queues` names, until cancelled."""
+        interval = self._session.config.lock_interval_ms / 1000
+        pause = interval
+        while True:
+            await self._renew_now.wait(self._session.now() + pause)
+            pause = interval
+            by_broker: dict[str, list[MessageQueue]] = {}
+            for queue in queues():
+                by_broker.setdefault(queue.broker_name, []).append(queue)
+            for mine in by_broker.values():
+                try:
+                    await self._renew(mine, on_renewed, on_lost)
+                except FAILURES as error:
+                    pause = min(RETRY_SECONDS, interval)
+                    log.warning("the locks of %s are not renewed: %s", mine[0].broker_name, error)
+
+    async def _renew(
+        self,
+        queues: Sequence[MessageQueue],
+        on_renewed: Callable[[MessageQueue], None],
+        on_lost: Callable[[MessageQueue], None],
+    ) -> None:
+        before = {queue: self._locks.get(queue) for queue in queues}
+        got = await self.acquire(queues)
+        # To be given the lock is not enough: if it could have expired at the broker since the last renewal,
+        # another member may have had it meanwhile, and have gone further than we have.
+        now = self._session.now()
+        for queue in queues:
+            lock = before[queue]
+            if queue in got and lock is not None and lock.is_ours_at(now):
+                on_renewed(queue)
+            else:
+                on_lost(queue)

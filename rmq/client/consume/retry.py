@@ -1,0 +1,159 @@
+"""Retry: when a message that was not consumed comes again, as its handler or its consumer says. Pure.
+
+    raise rmq.Retry("out of stock", after=2.5)                          this message, in 2.5 s
+    client.consumer(..., retry=rmq.Backoff(1, 60, tries=5))             all that fail: 1, 2, 4, 8 s
+
+RocketMQ knows 18 delays, `messageDelayLevel`. Our broker keeps to any number of seconds; a send-back names
+both, and RocketMQ's own brokers take the level, which is the next longer one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Final
+
+from rmq.client.consume.message_view import PulledMessage
+from rmq.errors import ConfigError, check_number, check_type
+from rmq.protocol.properties import reason_of
+
+if TYPE_CHECKING:
+    from attrs import frozen
+
+    from rmq.message import StoredMessage
+else:
+    from rmq.late_attrs import frozen
+
+LEVEL_SECONDS: Final = (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)
+"""The delays of RocketMQ's levels 1 to 18, as they are unless a broker's messageDelayLevel says otherwise."""
+FIRST_LEVEL: Final = 3
+"""The level of a message's first retry where nobody says when; each further one is a level longer."""
+AFTER_MAX: Final = 40 * 86_400
+"""Seconds that a message may be put off, as with `delay_ms`."""
+
+
+def check_after(after: float | None) -> None:
+    """Raises InvalidType, ConfigError unless `after` is None or seconds that a message may be put off."""
+    if after is not None:
+        check_number("after", after, 0, whole=False)
+        if after > AFTER_MAX:
+            raise ConfigError("after", after, f"seconds, at most {AFTER_MAX} (40 days)")
+
+
+@frozen
+class Delay:
+    """When a message comes again: after `seconds`, or, where the broker does not take any number, by `level`.
+
+    Level 0 leaves it to the broker, -1 are the dead letters.
+    """
+
+    level: int = 0
+    seconds: float | None = None
+
+    @classmethod
+    def of(cls, seconds: float) -> Delay:
+        """Seconds, and the next longer level; the longest where none is."""
+        return cls(min(bisect_left(LEVEL_SECONDS, seconds) + 1, len(LEVEL_SECONDS)), seconds)
+
+    @classmethod
+    def asked(cls, delay_level: int, after: float | None) -> Delay | None:
+        """What a handler asks for; None for neither. Raises InvalidType, ConfigError, also for both."""
+        check_number("delay_level", delay_level, -1)
+        check_after(after)
+        if after is None:
+            return cls(delay_level) if delay_level else None
+        if delay_level:
+            raise ConfigError("after", after, "no delay_level beside it")
+        return cls.of(after)
+
+    @property
+    def milliseconds(self) -> int | None:
+        """`seconds` as brokers are told."""
+        return None if self.seconds is None else round(self.seconds * 1000)
+
+    def told(self, times: int) -> str:
+        """For a log, of a message that failed `times` times before."""
+        if self.level < 0:
+            return "given up"
+        seconds = self.seconds
+        if seconds is None:
+            level = self.level or FIRST_LEVEL + times
+            seconds = LEVEL_SECONDS[min(level, len(LEVEL_SECONDS)) - 1]
+        return f"comes again in {seconds:g} s"
+
+
+@frozen
+class Backoff:
+    """A consumer's policy for what fails: again after `first` seconds, then `factor` times as long each time,
+    at most `max` seconds.
+
+    `tries` is how often a message is delivered in all before it goes to the dead letters; without it, as
+    often as `max_reconsume_times` says. A `Retry` that names a time goes before it. Raises InvalidType,
+    ConfigError.
+    """
+
+    first: float
+    max: float
+    tries: int | None = None
+    factor: float = 2.0
+
+    def __attrs_post_init__(self) -> None:
+        check_number("first", self.first, 0, whole=False)
+        check_number("max", self.max, self.first, whole=False)
+        check_after(self.max)
+        check_number("factor", self.factor, 1, whole=False)
+        if self.tries is not None:
+            check_number("tries", self.tries, 1)
+
+    def seconds(self, times: int) -> float:
+        """The wait of a message that failed `times` times before: 0 for its first failure."""
+        try:
+            return min(self.first * self.factor**times, self.max)
+        except OverflowError:
+            return self.max
+
+
+class Retry(Exception):
+    """Raised by a handler, or in a delivery's block: this message is not consumed, deliver it again.
+
+    `after` says in how many seconds, up to 40 days. RocketMQ's own brokers know 18 delays and take the next
+    longer one, at most 2 h; ours keeps to it. `delay_level` names one of those instead; -1 gives the message
+    to the dead letters at once. Without either it is the consumer's `retry`, or else the group's next delay.
+    To an ordered consumer levels but -1 mean nothing: what fails holds up its queue, for `after` or
+    `suspend_queue_ms`. `reason` is logged, and the dead letter tells it. It is no error: with
+    `on_error="raise"` too it is not raised. Raises InvalidType, ConfigError.
+    """
+
+    def __init__(self, reason: str = "", *, delay_level: int = 0, after: float | None = None) -> None:
+        check_type("reason", reason, str, "text; delay_level and after are given by name")
+        self.delay = Delay.asked(delay_level, after)
+        super().__init__(reason)
+        self.reason = reason
+        self.delay_level = delay_level
+        self.after = after
+
+
+def delay_of(
+    error: Exception | None, asked: Delay | None, policy: Backoff | None, times: int, usual: int = 0
+) -> Delay:
+    """When a message comes again that ended with `error`: as the handler `asked`, by its error or its
+    delivery, else by the `policy`, else by the `usual` level. `times` is how often it had failed before."""
+    if isinstance(error, Retry):
+        asked = error.delay or asked
+    if asked is not None:
+        return asked
+    return Delay(usual) if policy is None else Delay.of(policy.seconds(times))
+
+
+def reason_told(error: Exception | None) -> str:
+    """What the broker is told of `error`."""
+    return error.reason if isinstance(error, Retry) else reason_of(error)
+
+
+def named(message: StoredMessage) -> str:
+    """A message for a log, by all that one may look for it."""
+    tag = f", tag {message.tags}" if message.tags else ""
+    keys = f", keys {' '.join(message.keys)}" if message.keys else ""
+    window = message.window if isinstance(message, PulledMessage) else None
+    lies_in = "" if window is None or window.queue.topic == message.topic else f"in {window.queue.topic}, "
+    place = f"{lies_in}queue {message.queue_id} of {message.broker_name}, offset {message.queue_offset}"
+    return f"message {message.message_id} of {message.topic} ({place}{tag}{keys})"

@@ -1,0 +1,163 @@
+"""What a consumer wants of a topic (all, some tags, or what an SQL92 expression says), and how it takes part
+in its group. Pure.
+
+{"Orders": "*"}                          all messages
+{"Orders": "paid || refunded"}           messages with one of these tags
+{"Orders": rmq.sql("amount > 100")}      messages whose properties fit; evaluated by the broker
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import NoneType
+from typing import TYPE_CHECKING, Literal
+
+from rmq.client.consume.rebalance import Strategy
+from rmq.client.consume.retry import Backoff
+from rmq.client.session.events import Assigned
+from rmq.errors import ConfigError, check_callable, check_number, check_type
+from rmq.message import MessageQueue, java_hash, retry_topic, validate_topic, with_namespace
+from rmq.protocol.bodies import SubscriptionData
+
+if TYPE_CHECKING:
+    from attrs import frozen
+else:
+    from rmq.late_attrs import frozen
+
+OnAssignment = Callable[[Assigned], Awaitable[object] | object]
+"""What is called when the queues of a consumer have changed."""
+
+OnError = Literal["retry", "raise"]
+"""What becomes of a handler's exception: the message is sent back, or that and the exception is let out."""
+
+
+@frozen
+class ConsumerOptions:
+    """How a consumer takes part in its group; see `Client.consumer` and `PullConsumer`."""
+
+    consume_from: str | int
+    broadcasting: bool
+    on_error: OnError
+    strategy: Strategy
+    max_reconsume_times: int | None = None
+    ordered: bool = False
+    """The messages of a queue one after another, under the broker's lock of the queue."""
+    polled: bool = False
+    """The application takes messages by `PullConsumer.poll`; nothing goes to a retry topic."""
+    queues: frozenset[MessageQueue] | None = None
+    """Exactly these, without being a member of the group; None: a member's share."""
+    auto_commit: bool = True
+    retry: Backoff | None = None
+    """When what fails comes again; None: as the broker has it."""
+    on_assignment: OnAssignment | None = None
+    require_topics: bool = False
+    """Topics that are not there are an error."""
+
+    def __attrs_post_init__(self) -> None:
+        if isinstance(self.consume_from, str) and self.consume_from not in ("first", "last"):
+            raise ConfigError("consume_from", self.consume_from, "'first', 'last' or a time in ms since 1970")
+        if not isinstance(self.consume_from, str):
+            check_number("consume_from", self.consume_from, 0)
+        check_callable(
+            "strategy", self.strategy, "a function such as rmq.client.consume.rebalance.averagely", takes=3
+        )
+        check_type("broadcasting", self.broadcasting, bool, "True or False")
+        check_type("ordered", self.ordered, bool, "True or False")
+        check_type("require_topics", self.require_topics, bool, "True or False")
+        if self.max_reconsume_times is not None:
+            check_number("max_reconsume_times", self.max_reconsume_times, 0)
+        check_type("retry", self.retry, (Backoff, NoneType), "an rmq.Backoff, or None")
+        if self.retry is not None and self.retry.tries is not None and self.max_reconsume_times is not None:
+            expected = "none beside a Backoff that has tries"
+            raise ConfigError("max_reconsume_times", self.max_reconsume_times, expected)
+        if self.on_assignment is not None:
+            check_callable("on_assignment", self.on_assignment, "a function of an rmq.Assigned")
+        if self.on_error not in ("retry", "raise"):
+            raise ConfigError("on_error", self.on_error, "'retry' or 'raise'")
+
+    @property
+    def retries(self) -> int | None:
+        """How often a message is delivered again before it goes to the dead letters; None: as the
+        configuration says, or, ordered, for ever."""
+        tries = None if self.retry is None else self.retry.tries
+        return self.max_reconsume_times if tries is None else tries - 1
+
+
+ALL = "*"
+
+
+@frozen
+class Sql:
+    """An SQL92 filter expression; made by `sql`."""
+
+    expression: str
+
+
+def sql(expression: str) -> Sql:
+    """Subscribe by an SQL92 expression over message properties. Raises ConfigError when it is empty,
+    InvalidType when it is no text."""
+    check_type("subscription", expression, str, "an SQL92 expression as text, such as amount > 100")
+    if not expression.strip():
+        raise ConfigError("subscription", expression, "an SQL92 expression, such as amount > 100")
+    return Sql(expression)
+
+
+_WANTED = "'*', tags such as 'paid || refunded', or rmq.sql(...)"
+
+
+def _check_wanted(topic: str, wanted: object) -> None:
+    check_type(f"subscription to {topic}", wanted, (str, Sql), _WANTED)
+
+
+def subscription(topic: str, wanted: str | Sql, version: int) -> SubscriptionData:
+    """The subscription to one topic. `version` (ms) tells the broker which of two is newer.
+
+    Raises InvalidName for the topic, ConfigError for an expression without any tag.
+    """
+    validate_topic(topic)
+    _check_wanted(topic, wanted)
+    if isinstance(wanted, Sql):
+        return SubscriptionData(
+            topic=topic, sub_string=wanted.expression, sub_version=version, expression_type="SQL92"
+        )
+    if wanted.strip() in ("", ALL):
+        return SubscriptionData(topic=topic, sub_string=ALL, sub_version=version)
+    tags = frozenset(filter(None, (part.strip() for part in wanted.split("||"))))
+    if not tags:
+        raise ConfigError(f"subscription to {topic}", wanted, _WANTED)
+    return SubscriptionData(
+        topic=topic,
+        sub_string=wanted,
+        tags_set=tags,
+        code_set=frozenset(map(java_hash, tags)),
+        sub_version=version,
+    )
+
+
+def subscriptions(
+    topics: Mapping[str, str | Sql], group: str, version: int, *, retry: bool
+) -> dict[str, SubscriptionData]:
+    """All subscriptions of a group; with `retry` also that to its retry topic. Raises as `subscription`."""
+    if not topics:
+        raise ConfigError("topics", topics, "at least one topic, such as {'Orders': '*'}")
+    wanted = dict(topics)
+    if retry:
+        wanted[retry_topic(group)] = ALL
+    return {topic: subscription(topic, expression, version) for topic, expression in wanted.items()}
+
+
+def full_topics(topics: Mapping[str, str | Sql], namespace: str) -> dict[str, str | Sql]:
+    """`topics` with names as the cluster knows them. Raises InvalidType when it is no dict."""
+    check_type("topics", topics, Mapping, "a dict, topic to what is wanted of it, such as {'Orders': '*'}")
+    for topic, wanted in topics.items():
+        _check_wanted(topic, wanted)
+    return {with_namespace(namespace, validate_topic(topic)): wanted for topic, wanted in topics.items()}
+
+
+def check_queues(argument: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+    """The queues that an application names. Raises InvalidType when one is none."""
+    check_type(argument, queues, Iterable, "rmq.MessageQueue, any number")
+    found = list(queues)
+    for queue in found:
+        check_type(argument, queue, MessageQueue, "rmq.MessageQueue, any number")
+    return found

@@ -1,0 +1,1 @@
+"""Observers of messages: metrics, OpenTelemetry, Prometheus and RocketMQ's message trace."""

@@ -1,0 +1,176 @@
+"""ClientMetrics: counts what a client sends and consumes, and how far its consumers are behind.
+
+An observer: each send and each handler costs two calls more. `PrometheusMetrics` and `OpenTelemetry` show the
+figures; `collect` gives them to anybody else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import MutableMapping, Sequence
+from typing import TYPE_CHECKING
+
+import anyio
+from attrs import frozen
+
+from rmq.client.session.observer import Observer
+from rmq.errors import RmqError
+from rmq.message import Message, StoredMessage, without_namespace
+from rmq.metrics import Histogram, Metric, single
+
+if TYPE_CHECKING:
+    from rmq.client.produce.outgoing import SendResult
+    from rmq.client.session.session import Session
+
+
+def error_type(error: BaseException | None) -> str:
+    """The class of an error as OpenTelemetry's `error.type` has it; "" for none."""
+    if error is None:
+        return ""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+class Lags:
+    """How many messages the consumers of a client have before them, asked now and then."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.by_topic: dict[tuple[str, str], int] = {}
+        """(group, topic) -> messages, of this client's queues, when they were asked last."""
+
+    async def watch(self, session: Session) -> None:
+        """Ask until cancelled. Of consumers whose brokers do not answer there is no figure."""
+        while True:
+            await anyio.sleep(self.seconds)
+            found = Counter[tuple[str, str]]()
+            for group, member in [*session.members.items()]:
+                try:
+                    lags = await member.lag()
+                except RmqError:
+                    continue
+                for queue, lag in lags.items():
+                    found[short(session, group), short(session, queue.topic)] += lag
+            self.by_topic = dict(found)
+
+
+def short(session: Session | None, name: str) -> str:
+    """A topic or group without the client's namespace."""
+    return name if session is None else without_namespace(session.config.namespace, name)
+
+
+@frozen
+class _Began:
+    labels: tuple[str, ...]
+    at: float
+    count: int = 1
+
+
+class ClientMetrics(Observer):
+    """Counts, of one client: durations of sends and handlers, what is on its way, retries of sends,
+    redeliveries, lags.
+
+    A send's `outcome` is "ok", "oneway", or the class of its error, a handler's "ok" or that. Lags are asked
+    every `lag_seconds`.
+    """
+
+    def __init__(self, *, lag_seconds: float = 15.0) -> None:
+        self._session: Session | None = None
+        self._sends: defaultdict[tuple[str, ...], Histogram] = defaultdict(Histogram)
+        self._handlers: defaultdict[tuple[str, ...], Histogram] = defaultdict(Histogram)
+        self._consumed = Counter[tuple[str, ...]]()
+        self._redelivered = Counter[tuple[str, ...]]()
+        self._sending = 0
+        self._handling = Counter[tuple[str, ...]]()
+        self._lags = Lags(lag_seconds)
+
+    def attach(self, session: Session) -> None:
+        self._session = session
+
+    async def run(self) -> None:
+        assert self._session is not None, "an observer runs once it is attached"
+        await self._lags.watch(self._session)
+
+    def _now(self) -> float:
+        return 0.0 if self._session is None else self._session.now()
+
+    def sending(self, group: str, message: Message, extra: MutableMapping[str, str]) -> _Began:
+        self._sending += 1
+        return _Began((message.topic,), self._now())
+
+    def sent(self, token: _Began, result: SendResult | None, error: BaseException | None) -> None:
+        self._sending -= 1
+        outcome = error_type(error) or ("oneway" if result is None else "ok")
+        self._sends[(*token.labels, outcome)].observe(self._now() - token.at)
+
+    def consuming(self, group: str, messages: Sequence[StoredMessage]) -> _Began:
+        labels = short(self._session, group), messages[0].topic
+        self._handling[labels] += len(messages)
+        again = sum(message.reconsume_times > 0 for message in messages)
+        if again:
+            self._redelivered[labels] += again
+        return _Began(labels, self._now(), len(messages))
+
+    def consumed(self, token: _Began, error: BaseException | None) -> None:
+        outcome = error_type(error) or "ok"
+        self._handling[token.labels] -= token.count
+        self._consumed[(*token.labels, outcome)] += token.count
+        self._handlers[(*token.labels, outcome)].observe(self._now() - token.at)
+
+    def collect(self) -> list[Metric]:
+        """The figures of now, names in Prometheus' form without the prefix `rmq_`."""
+        session = self._session
+        return [
+            Metric(
+                "client_send_duration_seconds",
+                "histogram",
+                "Sends, with all their attempts; each message of a batch counts",
+                [(labels, histogram.copy()) for labels, histogram in self._sends.items()],
+                ("topic", "outcome"),
+            ),
+            single("client_sends_in_flight", "gauge", "Sends that have not ended", self._sending),
+            Metric(
+                "client_send_retries",
+                "counter",
+                "Attempts of sends after their first",
+                [((short(session, topic),), count) for topic, count in session.send_retries.items()]
+                if session is not None
+                else [],
+                ("topic",),
+            ),
+            Metric(
+                "client_consume_duration_seconds",
+                "histogram",
+                "Handlers and deliveries' blocks; a batch counts once",
+                [(labels, histogram.copy()) for labels, histogram in self._handlers.items()],
+                ("group", "topic", "outcome"),
+            ),
+            Metric(
+                "client_consumed_messages",
+                "counter",
+                "Messages that handlers and deliveries' blocks had",
+                [*self._consumed.items()],
+                ("group", "topic", "outcome"),
+            ),
+            Metric(
+                "client_consuming_messages",
+                "gauge",
+                "Messages that handlers and deliveries' blocks have now",
+                [*self._handling.items()],
+                ("group", "topic"),
+            ),
+            Metric(
+                "client_redelivered_messages",
+                "counter",
+                "Messages that were not consumed when they were delivered before",
+                [*self._redelivered.items()],
+                ("group", "topic"),
+            ),
+            Metric(
+                "client_lag_messages",
+                "gauge",
+                "Messages of this client's queues that it has not consumed",
+                [*self._lags.by_topic.items()],
+                ("group", "topic"),
+            ),
+        ]

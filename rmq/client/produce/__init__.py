@@ -1,0 +1,1 @@
+"""Producers: messages checked, packed, sent one by one, in batches, or in transactions."""

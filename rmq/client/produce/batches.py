@@ -1,0 +1,143 @@
+"""Batches: messages that were sent one by one, together in one request, and what became of each.
+
+Only what a batch may hold is taken: see `Batches.takes`. What goes together is sent as `send_batch` does it,
+at most `BATCH_BYTES` in a request. Where a broker refuses a batch for one of its messages, or takes no
+batches at all, they go one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from rmq.client.config import ClientConfig
+from rmq.client.produce.outgoing import BATCH, SEND, Outgoing, SendResult
+from rmq.client.produce.sender import Sender
+from rmq.errors import MessageIllegal, RequestCodeNotSupported, check_type
+from rmq.message import RESERVED_PROPERTIES, RETRY_PREFIX, Message, MessageQueue
+from rmq.protocol import engine
+from rmq.protocol.record import decode_batch, encode_batch
+
+if TYPE_CHECKING:
+    from rmq.protocol import _engine
+
+BATCH_BYTES: Final = 128 * 1024
+"""Bodies and properties of one request, at most: what keeps a broker's other senders waiting for 0.1 ms."""
+
+BatchKey = tuple[str, bool, MessageQueue | None, str | None]
+"""What the messages of a batch share: topic, `wait_store`, and where they are to go."""
+
+
+def batch_key(
+    message: Message, outgoing: Outgoing, queue: MessageQueue | None, sharding_key: str | None
+) -> BatchKey:
+    """Raises InvalidType for a queue or a sharding key that is none."""
+    if queue is not None:
+        check_type("queue", queue, MessageQueue, "an rmq.MessageQueue")
+    elif sharding_key is not None:
+        check_type("sharding_key", sharding_key, str, "text")
+    return outgoing.topic, message.wait_store, queue, sharding_key
+
+
+class BatchBody:
+    """The body of a batch send, which grows to `most` bytes, but for a first message that has more. That of
+    the compiled engine takes plain messages as they are, too."""
+
+    def __init__(self, most: int) -> None:
+        self.count = 0
+        """Messages in it."""
+        self._most = most
+        self._size = 0
+        self._parts: list[bytes] = []
+
+    def add(self, message: Message, unique_id: str) -> int:
+        """Add a message as it is. Returns the bytes that are in it now, 0 when there is no room for the
+        message, -1 when it has to be checked and encoded first."""
+        return -1
+
+    def add_encoded(self, message: bytes) -> int:
+        """Add what `encode_batch` made of a message. Returns the bytes that are in it now, 0 when there is no
+        room for it."""
+        if self.count and self._size + len(message) > self._most:
+            return 0
+        self._parts.append(message)
+        self._size += len(message)
+        self.count += 1
+        return self._size
+
+    def take(self) -> bytes:
+        """All of it; it is empty then."""
+        body = b"".join(self._parts)
+        self._parts.clear()
+        self._size = self.count = 0
+        return body
+
+
+def new_body(topic: str, wait_store: bool, config: ClientConfig) -> BatchBody | _engine.BatchBody:
+    """An empty one, for messages of a topic."""
+    if engine.compiled is None or config.namespace:
+        return BatchBody(BATCH_BYTES)
+    body_most = min(BATCH_BYTES, config.max_message_size + 1, config.compress_over or BATCH_BYTES)
+    body: _engine.BatchBody = engine.compiled.BatchBody(
+        Message, RESERVED_PROPERTIES, topic, wait_store, body_most, BATCH_BYTES
+    )
+    return body
+
+
+class Batches:
+    """Of one producer."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self.are_known = True
+        """Until a broker says that it knows no such request."""
+
+    def takes(self, message: Message, outgoing: Outgoing) -> bool:
+        """Whether it may go with others: it is no delayed message, none of a retry topic, has no flag of the
+        system (compressed, prepared), and is not large."""
+        return (
+            self.are_known
+            and not (message.is_delayed or outgoing.sys_flag)
+            and outgoing.code == SEND
+            and len(outgoing.body) < BATCH_BYTES
+            and not outgoing.topic.startswith(RETRY_PREFIX)
+        )
+
+    async def send(self, key: BatchKey, outgoing: Outgoing) -> list[tuple[int, SendResult | Exception]]:
+        """Send a message, or several as `joined` makes them, in one request if that goes: for each request
+        how many of them it held, in their order, and its result or error. Raises nothing but cancellation:
+        then they may or may not be stored."""
+        *_, queue, sharding_key = key
+        count = outgoing.unique_id.count(",") + 1
+        try:
+            return [(count, await self._sender.send(outgoing, queue, sharding_key))]
+        except (MessageIllegal, RequestCodeNotSupported) as error:
+            if isinstance(error, RequestCodeNotSupported):
+                self.are_known = False
+            if count == 1:
+                return [(1, error)]
+            # Nothing of it is stored.
+            return [outcome for one in _taken_apart(outgoing) for outcome in await self.send(key, one)]
+        except Exception as error:
+            return [(count, error)]
+
+
+def joined(key: BatchKey, flag: int, body: bytes, unique_ids: Sequence[str]) -> Outgoing:
+    """Messages of one key as one request. `body` is what `encode_batch` makes of them."""
+    topic, wait_store, *_ = key
+    wait = "WAIT\x01true" if wait_store else "WAIT\x01false"
+    together = Outgoing(topic, body, 0, flag, wait, ",".join(unique_ids), is_batch=True, code=BATCH)
+    return together if len(unique_ids) > 1 else _taken_apart(together)[0]
+
+
+def encoded(outgoing: Outgoing) -> bytes:
+    """A message as it stands in a batch."""
+    return encode_batch([(outgoing.flag, outgoing.body, outgoing.properties)])
+
+
+def _taken_apart(outgoing: Outgoing) -> list[Outgoing]:
+    ids = outgoing.unique_id.split(",")
+    return [
+        Outgoing(outgoing.topic, body, 0, flag, text, unique_id)
+        for unique_id, (flag, body, text) in zip(ids, decode_batch(outgoing.body), strict=True)
+    ]

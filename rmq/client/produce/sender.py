@@ -1,0 +1,433 @@
+"""Sender: how one packed message gets to a broker. It chooses the queue, waits for room in the broker's
+window, tries other brokers when one fails, and keeps account of the brokers' health, which all senders of a
+client share.
+
+Two times bound a send. While nothing of it can have been stored (no route, a broker that cannot be reached, a
+connection that was lost before the request was written, no room) it waits, up to `send_queue_ms`, and tries
+again after pauses that grow and differ by chance. Once it is written, `send_timeout_ms` counts, and so does
+each attempt that fails.
+
+It knows neither blocks nor observers: a `Producer` adds those; a re-drive of dead letters and the message
+trace use it as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import anyio
+import attrs
+from attrs import define
+
+from rmq.client.produce.outgoing import STATUSES, Outgoing, SendResult, SendTemplate, read_result
+from rmq.client.session.requests import no_route
+from rmq.client.session.routes import Rotation, RouteRequest, select_by_key
+from rmq.client.session.window import Window
+from rmq.errors import (
+    NETWORK_ERRORS,
+    ConfigError,
+    ConnectFailed,
+    ConnectionLost,
+    NoRoute,
+    ResponseError,
+    RmqError,
+    SendFailed,
+    ServiceNotAvailable,
+    SystemBusy,
+    WindowFull,
+    check_type,
+    for_code,
+)
+from rmq.message import MessageQueue, without_namespace
+from rmq.protocol.codes import MASTER_ID
+from rmq.remoting.connection import Connection
+from rmq.remoting.loop import doubled
+
+if TYPE_CHECKING:
+    from rmq.client.session.session import Session
+
+log = logging.getLogger("rmq.client.sender")
+
+FIRST_PAUSE_SECONDS: Final = 0.1
+LONGEST_PAUSE_SECONDS: Final = 1.0
+"""Before a broker is tried again because there is no other; each pause is half of that or more, by chance."""
+SHORTEST_PAUSE_SECONDS: Final = 0.001
+"""A pause that a clock cannot tell from none would never end where time goes on by sleeping only."""
+
+
+@define
+class _Course:
+    """What one send has tried. Times are in seconds of the loop's clock."""
+
+    began: float
+    retries: int
+    """Attempts that may still fail after they were written."""
+    in_flight: float = 0.0
+    """For how long attempts waited for answers, together."""
+    written_at: float = 0.0
+    broker: str = ""
+    chosen: MessageQueue | None = None
+    """The queue of the first attempt, whose turn it is."""
+    tried: list[str] = attrs.Factory(list)
+    """Brokers since the last pause."""
+    pauses: int = 0
+    attempts: dict[tuple[str, str], tuple[tuple[str, BaseException, float], int]] = attrs.Factory(dict)
+
+    def waited(self, now: float) -> float:
+        """For how long it was nowhere on its way."""
+        return now - self.began - self.in_flight
+
+    def note(self, error: RmqError, now: float) -> None:
+        """An attempt has failed. Equal ones are kept once: a patient send makes many."""
+        key = self.broker, str(error)
+        self.attempts[key] = (
+            (self.broker, error, now - self.began),
+            self.attempts.pop(key, ((), 0))[1] + 1,
+        )
+
+    def end(self) -> RmqError:
+        """The error of a send that is given up."""
+        attempts = [attempt for attempt, _ in self.attempts.values()]
+        last = attempts[-1][1]
+        if isinstance(last, NoRoute) and len(attempts) == 1:
+            return last
+        return SendFailed(attempts, [count for _, count in self.attempts.values()])
+
+
+def _check_queue(queue: object, sharding_key: object) -> None:
+    """Raises InvalidType for what is no queue, ConfigError when a sharding key names one too."""
+    check_type("queue", queue, MessageQueue, "an rmq.MessageQueue")
+    if sharding_key is not None:
+        raise ConfigError("sharding_key", sharding_key, "none beside queue: both say to which queue")
+
+
+def _is_unsent(error: RmqError) -> bool:
+    """Whether nothing can have been stored: the request was not written, or its broker does not write now."""
+    if isinstance(error, ConnectionLost):
+        return not error.was_sent
+    return isinstance(error, (ConnectFailed, WindowFull, ServiceNotAvailable)) or (
+        isinstance(error, NoRoute) and not error.refused
+    )
+
+
+class Sender:
+    """Sends in the name of a producer group, which need not be a member of anything."""
+
+    def __init__(self, session: Session, group: str) -> None:
+        self.timeout = session.config.send_timeout_ms / 1000
+        self._queue_seconds = session.config.send_queue_ms / 1000
+        self._retries = session.config.retry_times
+        self._session = session
+        self._template = SendTemplate(group, str(session.config.default_topic_queue_nums))
+
+    async def send(
+        self, outgoing: Outgoing, queue: MessageQueue | None = None, sharding_key: str | None = None
+    ) -> SendResult:
+        """Send to `queue`, to the queue of `sharding_key`, or else to any: then other brokers are tried.
+
+        Raises as `Producer.send`. Cancelled: it may or may not be stored.
+        """
+        session = self._session
+        now = session.now()
+        chosen = course = None
+        is_free = False
+        rotation = session.routes.get(outgoing.topic)
+        if queue is not None:
+            _check_queue(queue, sharding_key)
+            chosen = queue
+        elif sharding_key is not None:
+            check_type("sharding_key", sharding_key, str, "text")
+            if rotation is not None and rotation.is_writable:
+                chosen = select_by_key(rotation.route.publish_queues, sharding_key)
+        else:
+            is_free = True
+            if rotation is not None and rotation.is_writable:
+                chosen = self._next(rotation, (), now)
+        if chosen is not None:
+            # As nearly all sends go: nothing to wait for, and no account to keep. Each call is paid for.
+            broker = chosen.broker_name
+            window, connection = session.windows.of(broker), session.connection(broker)
+            if connection is not None and window.room:
+                window.room -= 1
+                halved = is_free and self._retries and rotation is not None and rotation.is_spread
+                try:
+                    seconds = self.timeout / 2 if halved else self.timeout
+                    return await self._exchange(connection, outgoing, chosen, now, seconds)
+                except RmqError as error:
+                    course = _Course(now, self._retries, written_at=now, broker=broker)
+                    known = rotation if is_free else None
+                    pause = self._after(error, outgoing.topic, course, known, is_free=is_free)
+                finally:
+                    window.leave()
+                await self._rest(pause)
+        if course is None:
+            course = _Course(now, self._retries, chosen=chosen if is_free else None)
+        return await self._patiently(outgoing, queue, sharding_key, course)
+
+    async def send_oneway(
+        self, outgoing: Outgoing, queue: MessageQueue | None = None, sharding_key: str | None = None
+    ) -> None:
+        """Hand a request without an answer to a connection. Raises NoRoute, ConnectFailed. Cancelled: it may
+        or may not be on its way.
+        """
+        if queue is not None:
+            _check_queue(queue, sharding_key)
+        elif sharding_key is not None:
+            check_type("sharding_key", sharding_key, str, "text")
+        session, timeout = self._session, self.timeout
+        rotation = await self.rotation(outgoing.topic, timeout)
+        if queue is None and sharding_key is not None:
+            queue = select_by_key(rotation.route.publish_queues, sharding_key)
+        target = queue or self._next(rotation, (), session.now())
+        command = self._template.request(outgoing, target, session.now_ms(), oneway=True)
+        try:
+            await session.pool.notify(session.brokers.master(target), command, timeout)
+        except ConnectFailed:
+            session.health.failed(target.broker_name, session.now())
+            session.refresh_soon(outgoing.topic)
+            raise
+
+    async def rotation(self, topic: str, timeout: float) -> Rotation:
+        """The queues of `topic` that can be written, also of one that a broker is to make on the first send.
+
+        Raises NoRoute. Cancelled: nothing has happened."""
+        session = self._session
+        rotation = await session.rotation(topic, timeout, create=True)
+        if not rotation.is_writable:
+            await session.refresh(topic, timeout)
+            rotation = await session.rotation(topic, timeout)
+        if not rotation.is_writable:
+            detail = "it has no queue that may be written and has a master"
+            raise no_route(topic, session.name_servers.addresses, detail)
+        return rotation
+
+    async def _patiently(
+        self, outgoing: Outgoing, fixed: MessageQueue | None, sharding_key: str | None, course: _Course
+    ) -> SendResult:
+        """Send by all that may be needed: wait for a route, for room, for a connection, and try again.
+
+        While it pauses it stays in its broker's window, so that those behind it wait instead of trying, too.
+        """
+        session, topic = self._session, outgoing.topic
+        is_free = fixed is None and sharding_key is None
+        inside: Window | None = None
+        rotation: Rotation | None = None
+        try:
+            while True:
+                course.broker = "" if fixed is None else fixed.broker_name
+                try:
+                    if fixed is None:
+                        rotation = session.routes.get(topic)
+                        if rotation is None or not rotation.is_writable:
+                            rotation = await self._search(topic, course)
+                    queue = self._queue(fixed, sharding_key, rotation, course)
+                    course.broker = queue.broker_name
+                    window = session.windows.of(queue.broker_name)
+                    others = rotation.broker_names if is_free and rotation is not None else ()
+                    if window is not inside:
+                        if inside is not None:
+                            inside.leave()
+                            inside = None
+                        patience = self._queue_seconds - course.waited(session.now())
+                        if not await window.enter(max(patience, 0.0), others):
+                            continue
+                        inside = window
+                    return await self._attempt(outgoing, queue, course, rotation if is_free else None)
+                except RmqError as error:
+                    pause = self._after(error, topic, course, rotation if is_free else None, is_free=is_free)
+                await self._rest(pause)
+        finally:
+            if inside is not None:
+                inside.leave()
+
+    async def _search(self, topic: str, course: _Course) -> Rotation:
+        """The route of a topic that has none, or none that can be written. Of many sends that wait for it one
+        asks, again and again, and the others go by what it hears. Raises NoRoute."""
+        session = self._session
+        while (search := session.searches.get(topic)) is not None:
+            await search.over.wait()
+            rotation = session.routes.get(topic)
+            if rotation is not None and rotation.is_writable:
+                return rotation
+            if search.error is not None and self._is_over(search.error, topic, course):
+                raise search.error.with_traceback(None)
+        search = session.searches[topic] = RouteRequest()
+        try:
+            while True:
+                try:
+                    return await self.rotation(topic, self.timeout)
+                except NoRoute as error:
+                    # Once more at least: the first answer may have come while a burst of sends kept the loop.
+                    if error.refused or (course.pauses and self._is_over(error, topic, course)):
+                        search.error = error
+                        raise
+                await anyio.sleep(self._pause(course))
+        finally:
+            del session.searches[topic]
+            search.over.set()
+
+    def _queue(
+        self, fixed: MessageQueue | None, key: str | None, rotation: Rotation | None, course: _Course
+    ) -> MessageQueue:
+        """The queue of the next attempt."""
+        if fixed is not None:
+            return fixed
+        assert rotation is not None
+        if key is not None:
+            return select_by_key(rotation.route.publish_queues, key)
+        session = self._session
+        chosen, course.chosen = course.chosen, None
+        if chosen is not None and session.windows.of(chosen.broker_name).room:
+            return chosen
+        now = session.now()
+        busy = {*course.tried, *session.windows.full(), *self._avoided(now)}
+        return rotation.next(busy) if rotation.has_other(busy) else self._next(rotation, course.tried, now)
+
+    async def _attempt(
+        self, outgoing: Outgoing, queue: MessageQueue, course: _Course, rotation: Rotation | None
+    ) -> SendResult:
+        """One request to one queue's broker, as soon as there is a connection that takes it."""
+        session, broker = self._session, queue.broker_name
+        address = session.routes.master(broker)
+        if address is None:
+            await session.refresh(outgoing.topic, self.timeout)
+            address = session.brokers.master(queue)
+        seconds = self.timeout - course.in_flight
+        # While there is another broker to try, one that hangs may take half of the time, not all of it.
+        if course.retries and rotation is not None and rotation.has_other([*course.tried, broker]):
+            seconds /= 2
+        connection = session.connection(broker)
+        if connection is None:
+            patience = max(self._queue_seconds - course.waited(session.now()), 0.0)
+            connection = await session.pool.connection(address, min(seconds, max(patience, 0.001)))
+        if connection.is_busy:
+            await self._room(connection, queue, course)
+        course.written_at = now = session.now()
+        return await self._exchange(connection, outgoing, queue, now, seconds)
+
+    async def _room(self, connection: Connection, queue: MessageQueue, course: _Course) -> None:
+        """Wait until what others have written is on its way."""
+        session = self._session
+        patience = max(self._queue_seconds - course.waited(session.now()), 0.0)
+        with anyio.move_on_after(patience) as scope:
+            await connection.room()
+        if scope.cancelled_caught:
+            raise WindowFull(queue.broker_name, session.windows.of(queue.broker_name).size, patience)
+
+    async def _exchange(
+        self, connection: Connection, outgoing: Outgoing, queue: MessageQueue, now: float, seconds: float
+    ) -> SendResult:
+        """The request, written now, and its answer. Keeps account of how long it took."""
+        session = self._session
+        make = self._template.request if connection.is_signing else self._template.framed
+        response = await connection.call(make(outgoing, queue, session.now_ms()), seconds)
+        ended = session.now()
+        session.health.succeeded(queue.broker_name, ended - now, ended)
+        if response.code in STATUSES:
+            result = read_result(response, queue, outgoing.unique_id)
+            if session.config.namespace:
+                result.message_queue = attrs.evolve(
+                    queue,
+                    topic=without_namespace(session.config.namespace, queue.topic),
+                    queue_id=result.message_queue.queue_id,
+                )
+            return result
+        raise self._refused(for_code(response.code, response.remark, connection.peer_address), queue)
+
+    def _refused(self, error: ResponseError, queue: MessageQueue) -> ResponseError:
+        session = self._session
+        if isinstance(error, (SystemBusy, ServiceNotAvailable)):
+            session.health.failed(queue.broker_name, session.now())
+        if error.refresh_route:
+            session.refresh_soon(queue.topic)
+        if error.hint:
+            error.add_note(error.hint)
+        return error
+
+    def _next(self, rotation: Rotation, tried: Collection[str], now: float) -> MessageQueue:
+        """The next queue: on no broker that was tried, and if possible on none that is to be avoided."""
+        avoided = self._avoided(now)
+        if avoided:
+            both = {*tried, *avoided}
+            if rotation.has_other(both):
+                return rotation.next(both)
+        return rotation.next(tried)
+
+    def _avoided(self, now: float) -> Collection[str]:
+        session = self._session
+        return session.health.avoided(now) if session.config.avoid_slow_brokers else ()
+
+    def _after(
+        self,
+        error: RmqError,
+        topic: str,
+        course: _Course,
+        rotation: Rotation | None,
+        *,
+        is_free: bool,
+    ) -> float:
+        """What a failed attempt means: raises its error, or that of the whole send, when no other follows;
+        returns the pause before the next one."""
+        session = self._session
+        now = session.now()
+        if isinstance(error, NETWORK_ERRORS):
+            self._note_failure(course.broker, topic, error, now, rotation)
+        if _is_unsent(error):
+            course.note(error, now)
+            if isinstance(error, WindowFull) or self._is_over(error, topic, course):
+                self._give_up(error, course, is_free)
+        else:
+            course.in_flight += now - course.written_at
+            if not error.retriable or not is_free:
+                raise error
+            course.note(error, now)
+            if not course.retries or course.in_flight >= self.timeout:
+                self._give_up(error, course, is_free)
+            course.retries -= 1
+        session.send_retries[topic] += 1
+        error.with_traceback(None)  # it is kept, and its frames would be, too
+        course.tried.append(course.broker)
+        if rotation is not None and rotation.has_other(course.tried):
+            return 0.0
+        course.tried.clear()
+        session.refresh_soon(topic)  # the name servers may know another broker
+        return self._pause(course)
+
+    def _pause(self, course: _Course) -> float:
+        """Seconds to the next attempt: more each time, and by chance, so that many do not come together."""
+        longest = doubled(FIRST_PAUSE_SECONDS, course.pauses, LONGEST_PAUSE_SECONDS)
+        course.pauses += 1
+        left = self._queue_seconds - course.waited(self._session.now())
+        return min(longest * self._session.chance.uniform(0.5, 1.0), max(left, SHORTEST_PAUSE_SECONDS))
+
+    def _give_up(self, error: RmqError, course: _Course, is_free: bool) -> NoReturn:
+        last = course.end() if is_free else error
+        raise last from (None if last is error else error)
+
+    def _is_over(self, error: RmqError, topic: str, course: _Course) -> bool:
+        """Whether it has waited long enough for what an error says is missing. A topic that nobody has heard
+        of, or that may not be written, is likely to be a mistake, which is to be told soon."""
+        patience = self._queue_seconds
+        if isinstance(error, NoRoute):
+            known = self._session.routes.get(topic)
+            if known is None or all(MASTER_ID in by_id for by_id in known.route.brokers.values()):
+                patience = min(self.timeout, patience)
+        elif isinstance(error, ServiceNotAvailable):  # it stops, and is back soon; or its disk is full
+            patience = min(self.timeout, patience)
+        return course.waited(self._session.now()) >= patience
+
+    def _note_failure(
+        self, broker: str, topic: str, error: RmqError, now: float, rotation: Rotation | None
+    ) -> None:
+        session = self._session
+        session.refresh_soon(topic)
+        if session.health.failed(broker, now):
+            log.warning("sends to %s fail, it is avoided where there is another broker: %s", broker, error)
+            if rotation is not None and rotation.has_other(session.health.avoided(now)):
+                session.windows.of(broker).disperse()
+
+    async def _rest(self, seconds: float) -> None:
+        if seconds:
+            await anyio.sleep(seconds)

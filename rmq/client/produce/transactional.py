@@ -1,0 +1,312 @@
+"""Transactions: a message that consumers see only when its producer's own work has succeeded.
+
+The message is stored at once, out of sight ("half"); its end, commit or rollback, follows as a one-way
+request. When no end comes, the broker asks a producer of the group what became of it: the check-back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from enum import IntEnum
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from rmq.client.produce.outgoing import SendResult
+from rmq.client.produce.producer import Producer
+from rmq.client.reading.pull_consumer import read_topic
+from rmq.client.session.session import Session
+from rmq.errors import (
+    ConnectFailed,
+    InvalidMessage,
+    LocalProtocolError,
+    NoRoute,
+    SendFailed,
+    check_callable,
+    for_code,
+)
+from rmq.message import (
+    PROPERTY_PRODUCER_GROUP,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TRANSACTION_CHECK_TIMES,
+    PROPERTY_TRANSACTION_PREPARED,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    Message,
+    MessageQueue,
+    StoredMessage,
+    parse_offset_message_id,
+    without_namespace,
+)
+from rmq.protocol.codes import SYS_COMMIT, SYS_PREPARED, SYS_ROLLBACK, RequestCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import (
+    CheckTransactionStateRequestHeader,
+    EndTransactionRequestHeader,
+    ResumeCheckHalfMessageRequestHeader,
+)
+from rmq.remoting.cancellation import as_failure
+from rmq.remoting.loop import TaskScope, as_async
+
+if TYPE_CHECKING:
+    from attrs import frozen
+else:
+    from rmq.late_attrs import frozen
+
+log = logging.getLogger("rmq.client.transactional")
+
+CHECKS_AT_ONCE: Final = 16
+CHECKS_WAITING: Final = 2_000
+"""Further check-backs are dropped: the broker asks again."""
+
+
+class Decision(IntEnum):
+    """How a transaction ends. UNKNOWN: not decided yet, ask again later."""
+
+    UNKNOWN = 0
+    COMMIT = SYS_COMMIT
+    ROLLBACK = SYS_ROLLBACK
+
+
+COMMIT: Final = Decision.COMMIT
+ROLLBACK: Final = Decision.ROLLBACK
+UNKNOWN: Final = Decision.UNKNOWN
+
+CheckBack = Callable[[StoredMessage], Awaitable[Decision] | Decision]
+
+_CODES: Final = {"FLUSH_DISK_TIMEOUT": 10, "SLAVE_NOT_AVAILABLE": 11, "FLUSH_SLAVE_TIMEOUT": 12}
+
+
+class TransactionalProducer(Producer):
+    """A producer whose messages can be part of a transaction; made by `Client.transactional_producer`.
+
+    `check_back(message)` answers COMMIT, ROLLBACK or UNKNOWN for a half message whose end the broker does
+    not know, perhaps one of another process of the group. It runs beside the block, at most 16 at a time;
+    an error in it is logged and counts as UNKNOWN. An ordinary function runs in a worker thread."""
+
+    def __init__(self, session: Session, group: str, check_back: CheckBack) -> None:
+        super().__init__(session, group)
+        check_callable("check_back", check_back, "a function of a message that gives a decision")
+        self._check_back = as_async(check_back, CHECKS_AT_ONCE)
+        self._limiter = anyio.CapacityLimiter(CHECKS_AT_ONCE)
+        self._checking: set[str] = set()
+        self._scope = TaskScope()
+
+    async def __aenter__(self) -> TransactionalProducer:
+        await super().__aenter__()
+        await self._scope.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await super().__aexit__(kind, error, trace)
+        finally:
+            await self._scope.__aexit__(kind, error, trace)
+
+    def transaction(
+        self, message: Message, *, queue: MessageQueue | None = None, sharding_key: str | None = None
+    ) -> Transaction:
+        """`async with producer.transaction(message) as transaction`: the message is committed when the
+        block ends, rolled back when it raises; see `Transaction`. Delays are not possible."""
+        return Transaction(self, message, queue, sharding_key)
+
+    # --- half messages and their end ---
+
+    async def _send_half(self, message: Message, queue: MessageQueue | None, key: str | None) -> SendResult:
+        if message.is_delayed:
+            raise InvalidMessage(remark="a message of a transaction cannot be delayed")
+        session = self._session
+        extra = {PROPERTY_TRANSACTION_PREPARED: "true", PROPERTY_PRODUCER_GROUP: self.group}
+        began = session.now()
+        result = await self._observed(message, queue, key, extra, SYS_PREPARED)
+        if result.status != "SEND_OK":
+            # It may be lost with its broker, so the transaction does not begin.
+            await self._tell_end(result, Decision.ROLLBACK, f"half message: {result.status}")
+            broker = result.message_queue.broker_name
+            refusal = for_code(_CODES[result.status], "the half message is not safe", broker)
+            raise SendFailed([(broker, refusal, session.now() - began)])
+        return result
+
+    async def _decide(
+        self, result: SendResult, message: Message, decision: Decision, remark: str | None = None
+    ) -> None:
+        """End the transaction of an application's block."""
+        await self._tell_end(result, decision, remark)
+        observers = self._session.observers
+        if observers:
+            observers.begin(
+                lambda observer: observer.ended(self.group, result, message, decision, checked=False)
+            )
+
+    async def _tell_end(self, result: SendResult, decision: Decision, remark: str | None = None) -> None:
+        """Tell the broker. What fails is logged: the check-back decides then."""
+        broker = result.message_queue.broker_name
+        address = self._session.routes.master(broker)
+        if address is None:
+            log.warning("no address of %s: %s is left to the check-back", broker, result.message_id)
+            return
+        header = EndTransactionRequestHeader(
+            self.group,
+            result.queue_offset,
+            parse_offset_message_id(result.offset_message_id)[1],
+            decision,
+            msg_id=result.message_id,
+            transaction_id=result.transaction_id,
+            bname=broker,
+        )
+        await self._tell(address, header, remark)
+
+    async def _tell(self, address: str, header: EndTransactionRequestHeader, remark: str | None) -> None:
+        session = self._session
+        request = Command.request(RequestCode.END_TRANSACTION, header, oneway=True, remark=remark)
+        try:
+            await session.pool.notify(address, request, session.brokers.timeout)
+        except ConnectFailed as error:
+            log.warning("%s is left to the check-back: %s", header.msg_id, error)
+
+    # --- check-back ---
+
+    def check(self, message: StoredMessage, header: CheckTransactionStateRequestHeader, address: str) -> None:
+        """The broker at `address` asks what became of a half message."""
+        unique = message.message_id
+        if not self._is_open or unique in self._checking or len(self._checking) >= CHECKS_WAITING:
+            return
+        self._checking.add(unique)
+        self._scope.tasks.start_soon(self._check, message, header, address)
+
+    async def _check(
+        self, message: StoredMessage, header: CheckTransactionStateRequestHeader, address: str
+    ) -> None:
+        remark = None
+        try:
+            async with self._limiter:
+                decision = Decision(await self._check_back(message))
+        except BaseException as error:
+            failure = as_failure(error)
+            if failure is None:
+                raise
+            log.error("the check-back of %s failed", message.message_id, exc_info=failure)
+            decision, remark = Decision.UNKNOWN, f"check-back failed: {failure!r}"
+        finally:
+            self._checking.discard(message.message_id)
+        answer = EndTransactionRequestHeader(
+            self.group,
+            header.tran_state_table_offset,
+            header.commit_log_offset,
+            decision,
+            True,
+            msg_id=message.message_id,
+            transaction_id=header.transaction_id,
+            bname=header.bname,
+        )
+        await self._tell(address, answer, remark)
+
+
+class Transaction:
+    """One message in the hands of its producer.
+
+    Entering stores the half message; raises as `Producer.send`, and SendFailed when it is stored but not as
+    safely as the broker promises. A normal exit commits, or does what `decision` says; an exception rolls
+    back and goes on. Cancelled inside the block: nothing is sent, the check-back decides. An end that does
+    not reach the broker is logged, and the check-back decides too."""
+
+    def __init__(
+        self, producer: TransactionalProducer, message: Message, queue: MessageQueue | None, key: str | None
+    ) -> None:
+        self.message = message
+        self.decision = Decision.COMMIT
+        """What a normal exit sends."""
+        self._producer = producer
+        self._where = (queue, key)
+        self._result: SendResult | None = None
+
+    @property
+    def result(self) -> SendResult:
+        """Where the half message is stored, and its ids."""
+        if self._result is None:
+            raise LocalProtocolError("the transaction has not begun: use it inside its block")
+        return self._result
+
+    async def __aenter__(self) -> Transaction:
+        if self._result is not None:
+            raise LocalProtocolError("a transaction is entered once")
+        self._result = await self._producer._send_half(self.message, *self._where)
+        self._producer._begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        producer = self._producer
+        try:
+            if error is None:
+                await producer._decide(self.result, self.message, Decision(self.decision))
+            elif isinstance(error, Exception):
+                await producer._decide(self.result, self.message, Decision.ROLLBACK, repr(error)[:1000])
+        finally:
+            producer._end()
+
+
+# Discarded half messages: those whose producers gave no decision in all check-backs. The broker keeps
+# them in TRANS_CHECK_MAX_TIME_TOPIC.
+
+
+@frozen
+class DiscardedHalf:
+    """A half message that the broker has given up: of which producer `group`, for which `topic`, and how
+    often the group was asked (`checks`)."""
+
+    message: StoredMessage
+    group: str
+    topic: str
+    checks: int
+
+    @property
+    def offset_message_id(self) -> str:
+        """By this it is resumed: its place in the broker's log."""
+        return self.message.offset_message_id
+
+    @property
+    def discarded_at_ms(self) -> int:
+        """When it was given up, in ms since 1970."""
+        return self.message.store_timestamp
+
+
+def read_discarded(message: StoredMessage, namespace: str = "") -> DiscardedHalf:
+    """The half message that a message of TRANS_CHECK_MAX_TIME_TOPIC is."""
+    given = message.properties
+    checks = given.get(PROPERTY_TRANSACTION_CHECK_TIMES, "")
+    return DiscardedHalf(
+        message,
+        without_namespace(namespace, given.get(PROPERTY_PRODUCER_GROUP, "")),
+        without_namespace(namespace, given.get(PROPERTY_REAL_TOPIC, "")),
+        int(checks) if checks.isdecimal() else 0,
+    )
+
+
+async def discarded_halves(session: Session, limit: int) -> list[DiscardedHalf]:
+    """See `Client.discarded_transactions`."""
+    found: list[DiscardedHalf] = []
+    async with aclosing(read_topic(session, TRANS_CHECK_MAX_TIME_TOPIC)) as reading:
+        async for message in reading:
+            if len(found) >= limit:
+                break
+            found.append(read_discarded(message, session.config.namespace))
+    return found
+
+
+async def resume(session: Session, half: DiscardedHalf) -> None:
+    """See `Client.resume_transaction`."""
+    broker = half.message.broker_name
+    if session.routes.master(broker) is None:
+        await session.refresh(TRANS_CHECK_MAX_TIME_TOPIC)
+    address = session.routes.master(broker)
+    if address is None:
+        raise NoRoute(
+            TRANS_CHECK_MAX_TIME_TOPIC, session.name_servers.addresses, f"no master of {broker} is known"
+        )
+    header = ResumeCheckHalfMessageRequestHeader(half.offset_message_id)
+    await session.brokers.call(address, RequestCode.RESUME_CHECK_HALF_MESSAGE, header)

@@ -1,0 +1,429 @@
+"""PullConsumer: the application owns the offsets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.lowlevel
+
+from rmq.client.consume.dispatch import QueueDispatch
+from rmq.client.consume.group_member import GroupMember
+from rmq.client.consume.message_view import PulledMessage
+from rmq.client.consume.pull import FIRST_PAUSE_SECONDS, PullAnswer, PullTemplate, RawPull, first_since
+from rmq.client.consume.rebalance import Strategy, averagely
+from rmq.client.consume.subscription import ALL, ConsumerOptions, Sql, check_queues, full_topics, subscription
+from rmq.client.session.session import Session
+from rmq.errors import LocalProtocolError, NoPermission, NoRoute, check_number, check_type
+from rmq.message import MessageQueue, StoredMessage, validate_group, validate_topic, with_namespace
+from rmq.protocol.codes import MASTER_ID, ResponseCode
+from rmq.protocol.command import Command
+from rmq.remoting.loop import Startable, TaskScope, bare_errors
+
+if TYPE_CHECKING:
+    from attrs import define
+else:
+    from rmq.late_attrs import define
+
+# Polling: queues are pulled in the background, messages are taken when the application asks.
+
+
+class _Polling:
+    """A group member whose messages the application takes: what `PullConsumer.subscribe` and `assign` set
+    up."""
+
+    def __init__(
+        self, session: Session, group: str, topics: Mapping[str, str | Sql], options: ConsumerOptions
+    ) -> None:
+        self.member = GroupMember(session, group, topics, options)
+        self._assignments = self.member.assignments
+        self._taken: list[PulledMessage] = []
+
+    @property
+    def _dispatch(self) -> QueueDispatch:
+        dispatch = self.member.dispatch
+        assert isinstance(dispatch, QueueDispatch)
+        return dispatch
+
+    async def leave(self, *, done: bool) -> None:
+        """End; `done`: what was taken last has been consumed."""
+        if done:
+            self._finish_taken()
+        await self.member.leave()
+
+    async def poll(self, most: int, timeout: float) -> list[StoredMessage]:
+        """See `PullConsumer.poll`."""
+        await anyio.lowlevel.checkpoint()
+        self._finish_taken()
+        taken, dispatch = self._taken, self._dispatch
+        with anyio.move_on_after(timeout):
+            while not taken and not dispatch.ready.is_closed:
+                await dispatch.ready.arrival()
+                while len(taken) < most and (more := dispatch.take(most - len(taken))):
+                    taken += more
+        return [*taken]
+
+    def _finish_taken(self) -> None:
+        """What was taken last has been consumed."""
+        taken, self._taken = self._taken, []
+        for message in taken:
+            if message.window is not None:
+                message.window.finish(message.queue_offset)
+
+    async def commit(self) -> None:
+        """Commit all that was taken."""
+        self._finish_taken()
+        await self._assignments.commit(asked=True)
+
+    def seek(self, queue: MessageQueue, queue_offset: int) -> None:
+        """Go on at another offset."""
+        self.member.seek(queue, queue_offset)
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Take nothing from these queues."""
+        self._dispatch.pause(queues)
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Take from them again."""
+        self._dispatch.resume(queues)
+
+
+@define
+class PullResult:
+    """What a pull found. `next_offset` is where the next one goes on; `min_offset` and `max_offset` are the
+    ends of the queue; `messages` is empty when the queue has nothing more for now.
+    """
+
+    messages: Sequence[StoredMessage]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+class PullConsumer(Startable):
+    """Reads queues where and when the application says: `async with client.pull_consumer("replay") as
+    puller`.
+
+    Either it says each offset itself: `pull` and the methods with a queue. Then nothing runs between calls
+    and nothing is committed unasked. Or it has the queues pulled in the background, by `subscribe` (shared
+    out among the members of the group) or `assign` (as named), and takes messages by `poll`.
+
+    All methods raise NoRoute, ConnectFailed, ConnectionLost, RequestTimeout and the ResponseError of what a
+    broker refuses; nothing is retried but what runs in the background.
+    """
+
+    def __init__(self, session: Session, group: str) -> None:
+        self.group = validate_group(group)
+        self._session = session
+        self._positions: dict[MessageQueue, int] = {}
+        self._broker_ids: dict[MessageQueue, int] = {}
+        self._templates: dict[tuple[MessageQueue, str | Sql], PullTemplate] = {}
+        self._is_open = False
+        self._scope = TaskScope()
+        self._polling: _Polling | None = None
+
+    async def __aenter__(self) -> PullConsumer:
+        await self._scope.__aenter__()
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the group; with `auto_commit`, a normal exit commits all that was polled."""
+        self._is_open = False
+        try:
+            if self._polling is not None:
+                await self._polling.leave(done=error is None)
+        finally:
+            await self._scope.__aexit__(kind, error, trace)
+
+    # --- polling ---
+
+    async def subscribe(
+        self,
+        topics: Mapping[str, str | Sql],
+        *,
+        consume_from: str | int = "last",
+        auto_commit: bool = True,
+        strategy: Strategy = averagely,
+    ) -> None:
+        """Join the group, and have this member's share of the queues pulled. See `Client.consumer`.
+
+        With `auto_commit`, what was polled is committed every `commit_interval_ms`, once the next `poll` (or
+        the end of the block) has shown that it was consumed. Raises ConfigError, InvalidName,
+        LocalProtocolError when it has queues already, ResponseError when a broker does not let the group in.
+        Cancelled: it has left again and has no queues."""
+        full = full_topics(topics, self._session.config.namespace)
+        await self._begin_polling(full, self._options(consume_from, auto_commit, strategy))
+
+    async def assign(
+        self, queues: Iterable[MessageQueue], *, consume_from: str | int = "last", auto_commit: bool = True
+    ) -> None:
+        """Have these queues pulled, whatever other members of the group do. Raises as `subscribe`.
+        Cancelled: it has no queues."""
+        named = frozenset(check_queues("queues", queues))
+        topics = dict.fromkeys((queue.topic for queue in named), ALL)
+        await self._begin_polling(topics, self._options(consume_from, auto_commit, queues=named))
+
+    def _options(
+        self,
+        consume_from: str | int,
+        auto_commit: bool,
+        strategy: Strategy = averagely,
+        queues: frozenset[MessageQueue] | None = None,
+    ) -> ConsumerOptions:
+        return ConsumerOptions(
+            consume_from=consume_from,
+            broadcasting=False,
+            on_error="retry",
+            strategy=strategy,
+            polled=True,
+            queues=queues,
+            auto_commit=auto_commit,
+        )
+
+    async def _begin_polling(self, topics: Mapping[str, str | Sql], options: ConsumerOptions) -> None:
+        self._check_open()
+        if self._polling is not None:
+            raise LocalProtocolError(f"the pull consumer of {self.group} has its queues already")
+        polling = _Polling(self._session, self.group, topics, options)
+        with bare_errors():
+            await polling.member.join(self._scope)
+        self._polling = polling
+
+    @property
+    def assignment(self) -> list[MessageQueue]:
+        """The queues that are pulled for `poll` now."""
+        return [] if self._polling is None else self._polling.member.queues
+
+    async def poll(self, max_messages: int = 32, timeout: float = 5.0) -> list[StoredMessage]:
+        """The next messages of the assigned queues, at most so many; none when there are none for `timeout`
+        seconds. Those of the poll before count as consumed. Cancelled: no message is lost."""
+        check_number("max_messages", max_messages, 1)
+        check_number("timeout", timeout, 0, whole=False)
+        return await self._started().poll(max_messages, timeout)
+
+    async def commit_polled(self) -> None:
+        """Commit all that was polled, for those who do it themselves. Failures are logged. Cancelled: some
+        queues may be committed, and the next commit takes the others."""
+        await self._started().commit()
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Let `poll` take nothing from these queues."""
+        self._started().pause(check_queues("queues", queues))
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Let `poll` take from them again."""
+        self._started().resume(check_queues("queues", queues))
+
+    def _started(self) -> _Polling:
+        if self._polling is None:
+            raise LocalProtocolError("there is nothing to poll: subscribe or assign first")
+        return self._polling
+
+    # --- reading by offsets ---
+
+    async def message_queues(self, topic: str) -> list[MessageQueue]:
+        """The queues of a topic that can be read. Cancelled: nothing has happened."""
+        self._check_open()
+        session = self._session
+        full = with_namespace(session.config.namespace, validate_topic(topic))
+        rotation = await session.rotation(full, session.brokers.timeout)
+        return list(rotation.route.subscribe_queues)
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """The offset of the oldest message that is still there. Cancelled: nothing has happened."""
+        await self._ensure_route(queue)
+        return await self._session.brokers.min_offset(queue)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """The offset that the next message will get. Cancelled: nothing has happened."""
+        await self._ensure_route(queue)
+        return await self._session.brokers.max_offset(queue)
+
+    async def bounds(self, queue: MessageQueue) -> dict[MessageQueue, tuple[int, int]]:
+        """The minimum and maximum offsets of all queues that the topic has on the broker of `queue`, in one
+        request. Raises TopicNotExist. Cancelled: nothing has happened."""
+        await self._ensure_route(queue)
+        return await self._session.brokers.bounds(queue)
+
+    async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """The offset of the first message stored at that time (ms since 1970) or later; `max_offset` when
+        there is none. Cancelled: nothing has happened.
+        """
+        check_number("timestamp_ms", timestamp_ms, 0)
+        await self._ensure_route(queue)
+        return await first_since(self._session, self.group, queue, timestamp_ms)
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The offset that the group has committed; None when there is none. Cancelled: nothing has
+        happened.
+        """
+        await self._ensure_route(queue)
+        return await self._session.brokers.query_offset(self.group, queue)
+
+    async def commit(self, queue: MessageQueue, offset: int) -> None:
+        """Commit: the group goes on with the message at `offset`. Cancelled: it may or may not be
+        committed.
+        """
+        check_number("offset", offset, 0)
+        await self._ensure_route(queue)
+        await self._session.brokers.update_offset(self.group, queue, offset)
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Let the next `pull` without an offset begin here, or `poll`, where the queue is pulled for it."""
+        check_type("queue", queue, MessageQueue, "an rmq.MessageQueue")
+        check_number("offset", offset, 0)
+        if self._polling is not None:
+            self._polling.seek(queue, offset)
+        self._positions[queue] = offset
+
+    async def position(self, queue: MessageQueue) -> int:
+        """Where the next `pull` without an offset begins: after the last one, where `seek` said, where the
+        group has committed, or else at the oldest message. Cancelled: nothing has happened.
+        """
+        if queue not in self._positions:
+            stored = await self.committed(queue)
+            self._positions[queue] = await self.min_offset(queue) if stored is None or stored < 0 else stored
+        return self._positions[queue]
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        offset: int | None = None,
+        *,
+        max_messages: int = 32,
+        expression: str | Sql = ALL,
+        wait: float = 0.0,
+    ) -> PullResult:
+        """Up to `max_messages` messages from `offset` on, or from `position`; fewer is no sign of the end,
+        none is.
+
+        `expression` filters as in a subscription. `wait` is how many seconds the broker may hold the answer
+        while there is nothing. An offset outside the queue is corrected as the broker says. Cancelled:
+        nothing has happened, and the position stays.
+        """
+        check_number("max_messages", max_messages, 1)
+        check_number("wait", wait, 0, whole=False)
+        if offset is not None:
+            check_type("offset", offset, int, "an int, the offset of a message in the queue")
+        await self._ensure_route(queue)
+        at = await self.position(queue) if offset is None else offset
+        template = self._template(queue, expression)
+        deadline = self._session.now() + wait
+        while True:
+            answer = await self._ask(template, at, max_messages, max(deadline - self._session.now(), 0.0))
+            over = answer.code == ResponseCode.PULL_NOT_FOUND and self._session.now() >= deadline
+            if answer.messages or over:
+                break
+            if answer.next_offset == at:
+                await anyio.sleep(FIRST_PAUSE_SECONDS)
+            at = answer.next_offset
+        self._positions[queue] = answer.next_offset
+        return PullResult(answer.messages, answer.next_offset, answer.min_offset, answer.max_offset)
+
+    async def pull_raw(
+        self, queue: MessageQueue, offset: int, *, max_messages: int = 32, expression: str | Sql = ALL
+    ) -> RawPull:
+        """One pull whose records stay bytes, for those who read many at once; what the broker says of the
+        offset is not acted on, and tags are compared only by the broker, by their hashes.
+
+        Any number may be under way at once. Cancelled: nothing has happened.
+        """
+        await self._ensure_route(queue)
+        response, address = await self._exchange(self._template(queue, expression), offset, max_messages, 0.0)
+        return RawPull.of(response, address)
+
+    async def topics(self) -> list[str]:
+        """The names of all topics that a name server knows, RocketMQ's own too. Cancelled: nothing has
+        happened."""
+        self._check_open()
+        return await self._session.name_servers.topics(self._session.brokers.timeout)
+
+    async def recorded(self, queue: MessageQueue) -> int | None:
+        """What the broker has written down as committed by the group; None when nothing.
+
+        `committed` may say 0 for a young queue that the group never committed; this reads the broker's
+        table of all groups, so it is for rare use. Cancelled: nothing has happened.
+        """
+        await self._ensure_route(queue)
+        return await self._session.brokers.recorded_offset(self.group, queue)
+
+    async def _ask(
+        self, template: PullTemplate, queue_offset: int, max_messages: int, wait: float
+    ) -> PullAnswer:
+        response, address = await self._exchange(template, queue_offset, max_messages, wait)
+        answer = template.answer(response, queue_offset, address)
+        self._broker_ids[template.queue] = answer.broker_id
+        return answer
+
+    async def _exchange(
+        self, template: PullTemplate, queue_offset: int, max_messages: int, wait: float
+    ) -> tuple[Command, str]:
+        """Send a pull; returns the answer and the address that it came from."""
+        session, queue = self._session, template.queue
+        _, address = session.brokers.reader(queue, self._broker_ids.get(queue, MASTER_ID))
+        request = template.request(queue_offset, max_messages, int(wait * 1000), None)
+        return await session.pool.call(address, request, wait + session.brokers.timeout), address
+
+    def _template(self, queue: MessageQueue, expression: str | Sql) -> PullTemplate:
+        template = self._templates.get((queue, expression))
+        if template is None:
+            data = subscription(queue.topic, expression, self._session.now_ms())
+            template = self._templates[queue, expression] = PullTemplate(
+                self.group,
+                queue,
+                data,
+                tell_subscription=True,
+                config=self._session.config,
+            )
+        return template
+
+    async def _ensure_route(self, queue: MessageQueue) -> None:
+        """Have the address of the queue's broker."""
+        self._check_open()
+        check_type("queue", queue, MessageQueue, "an rmq.MessageQueue")
+        if self._session.routes.reader(queue.broker_name) is None:
+            await self._session.refresh(queue.topic)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise LocalProtocolError(f"the pull consumer of {self.group} is not open: use it in its block")
+
+
+# Whole topics, for tools: what they hold now, queue by queue.
+
+READER: Final = "TOOLS_CONSUMER"
+"""The group that reads for tools: every broker knows it."""
+
+
+async def read_topic(
+    session: Session, topic: str, since_ms: int | None = None
+) -> AsyncGenerator[StoredMessage]:
+    """The messages that `topic` has now, or those stored at `since_ms` or later; none when there is no topic.
+
+    To be used in `aclosing`. Raises NoPermission when it may not be read, and as `PullConsumer.pull`.
+    Cancelled: nothing has happened."""
+    async with PullConsumer(session, READER) as puller:
+        try:
+            queues = await puller.message_queues(topic)
+        except NoRoute as error:
+            if not error.refused and await session.name_servers.topics(session.brokers.timeout):
+                return  # a name server answers, so there is no such topic
+            raise
+        if not queues:
+            raise NoPermission(remark=f"{topic} may not be read; give the topic the permission 6")
+        for queue in queues:
+            end = await puller.max_offset(queue)
+            at = await (
+                puller.min_offset(queue) if since_ms is None else puller.search_offset(queue, since_ms)
+            )
+            while at < end:
+                page = await puller.pull(queue, at)
+                for message in page.messages:
+                    if message.queue_offset < end:
+                        yield message
+                at = page.next_offset if page.messages else end

@@ -1,0 +1,112 @@
+"""Observers: what is called when a client sends and consumes messages, for traces and metrics.
+
+    async with rmq.connect(address, plugins=[MessageTrace()]) as client: ...
+
+Without observers, sending and consuming cost nothing more. The error of an observer is logged, and the
+message is sent or consumed all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rmq.remoting.cancellation import as_failure, cancel_requests
+
+if TYPE_CHECKING:
+    from rmq.client.produce.outgoing import SendResult
+    from rmq.client.session.session import Session
+    from rmq.message import Message, StoredMessage
+
+log = logging.getLogger("rmq.client.observer")
+
+T = TypeVar("T")
+
+
+class Observer:
+    """Base class: override what you need. Hooks are synchronous and stand on the path of every message."""
+
+    def attach(self, session: Session) -> None:
+        """The client opens; called before anything else."""
+
+    async def run(self) -> None:
+        """A task beside the client, cancelled when it closes."""
+
+    async def flush(self) -> None:
+        """Send what has gathered: the client closes, within its `shutdown_timeout_ms`. Cancelled when
+        that has passed: the rest may be dropped."""
+
+    def sending(self, group: str, message: Message, extra: MutableMapping[str, str]) -> Any:
+        """A message is about to be sent; `extra` are properties to add. What it returns goes to `sent`."""
+
+    def sent(self, token: Any, result: SendResult | None, error: BaseException | None) -> None:
+        """The message is stored, or `error` says why not; neither: it was sent one-way."""
+
+    def ended(
+        self, group: str, result: SendResult, message: Message, decision: int, *, checked: bool
+    ) -> None:
+        """A transaction has ended with COMMIT, ROLLBACK or UNKNOWN."""
+
+    def consuming(self, group: str, messages: Sequence[StoredMessage]) -> Any:
+        """A handler gets messages, in this task. What it returns goes to `consumed`."""
+
+    def consumed(self, token: Any, error: BaseException | None) -> None:
+        """The handler has returned, raised or been cancelled."""
+
+
+class Observers:
+    """All observers of a client."""
+
+    def __init__(self, observers: Sequence[Observer] = ()) -> None:
+        self.all = tuple(observers)
+
+    def __bool__(self) -> bool:
+        return bool(self.all)
+
+    def begin(self, hook: Callable[[Observer], T]) -> list[tuple[Observer, T]]:
+        """Call a hook of each, and keep what it returns."""
+        tokens = []
+        for observer in self.all:
+            try:
+                tokens.append((observer, hook(observer)))
+            except BaseException as error:
+                _failed(observer, error)
+        return tokens
+
+    def end(self, tokens: Sequence[tuple[Observer, T]], hook: Callable[[Observer, T], None]) -> None:
+        """Call the hook that belongs to that of `begin`, last first."""
+        for observer, token in reversed(tokens):
+            try:
+                hook(observer, token)
+            except BaseException as error:
+                _failed(observer, error)
+
+    def handler(
+        self, group: str, handle: Callable[[Any], Awaitable[object]], *, batches: bool = False
+    ) -> Callable[[Any], Awaitable[object]]:
+        """A consumer's handler that is observed."""
+        if not self:
+            return handle
+
+        async def observed(argument: Any) -> object:
+            messages = argument if batches else [argument]
+            tokens = self.begin(lambda observer: observer.consuming(group, messages))
+            failure: BaseException | None = None
+            try:
+                return await handle(argument)
+            except BaseException as error:
+                failure = error
+                raise
+            finally:
+                self.end(tokens, lambda observer, token: observer.consumed(token, failure))
+
+        return observed
+
+
+def _failed(observer: Observer, error: BaseException) -> None:
+    """Log the failure of a hook. Raises `error` when it is none: Ctrl-C, for example."""
+    failure = as_failure(error, cancel_requests())  # a hook does not wait, so it is never cancelled itself
+    if failure is None:
+        raise error
+    log.error("%s failed", type(observer).__name__, exc_info=failure)

@@ -1,0 +1,363 @@
+"""Servers: the single requests that a client makes of name servers and brokers, each as one method.
+
+Nothing is retried here, but that the name servers are asked one after the other until one answers. All
+methods of `Brokers` raise NoRoute when no address is known for the broker, ConnectFailed, ConnectionLost,
+RequestTimeout, and the ResponseError of what the broker refuses. Cancelled: the server may have acted on the
+request.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import attrs
+
+from rmq.client.session.routes import RouteTable
+from rmq.errors import (
+    NETWORK_ERRORS,
+    AccessDenied,
+    ConfigError,
+    NoPermission,
+    NoRoute,
+    QueryNotFound,
+    RemoteProtocolError,
+    ResponseError,
+    RmqError,
+    Unreachable,
+    check_type,
+    for_code,
+)
+from rmq.message import MessageQueue, StoredMessage, with_namespace
+from rmq.protocol.bodies import (
+    CheckClientRequestBody,
+    ConsumerOffsetSerializeWrapper,
+    GetConsumerListByGroupResponseBody,
+    HeartbeatData,
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+    SubscriptionData,
+    TopicList,
+    TopicRouteData,
+    TopicStatsTable,
+    UnlockBatchRequestBody,
+)
+from rmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
+from rmq.protocol.command import Command, next_opaque
+from rmq.protocol.headers import (
+    WARNING,
+    ConsumerSendMsgBackRequestHeader,
+    GetConsumerListByGroupRequestHeader,
+    GetEarliestMsgStoretimeRequestHeader,
+    GetEarliestMsgStoretimeResponseHeader,
+    GetMaxOffsetRequestHeader,
+    GetMaxOffsetResponseHeader,
+    GetMinOffsetRequestHeader,
+    GetMinOffsetResponseHeader,
+    GetTopicStatsInfoRequestHeader,
+    QueryConsumerOffsetRequestHeader,
+    QueryConsumerOffsetResponseHeader,
+    SearchOffsetRequestHeader,
+    SearchOffsetResponseHeader,
+    UnregisterClientRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+    encode,
+)
+from rmq.protocol.properties import REASON, RETRY_DELAY_MS
+from rmq.remoting.address import split_address
+from rmq.remoting.pool import Pool
+
+log = logging.getLogger("rmq.client.servers")
+
+T = TypeVar("T")
+E = TypeVar("E", bound=RmqError)
+
+FAILURES = (*NETWORK_ERRORS, NoRoute, ResponseError, RemoteProtocolError)
+"""What a background loop logs and tries again at its next turn."""
+
+
+NO_MEMBERS = "no consumer for this group"
+"""So begins RocketMQ's remark; it has no code for it."""
+
+
+def parse_name_servers(text: str | Sequence[str], source: str = "") -> list[str]:
+    """``"a:9876;b:9876"`` or a list of addresses as a list. Raises ConfigError when there is none, or for one
+    that is no address; it names the `source`."""
+    expected = "at least one name server as host:port, or with tls://, ws:// or wss:// before it"
+    check_type("namesrv", text, (str, Sequence), expected)
+    pieces = text.replace(",", ";").split(";") if isinstance(text, str) else list(text)
+    for piece in pieces:
+        check_type("namesrv", piece, str, expected)
+    addresses = [piece.strip() for piece in pieces if piece.strip()]
+    if not addresses:
+        raise ConfigError("namesrv", text, expected, source)
+    for address in addresses:
+        try:
+            port = split_address(address).port
+        except ConfigError:
+            port = 0
+        if port == 0:
+            raise ConfigError("namesrv", address, expected, source)
+    return addresses
+
+
+class NameServers:
+    """The name servers of a client. They do not know of each other, so each may know other topics."""
+
+    def __init__(self, pool: Pool, addresses: Sequence[str], first: int = 0) -> None:
+        self.addresses = list(addresses)
+        self._pool = pool
+        self._at = first % len(self.addresses)
+
+    async def route(self, topic: str, timeout: float) -> TopicRouteData:
+        """The route of `topic`. Each server may take `timeout` seconds.
+
+        Raises NoRoute, with all that were asked and why each had no answer: Unreachable when none could be
+        asked, AccessDenied when one does not know the account. Cancelled: nothing is left behind.
+        """
+        return await self._first_answer(
+            topic,
+            Command.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}),
+            timeout,
+            lambda response: TopicRouteData.from_json(response.body),
+        )
+
+    async def topics(self, timeout: float) -> list[str]:
+        """The names of all topics that the first name server to answer knows. Raises as `route`."""
+        return await self._first_answer(
+            "(list of topics)",
+            Command.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER),
+            timeout,
+            lambda response: TopicList.from_json(response.body).topic_list,
+        )
+
+    async def _first_answer(
+        self, topic: str, request: Command, timeout: float, read: Callable[[Command], T]
+    ) -> T:
+        """What the first name server says that knows it; the next request begins at one that answered."""
+        unreached: dict[str, Exception] = {}
+        refusals: list[ResponseError] = []
+        count = len(self.addresses)
+        for address in [self.addresses[(self._at + step) % count] for step in range(count)]:
+            asked = Command(request.code, next_opaque(), request.flag, request.ext, request.body)
+            try:
+                response = await self._pool.call(address, asked, timeout)
+                if response.code == ResponseCode.SUCCESS:
+                    return read(response)
+            except (*NETWORK_ERRORS, RemoteProtocolError) as error:
+                log.info("name server %s: %s", address, error)
+                unreached[address] = error
+                self._at += 1
+                continue
+            if response.code != ResponseCode.TOPIC_NOT_EXIST:
+                refusals.append(for_code(response.code, response.remark, address))
+        if len(unreached) == count:
+            raise noted(Unreachable(topic, unreached))
+        for refusal in refusals:
+            if isinstance(refusal, AccessDenied):
+                raise noted(refusal)
+        failures = [str(error) for error in (*unreached.values(), *refusals)]
+        refused = any(isinstance(refusal, NoPermission) for refusal in refusals)
+        raise no_route(topic, self.addresses, "; ".join(failures), refused=refused)
+
+
+def no_route(topic: str, asked: Sequence[str], detail: str, *, refused: bool = False) -> NoRoute:
+    """A NoRoute whose traceback also shows what to do."""
+    return noted(NoRoute(topic, asked, detail, refused=refused))
+
+
+def noted(error: E) -> E:
+    """The error; its traceback also shows what to do."""
+    error.add_note(error.hint)
+    return error
+
+
+_STATS_ROW = re.compile(
+    rb'"queueId":([0-9]+),"topic":"[^"]*"\}:'
+    rb'\{"lastUpdateTimestamp":-?[0-9]+,"maxOffset":([0-9]+),"minOffset":([0-9]+)\}'
+)
+"""A row of a TopicStatsTable as fastjson and our brokers write it. So read, a thousand queues cost a tenth of
+what they cost as values."""
+
+
+@attrs.frozen
+class Brokers:
+    """Requests to brokers over `pool`; `timeout` seconds each."""
+
+    pool: Pool
+    routes: RouteTable
+    name_servers: NameServers
+    timeout: float
+    namespace: str = ""
+
+    async def call(
+        self, address: str, code: RequestCode, header: Any = None, body: bytes = b"", timeout: float = 0
+    ) -> Command:
+        """Send a request; any answer but SUCCESS is raised as its ResponseError."""
+        request = Command.request(code, header, body)
+        response = await self.pool.call(address, request, timeout or self.timeout)
+        if response.code != ResponseCode.SUCCESS:
+            raise for_code(response.code, response.remark, address)
+        return response
+
+    def master(self, queue: MessageQueue) -> str:
+        """The address that the queue is written to."""
+        address = self.routes.master(queue.broker_name)
+        if address is None:
+            raise self._unknown(queue)
+        return address
+
+    def reader(self, queue: MessageQueue, broker_id: int = MASTER_ID) -> tuple[int, str]:
+        """(broker id, address) to read the queue from; `broker_id` is a wish."""
+        found = self.routes.reader(queue.broker_name, broker_id)
+        if found is None:
+            raise self._unknown(queue)
+        return found
+
+    def _unknown(self, queue: MessageQueue) -> NoRoute:
+        detail = f"no address is known for broker {queue.broker_name}"
+        return NoRoute(queue.topic, self.name_servers.addresses, detail)
+
+    # --- offsets of a queue ---
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """The offset that the next message will get; while the master is down, what a slave has."""
+        header = GetMaxOffsetRequestHeader(queue.topic, queue.queue_id, queue.broker_name)
+        response = await self.call(self.reader(queue)[1], RequestCode.GET_MAX_OFFSET, header)
+        return response.read(GetMaxOffsetResponseHeader).offset
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """The offset of the oldest message that is still there."""
+        header = GetMinOffsetRequestHeader(queue.topic, queue.queue_id, queue.broker_name)
+        response = await self.call(self.reader(queue)[1], RequestCode.GET_MIN_OFFSET, header)
+        return response.read(GetMinOffsetResponseHeader).offset
+
+    async def bounds(self, queue: MessageQueue) -> dict[MessageQueue, tuple[int, int]]:
+        """The two, of all queues that the topic has on the queue's broker: GET_TOPIC_STATS_INFO."""
+        header = GetTopicStatsInfoRequestHeader(queue.topic)
+        response = await self.call(self.reader(queue)[1], RequestCode.GET_TOPIC_STATS_INFO, header)
+        body = bytes(response.body)
+        rows = _STATS_ROW.findall(body)
+        if len(rows) == body.count(b"maxOffset"):  # else it is in another order than Java's
+            name, topic = queue.broker_name, queue.topic
+            return {MessageQueue(topic, name, int(each)): (int(low), int(high)) for each, high, low in rows}
+        table = TopicStatsTable.from_json(body).offset_table
+        return {each: (one.min_offset, one.max_offset) for each, one in table.items()}
+
+    async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """The offset that the broker names for a time: of a message near it. See `pull.first_since`."""
+        header = SearchOffsetRequestHeader(queue.topic, queue.queue_id, timestamp_ms, queue.broker_name)
+        response = await self.call(self.reader(queue)[1], RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+        return response.read(SearchOffsetResponseHeader).offset
+
+    async def earliest_time(self, queue: MessageQueue) -> int:
+        """When the oldest message was stored, in ms."""
+        header = GetEarliestMsgStoretimeRequestHeader(queue.topic, queue.queue_id, queue.broker_name)
+        response = await self.call(self.reader(queue)[1], RequestCode.GET_EARLIEST_MSG_STORETIME, header)
+        return response.read(GetEarliestMsgStoretimeResponseHeader).timestamp
+
+    # --- offsets of a group ---
+
+    async def query_offset(self, group: str, queue: MessageQueue) -> int | None:
+        """Where the group is in the queue; None when the broker has nothing of it."""
+        header = QueryConsumerOffsetRequestHeader(group, queue.topic, queue.queue_id, queue.broker_name)
+        try:
+            response = await self.call(self.reader(queue)[1], RequestCode.QUERY_CONSUMER_OFFSET, header)
+        except QueryNotFound:
+            return None
+        return response.read(QueryConsumerOffsetResponseHeader).offset
+
+    async def recorded_offset(self, group: str, queue: MessageQueue) -> int | None:
+        """What stands in the broker's own table, which says nothing of queues that were never committed;
+        `query_offset` may say 0 for those."""
+        response = await self.call(self.master(queue), RequestCode.GET_ALL_CONSUMER_OFFSET)
+        table = ConsumerOffsetSerializeWrapper.from_json(response.body).offset_table
+        return table.get(f"{queue.topic}@{group}", {}).get(queue.queue_id)
+
+    async def update_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
+        """Set where the group is in the queue."""
+        header = UpdateConsumerOffsetRequestHeader(
+            group, queue.topic, queue.queue_id, queue_offset, queue.broker_name
+        )
+        await self.call(self.reader(queue)[1], RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+    # --- groups ---
+
+    async def heartbeat(self, address: str, data: HeartbeatData) -> str:
+        """Tell a broker who we are; returns what it warns of: groups whose members do not fit together."""
+        answer = await self.call(address, RequestCode.HEART_BEAT, body=data.to_json())
+        return answer.ext.get(WARNING, "")
+
+    async def unregister(
+        self, address: str, client_id: str, *, producer: str | None = None, consumer: str | None = None
+    ) -> None:
+        """Tell a broker that we have left a group."""
+        header = UnregisterClientRequestHeader(client_id, producer, consumer)
+        await self.call(address, RequestCode.UNREGISTER_CLIENT, header)
+
+    async def consumer_ids(self, address: str, group: str) -> list[str]:
+        """The client ids of a group's members, as this broker knows them; none of a group that it does not
+        know, as before the first heartbeat of a member."""
+        header = GetConsumerListByGroupRequestHeader(group)
+        try:
+            response = await self.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+        except ResponseError as error:
+            if error.code == ResponseCode.SYSTEM_ERROR and str(error.remark).startswith(NO_MEMBERS):
+                return []
+            raise
+        return GetConsumerListByGroupResponseBody.from_json(response.body).consumer_id_list
+
+    async def check_subscription(
+        self, address: str, client_id: str, group: str, data: SubscriptionData
+    ) -> None:
+        """Ask a broker whether it can filter by this expression; raises SubscriptionParseFailed."""
+        body = CheckClientRequestBody(client_id=client_id, group=group, subscription_data=data)
+        await self.call(address, RequestCode.CHECK_CLIENT_CONFIG, body=body.to_json())
+
+    async def send_back(
+        self,
+        message: StoredMessage,
+        group: str,
+        delay_level: int,
+        max_reconsume_times: int,
+        reason: str = "",
+        delay_ms: int | None = None,
+    ) -> None:
+        """Give a message back that could not be consumed: the broker puts it into the group's retry topic.
+
+        `delay_level` 0 leaves the delay to the broker, which makes it longer each time; -1 goes to the dead
+        letters. `delay_ms` is any time, which our brokers put in the place of the level. `reason` is what a
+        dead letter keeps of it.
+        """
+        header = ConsumerSendMsgBackRequestHeader(
+            message.physical_offset,
+            group,
+            delay_level,
+            message.message_id,
+            with_namespace(self.namespace, message.topic),
+            False,
+            max_reconsume_times,
+            message.broker_name,
+        )
+        address = self.routes.master(message.broker_name) or message.store_host
+        ext = encode(header) | ({REASON: reason} if reason else {})
+        if delay_ms is not None:
+            ext[RETRY_DELAY_MS] = str(delay_ms)
+        await self.call(address, RequestCode.CONSUMER_SEND_MSG_BACK, ext)
+
+    # --- queue locks ---
+
+    async def lock(
+        self, address: str, group: str, client_id: str, queues: Sequence[MessageQueue]
+    ) -> frozenset[MessageQueue]:
+        """Lock queues for this client; returns those that are locked for it now."""
+        body = LockBatchRequestBody(group, client_id, frozenset(queues))
+        response = await self.call(address, RequestCode.LOCK_BATCH_MQ, body=body.to_json())
+        return LockBatchResponseBody.from_json(response.body).lock_ok_mq_set
+
+    async def unlock(self, address: str, group: str, client_id: str, queues: Sequence[MessageQueue]) -> None:
+        """Give queue locks back."""
+        body = UnlockBatchRequestBody(group, client_id, frozenset(queues))
+        await self.call(address, RequestCode.UNLOCK_BATCH_MQ, body=body.to_json())

@@ -1,0 +1,489 @@
+"""Session: what the producers and consumers of one client share, and the loops that keep it fresh.
+
+client ├ pool        one connection to each server: reader and writer
+       ├ heartbeat   30 s, and at once when a group joins, a broker appears, a connection is lost or back;
+       │             every half second to brokers that do not answer
+       └ routes      30 s, and at once on failure
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import anyio
+import anyio.abc
+from attrs import define, evolve, field
+
+from rmq.client.config import ClientConfig
+from rmq.client.session.events import Connected, Disconnected, Event, OnEvent
+from rmq.client.session.health import ConsumerHealth
+from rmq.client.session.observer import Observers
+from rmq.client.session.requests import Brokers, NameServers, no_route
+from rmq.client.session.routes import BrokerHealth, Rotation, Route, RouteRequest, RouteTable
+from rmq.client.session.window import Windows
+from rmq.clock import wall_clock_ms
+from rmq.errors import (
+    NETWORK_ERRORS,
+    NoRoute,
+    RemoteProtocolError,
+    ResponseError,
+    RmqError,
+    ServiceNotAvailable,
+    StrayCancellation,
+    SystemBusy,
+    Unreachable,
+)
+from rmq.message import (
+    AUTO_CREATE_TOPIC,
+    PROPERTY_CORRELATION_ID,
+    PROPERTY_REPLY_ARRIVE_TIME,
+    MessageQueue,
+    StoredMessage,
+    UniqueIds,
+)
+from rmq.protocol.bodies import ConsumerData, ConsumerRunningInfo, HeartbeatData, ProducerData
+from rmq.protocol.codes import SYS_COMPRESSED
+from rmq.protocol.command import Command
+from rmq.protocol.headers import ReplyMessageRequestHeader
+from rmq.protocol.properties import decode_properties
+from rmq.protocol.record import decompress
+from rmq.remoting.cancellation import as_failure
+from rmq.remoting.connection import Connection
+from rmq.remoting.endpoint import Endpoint
+from rmq.remoting.loop import Alarm, Waiter, bare_errors, current_loop
+from rmq.remoting.pool import Pool
+
+log = logging.getLogger("rmq.client.session")
+
+AWAY_SECONDS = 0.5
+"""A broker that does not answer is told so often who we are: its return is noticed by that."""
+LEAST_PAUSE_SECONDS = 0.2
+"""Between two rounds of route requests or of heartbeats, however much fails."""
+
+PASSING = (SystemBusy, ServiceNotAvailable)
+"""Refusals that say nothing of who is refused."""
+
+
+class Member(Protocol):
+    """A consumer of the client, as brokers and administrators see it."""
+
+    group: str
+
+    def describe(self) -> ConsumerData:
+        """What the heartbeat says of it."""
+
+    def rebalance_soon(self) -> None:
+        """The members of its group have changed."""
+
+    def running_info(self) -> ConsumerRunningInfo:
+        """What it says of itself to an administrator."""
+
+    def reset_offsets(self, topic: str, offsets: dict[MessageQueue, int]) -> None:
+        """Go on from these offsets."""
+
+    def consume_directly(self, request: Command, connection: Connection) -> Command | None:
+        """Consume one message that an administrator sends, and answer; None: the answer comes later."""
+
+    def health(self) -> ConsumerHealth:
+        """What it says of itself to the application."""
+
+    def check_ready(self) -> None:
+        """Raise what keeps it from having its share of the queues."""
+
+    async def lag(self) -> dict[MessageQueue, int]:
+        """How many messages of its queues it has not consumed. Raises RmqError."""
+
+
+@define
+class PendingRequests:
+    """The requests of a client that wait for a reply, by their correlation ids."""
+
+    _waiters: dict[str, Waiter] = field(factory=dict)
+
+    @contextmanager
+    def expected(self, correlation_id: str) -> Iterator[Waiter]:
+        """A waiter that gets the reply as a StoredMessage. One that comes after the block is dropped."""
+        waiter = self._waiters[correlation_id] = current_loop().waiter()
+        try:
+            yield waiter
+        finally:
+            del self._waiters[correlation_id]
+
+    def on_reply(self, request: Command, broker: str, now_ms: int, body_max: int | None = None) -> None:
+        """A broker pushes a reply. Raises CorruptRecord and RemoteProtocolError when it cannot be read."""
+        header = request.read(ReplyMessageRequestHeader)
+        properties = decode_properties(header.properties)
+        properties[PROPERTY_REPLY_ARRIVE_TIME] = str(now_ms)
+        waiter = self._waiters.get(properties.get(PROPERTY_CORRELATION_ID, ""))
+        if waiter is None:
+            log.warning("%s: a reply came that nobody waits for any more", broker)
+            return
+        body = request.body
+        if header.sys_flag & SYS_COMPRESSED:
+            body = decompress(body, header.sys_flag, body_max)
+        message = StoredMessage(
+            header.topic,
+            header.queue_id,
+            0,
+            0,
+            len(request.body),
+            body,
+            properties,
+            flag=header.flag,
+            sys_flag=header.sys_flag & ~SYS_COMPRESSED,
+            born_timestamp=header.born_timestamp,
+            born_host=header.born_host.lstrip("/"),
+            store_timestamp=header.store_timestamp,
+            store_host=header.store_host.lstrip("/"),
+            reconsume_times=header.reconsume_times or 0,
+        )
+        waiter.resolve(message)
+
+
+class Session:
+    """See the module. Made in a running event loop; `run` owns its tasks."""
+
+    def __init__(
+        self,
+        pool: Callable[[Endpoint], Pool],
+        endpoint: Callable[[Session], Endpoint],
+        name_servers: list[str],
+        client_id: str,
+        config: ClientConfig,
+        *,
+        unique_ids: UniqueIds,
+        chance: random.Random,
+        now_ms: Callable[[], int] = wall_clock_ms,
+        persistent_name: str = "",
+        observers: Observers | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        """`endpoint(session)` answers the requests of brokers; `pool(endpoint)` makes its connections.
+        `on_event` is called with what happens around the messages."""
+        self.config = config
+        self.client_id = client_id
+        self.observers = observers or Observers()
+        self.persistent_name = persistent_name or client_id
+        """The same from one run to the next: what is kept on this host is kept under it."""
+        self.now_ms = now_ms
+        self.now: Callable[[], float] = current_loop().now
+        self.unique_ids = unique_ids
+        self.chance = chance
+        self._on_event = on_event
+        self.send_retries = Counter[str]()
+        """Topic -> attempts of sends after their first."""
+        self.pool = pool(endpoint(self))
+        self.pool.on_change = self._on_connection
+        self.routes = RouteTable(lambda: chance.randrange(1 << 16))
+        self.health = BrokerHealth()
+        self.windows = Windows(config.send_window)
+        self.name_servers = NameServers(self.pool, name_servers, chance.randrange(len(name_servers)))
+        timeout = config.request_timeout_ms / 1000
+        self.brokers = Brokers(self.pool, self.routes, self.name_servers, timeout, config.namespace)
+        self.producers: dict[str, Any] = {}
+        self.members: dict[str, Member] = {}
+        self.pending_requests = PendingRequests()
+        self.is_replying = False
+        """Whether a producer has replied to a request."""
+        self.tasks: anyio.abc.TaskGroup | None = None
+        """For tasks that end with the client, while it runs."""
+        self._users = 0
+        self._departure = Alarm()
+        self._route_requests: dict[str, RouteRequest] = {}
+        self.searches: dict[str, RouteRequest] = {}
+        """Topics whose routes senders wait for."""
+        self._stale: dict[str, None] = {}
+        self._refresh_now = Alarm()
+        self._warnings: dict[tuple[str, str], str] = {}  # a broker's last word of a group; "": of producers
+        self._refusals: dict[str, ResponseError] = {}  # by the groups that the last heartbeat was refused for
+        self._silent: set[str] = set()  # addresses that did not answer the last heartbeat
+        self._back = anyio.Event()  # one of them has answered
+        self._introduced: dict[str, set[str]] = {}  # producer groups that a broker knows this connection by
+        self._lost: set[str] = set()  # addresses whose connection was lost and is not there again
+        self._heartbeat_now = Alarm()
+        self._heartbeat_lock = anyio.Lock()
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled. Only a bug ends it with an error."""
+        async with anyio.create_task_group() as tasks:
+            self.tasks = tasks
+            await tasks.start(self.pool.run)
+            tasks.start_soon(self._keep_heartbeats)
+            tasks.start_soon(self._keep_routes)
+            for observer in self.observers.all:
+                observer.attach(self)
+                tasks.start_soon(observer.run)
+            task_status.started()
+        raise StrayCancellation("a background task of the client was cancelled")  # and the group swallowed it
+
+    # --- brokers to send to ---
+
+    def connection(self, broker: str) -> Connection | None:
+        """The open connection to a broker's master that takes another request now, if there is one."""
+        address = self.routes.master(broker)
+        return None if address is None else self.pool.ready(address)
+
+    def tell(self, event: Event) -> None:
+        """Call `on_event`; an error of it is logged."""
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except BaseException as error:
+                failure = as_failure(error)
+                if failure is None:
+                    raise
+                log.error("on_event failed", exc_info=failure)
+
+    def _on_connection(self, address: str, cause: object) -> None:
+        if cause is None:
+            self.tell(Connected(address))
+            if address in self._lost:  # a broker forgets with the connection who was behind it
+                self._lost.discard(address)
+                self.heartbeat_soon()
+        else:
+            self._introduced.pop(address, None)
+            self._lost.add(address)
+            self.tell(Disconnected(address, str(cause)))
+
+    # --- groups -----------------------------------------------------------------------------------
+
+    def arrive(self) -> None:
+        """A producer or a consumer begins to use the session."""
+        self._users += 1
+
+    def depart(self) -> None:
+        """It does not any more."""
+        self._users -= 1
+        self._departure.ring()
+
+    async def departures(self) -> None:
+        """Return when nobody uses the session any more."""
+        while self._users:
+            await self._departure.wait()
+
+    # --- routes -----------------------------------------------------------------------------------
+
+    async def rotation(self, topic: str, timeout: float, *, create: bool = False) -> Rotation:
+        """The route of `topic`, from memory or else from a name server.
+
+        With `create`, a topic that nobody knows gets the route by which a broker makes it on the first
+        send, where brokers do that. Raises NoRoute. Cancelled: others who wait for the same answer ask
+        again.
+        """
+        found = self.routes.get(topic)
+        if found is None:
+            await self.refresh(topic, timeout, create=create)
+            found = self.routes.get(topic)
+            assert found is not None
+        return found
+
+    async def refresh(self, topic: str, timeout: float = 0.0, *, create: bool = False) -> None:
+        """Ask the name servers for a route now; many callers ask once. Raises NoRoute; the old route stays
+        then.
+        """
+        while (pending := self._route_requests.get(topic)) is not None:
+            await pending.over.wait()
+            if pending.error is not None:
+                raise pending.error.with_traceback(None)
+            if pending.is_done:
+                return
+        pending = self._route_requests[topic] = RouteRequest()
+        try:
+            await self._ask(topic, timeout or self.brokers.timeout, create)
+            pending.is_done = True
+        except RmqError as error:
+            pending.error = error
+            raise
+        finally:
+            del self._route_requests[topic]
+            pending.over.set()
+
+    async def _ask(self, topic: str, timeout: float, create: bool) -> None:
+        try:
+            route = Route.of(topic, await self.name_servers.route(topic, timeout))
+        except NoRoute as error:
+            if not create or error.refused or isinstance(error, Unreachable):
+                raise
+            route = await self._default_route(topic, timeout)
+        before, masters = self.routes.addresses(slaves=True), self.routes.masters()
+        if self.routes.put(route):
+            log.info("route of %s: %d queues on %s", topic, len(route.publish_queues), list(route.brokers))
+            for broker_name, _ in self.routes.masters() - masters:  # registered anew, maybe elsewhere
+                self.health.clear(broker_name)
+            if self.routes.addresses(slaves=True) != before:
+                self.heartbeat_soon()
+
+    async def _default_route(self, topic: str, timeout: float) -> Route:
+        """The route by which a broker makes a topic on its first message; the error is that of the
+        topic.
+        """
+        try:
+            data = await self.name_servers.route(AUTO_CREATE_TOPIC, timeout)
+        except Unreachable:
+            raise
+        except NoRoute as error:
+            raise no_route(topic, error.asked, _detail(error)) from None
+        route = Route.of(AUTO_CREATE_TOPIC, data)
+        return route.renamed(topic, self.config.default_topic_queue_nums)
+
+    def refresh_soon(self, topic: str) -> None:
+        """Let the routes' loop ask for this topic now."""
+        self._stale[topic] = None
+        self._refresh_now.ring()
+
+    async def _keep_routes(self) -> None:
+        interval = self.config.poll_name_server_interval_ms / 1000
+        due, ended = self.now() + interval, -math.inf
+        while True:
+            await self._refresh_now.wait(due)
+            await self._rest_after(ended)
+            topics, self._stale = list(self._stale), {}
+            if self.now() >= due:
+                topics = self.routes.topics()
+                due = self.now() + interval
+            for topic in topics:
+                await self._try_refresh(topic)
+            ended = self.now()
+
+    async def _rest_after(self, ended: float) -> None:
+        """Sleep until the least pause after a round is over."""
+        pause = ended + LEAST_PAUSE_SECONDS - self.now()
+        if pause > 0:
+            await anyio.sleep(pause)
+
+    async def _try_refresh(self, topic: str) -> None:
+        try:
+            await self.refresh(topic)
+        except (NoRoute, RemoteProtocolError, ResponseError) as error:
+            # A name server that has just started knows nothing yet: what was known stays.
+            log.info("the route of %s stays as it was: %s", topic, error)
+
+    # --- heartbeat --------------------------------------------------------------------------------
+
+    def heartbeat_soon(self) -> None:
+        """Let the heartbeat's loop tell all brokers now."""
+        self._heartbeat_now.ring()
+
+    async def rest(self, seconds: float) -> None:
+        """Sleep so long, or until a broker that was away is back and has been told who we are."""
+        with anyio.move_on_after(seconds):
+            await self._back.wait()
+
+    async def heartbeat(self, *, silent: bool = False) -> None:
+        """Tell all known brokers who we are, or those that did not answer the last time. Brokers that do not
+        answer are logged; the next heartbeat is for them. For a refusal see `check_admitted`.
+        """
+        with bare_errors():
+            await self._heartbeat_all(silent)
+
+    async def _heartbeat_all(self, silent: bool) -> None:
+        async with self._heartbeat_lock:
+            addresses = self.routes.addresses(slaves=bool(self.members))
+            self._silent.intersection_update(addresses)
+            if silent:
+                addresses = [address for address in addresses if address in self._silent]
+            else:
+                self._refusals.clear()
+            data = HeartbeatData(
+                client_id=self.client_id,
+                producer_data_set=[ProducerData(group) for group in self.producers],
+                consumer_data_set=[member.describe() for member in self.members.values()],
+            )
+            if not data.producer_data_set and not data.consumer_data_set:
+                return
+            async with anyio.create_task_group() as tasks:
+                for address in addresses:
+                    tasks.start_soon(self._heartbeat_to, address, data)
+
+    async def introduce(self, group: str, brokers: Iterable[str]) -> None:
+        """Have these brokers know that `group` produces behind the connections of now, as far as they can be
+        reached: that is where they push replies and check-backs to. One that did not answer the last
+        heartbeat is not waited for again."""
+        addresses = {self.routes.master(broker) for broker in brokers} - self._silent
+        if any(group not in self._introduced.get(address, ()) for address in addresses if address):
+            await self.heartbeat()
+
+    def check_admitted(self, group: str) -> None:
+        """Raise the ResponseError with which a broker refused this consumer group at the last heartbeat."""
+        refusal = self._refusals.get(group)
+        if refusal is not None and not isinstance(refusal, PASSING):
+            raise refusal
+
+    async def _heartbeat_to(self, address: str, data: HeartbeatData) -> None:
+        """A broker refuses a client as a whole: then each group is told apart, so that the others get in."""
+        try:
+            self._log_warning(address, data, await self.brokers.heartbeat(address, data))
+            if address not in self._lost:
+                known = self._introduced.setdefault(address, set())
+                known.update(one.group_name for one in data.producer_data_set)
+            if address in self._silent:  # back again
+                self._silent.discard(address)
+                self.health.clear(self.routes.name_of(address))
+                self._back.set()
+                self._back = anyio.Event()
+        except NETWORK_ERRORS as error:
+            log.log(logging.DEBUG if address in self._silent else logging.WARNING, "heartbeat: %s", error)
+            self._silent.add(address)
+        except ResponseError as error:
+            parts = _by_group(data)
+            if len(parts) == 1 or isinstance(error, PASSING):
+                self._log_warning(address, data, f"heartbeat refused: {error}")
+                self._refusals.update({one.group_name: error for one in data.consumer_data_set})
+                return
+            for part in parts:
+                await self._heartbeat_to(address, part)
+
+    def _log_warning(self, address: str, data: HeartbeatData, text: str) -> None:
+        """Log what a broker says of these groups, unless it was its last word of them too."""
+        whose = [(address, one.group_name) for one in data.consumer_data_set] or [(address, "")]
+        if text and any(self._warnings.get(one) != text for one in whose):
+            log.warning("%s: %s", address, text)
+        self._warnings.update(dict.fromkeys(whose, text))
+
+    async def _keep_heartbeats(self) -> None:
+        interval = self.config.heartbeat_interval_ms / 1000
+        due, ended = self.now() + interval, -math.inf
+        while True:
+            early = min(due, self.now() + AWAY_SECONDS) if self._silent else due
+            has_rung = await self._heartbeat_now.wait(early)
+            await self._rest_after(ended)
+            if has_rung or self.now() >= due:
+                await self.heartbeat()
+                due = self.now() + interval
+            else:
+                await self.heartbeat(silent=True)
+            ended = self.now()
+
+    async def leave(self, *, producer: str | None = None, consumer: str | None = None) -> None:
+        """Leave a group: tell all brokers, and take it out of the heartbeat, which would join it again."""
+        with bare_errors():
+            await self._leave_all(producer, consumer)
+
+    async def _leave_all(self, producer: str | None, consumer: str | None) -> None:
+        async with self._heartbeat_lock, anyio.create_task_group() as tasks:
+            self.producers.pop(producer or "", None)
+            self.members.pop(consumer or "", None)
+            for address in self.routes.addresses(slaves=consumer is not None):
+                tasks.start_soon(self._leave, address, producer, consumer)
+
+    async def _leave(self, address: str, producer: str | None, consumer: str | None) -> None:
+        try:
+            await self.brokers.unregister(address, self.client_id, producer=producer, consumer=consumer)
+        except (*NETWORK_ERRORS, ResponseError) as error:
+            log.info("unregister: %s", error)
+
+
+def _by_group(data: HeartbeatData) -> list[HeartbeatData]:
+    """The same told in parts: all producers in one, each consumer in one of its own."""
+    parts = [evolve(data, producer_data_set=[], consumer_data_set=[one]) for one in data.consumer_data_set]
+    return [evolve(data, consumer_data_set=[]), *parts] if data.producer_data_set else parts
+
+
+def _detail(error: NoRoute) -> str:
+    return str(error).partition(": ")[2]

@@ -1,0 +1,1 @@
+"""Which cluster a client connects to when its arguments do not say."""
