@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from rmq.client.produce.transactional import ROLLBACK as ROLLBACK
     from rmq.client.produce.transactional import UNKNOWN as UNKNOWN
     from rmq.client.produce.transactional import Decision as Decision
-    from rmq.client.produce.transactional import DiscardedHalf as DiscardedHalf
     from rmq.client.produce.transactional import Transaction as Transaction
     from rmq.client.produce.transactional import TransactionalProducer as TransactionalProducer
     from rmq.client.reading.dead_letters import DeadLetter as DeadLetter
     from rmq.client.reading.dead_letters import Letters as Letters
     from rmq.client.reading.dead_letters import Redriven as Redriven
+    from rmq.client.reading.discarded import DiscardedHalf as DiscardedHalf
     from rmq.client.reading.pull_consumer import PullConsumer as PullConsumer
     from rmq.client.reading.pull_consumer import PullResult as PullResult
     from rmq.client.session.events import Assigned as Assigned
@@ -91,6 +91,7 @@ _MODULES = {
     "rmq.client.consume.consumer": "Consumer",
     "rmq.client.consume.delivery": "Delivery",
     "rmq.client.reading.dead_letters": "DeadLetter Letters Redriven",
+    "rmq.client.reading.discarded": "DiscardedHalf",
     "rmq.client.session.events": "Assigned Connected Disconnected Stalled",
     "rmq.client.session.health": "Health",
     "rmq.client.session.observer": "Observer",
@@ -102,7 +103,7 @@ _MODULES = {
     "rmq.client.consume.subscription": "Sql sql",
     "rmq.client.observability.trace": "MessageTrace",
     "rmq.client.produce.transactional": (
-        "COMMIT ROLLBACK UNKNOWN Decision DiscardedHalf Transaction TransactionalProducer"
+        "COMMIT ROLLBACK UNKNOWN Decision Transaction TransactionalProducer"
     ),
     "rmq.errors": (
         "AccessDenied AskerGone ConfigError ConnectFailed ConnectionLost CorruptRecord InvalidMessage"

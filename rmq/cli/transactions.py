@@ -10,7 +10,7 @@ from rmq.cli.output import Format, body_text, clock_text, echo, output_option, s
 from rmq.cli.target import Target, run, target_options
 
 if TYPE_CHECKING:
-    from rmq.client.produce.transactional import DiscardedHalf
+    from rmq.client.reading.discarded import DiscardedHalf
 
 BODY_SHOWN = 60
 LOOKED_AT = 100_000

@@ -22,12 +22,10 @@ from rmq.client.consume.subscription import ConsumerOptions, OnAssignment, OnErr
 from rmq.client.produce.producer import Producer
 from rmq.client.produce.transactional import (
     CheckBack,
-    DiscardedHalf,
     TransactionalProducer,
-    discarded_halves,
-    resume,
 )
 from rmq.client.reading.dead_letters import ALL_LETTERS, DeadLetter, Letters, Progress, Redrive, Redriven
+from rmq.client.reading.discarded import DiscardedHalf, discarded_halves, resume
 from rmq.client.reading.pull_consumer import PullConsumer
 from rmq.client.session.endpoint import ClientEndpoint
 from rmq.client.session.events import OnEvent

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from enum import IntEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -16,43 +15,36 @@ import anyio
 
 from rmq.client.produce.outgoing import SendResult
 from rmq.client.produce.producer import Producer
-from rmq.client.reading.pull_consumer import read_topic
 from rmq.client.session.session import Session
 from rmq.errors import (
     ConnectFailed,
     InvalidMessage,
     LocalProtocolError,
-    NoRoute,
     SendFailed,
     check_callable,
     for_code,
 )
 from rmq.message import (
     PROPERTY_PRODUCER_GROUP,
-    PROPERTY_REAL_TOPIC,
-    PROPERTY_TRANSACTION_CHECK_TIMES,
     PROPERTY_TRANSACTION_PREPARED,
-    TRANS_CHECK_MAX_TIME_TOPIC,
     Message,
     MessageQueue,
     StoredMessage,
     parse_offset_message_id,
-    without_namespace,
 )
 from rmq.protocol.codes import SYS_COMMIT, SYS_PREPARED, SYS_ROLLBACK, RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import (
     CheckTransactionStateRequestHeader,
     EndTransactionRequestHeader,
-    ResumeCheckHalfMessageRequestHeader,
 )
 from rmq.remoting.cancellation import as_failure
 from rmq.remoting.loop import TaskScope, as_async
 
 if TYPE_CHECKING:
-    from attrs import frozen
+    pass
 else:
-    from rmq.late_attrs import frozen
+    pass
 
 log = logging.getLogger("rmq.client.transactional")
 
@@ -248,65 +240,3 @@ class Transaction:
                 await producer._decide(self.result, self.message, Decision.ROLLBACK, repr(error)[:1000])
         finally:
             producer._end()
-
-
-# Discarded half messages: those whose producers gave no decision in all check-backs. The broker keeps
-# them in TRANS_CHECK_MAX_TIME_TOPIC.
-
-
-@frozen
-class DiscardedHalf:
-    """A half message that the broker has given up: of which producer `group`, for which `topic`, and how
-    often the group was asked (`checks`)."""
-
-    message: StoredMessage
-    group: str
-    topic: str
-    checks: int
-
-    @property
-    def offset_message_id(self) -> str:
-        """By this it is resumed: its place in the broker's log."""
-        return self.message.offset_message_id
-
-    @property
-    def discarded_at_ms(self) -> int:
-        """When it was given up, in ms since 1970."""
-        return self.message.store_timestamp
-
-
-def read_discarded(message: StoredMessage, namespace: str = "") -> DiscardedHalf:
-    """The half message that a message of TRANS_CHECK_MAX_TIME_TOPIC is."""
-    given = message.properties
-    checks = given.get(PROPERTY_TRANSACTION_CHECK_TIMES, "")
-    return DiscardedHalf(
-        message,
-        without_namespace(namespace, given.get(PROPERTY_PRODUCER_GROUP, "")),
-        without_namespace(namespace, given.get(PROPERTY_REAL_TOPIC, "")),
-        int(checks) if checks.isdecimal() else 0,
-    )
-
-
-async def discarded_halves(session: Session, limit: int) -> list[DiscardedHalf]:
-    """See `Client.discarded_transactions`."""
-    found: list[DiscardedHalf] = []
-    async with aclosing(read_topic(session, TRANS_CHECK_MAX_TIME_TOPIC)) as reading:
-        async for message in reading:
-            if len(found) >= limit:
-                break
-            found.append(read_discarded(message, session.config.namespace))
-    return found
-
-
-async def resume(session: Session, half: DiscardedHalf) -> None:
-    """See `Client.resume_transaction`."""
-    broker = half.message.broker_name
-    if session.routes.master(broker) is None:
-        await session.refresh(TRANS_CHECK_MAX_TIME_TOPIC)
-    address = session.routes.master(broker)
-    if address is None:
-        raise NoRoute(
-            TRANS_CHECK_MAX_TIME_TOPIC, session.name_servers.addresses, f"no master of {broker} is known"
-        )
-    header = ResumeCheckHalfMessageRequestHeader(half.offset_message_id)
-    await session.brokers.call(address, RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
