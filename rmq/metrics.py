@@ -83,6 +83,10 @@ class Refusing(Protocol):
     def refused(self) -> Mapping[str, int]:
         """Reason -> how often."""
 
+    @property
+    def delayed(self) -> int:
+        """How many had to wait for their turn."""
+
 
 class Holding(Protocol):
     """What bounds the bytes that peers make a process hold."""
@@ -93,9 +97,13 @@ class Holding(Protocol):
 
 def connection_metrics(ports: Mapping[str, Refusing], budget: Holding) -> Iterator[Metric]:
     """What limits did to the connections of a service."""
-    help = "Connections that a limit refused: of the port, of an address, of its rate, of descriptors"
+    help = "Connections that a limit refused: of the port, of an address, of its rate, of descriptors; or cut"
+    help += " off for others, since they had proved nothing"
     rows = [((port, reason), n) for port, one in ports.items() for reason, n in one.refused.items()]
     yield Metric("connections_refused", "counter", help, rows, ("port", "reason"))
+    help = "Connections that waited, since too many handshakes of their address were on their way or failed"
+    delayed = [((port,), one.delayed) for port, one in ports.items()]
+    yield Metric("connections_delayed", "counter", help, delayed, ("port",))
     help = "Bytes of unsent answers and unfinished requests"
     yield single("connection_buffer_bytes", "gauge", help, budget.held)
     help = "Connections that were cut off because all of them held too much"

@@ -40,6 +40,18 @@ def applied(config: C, tls: TlsConfig) -> tuple[C, TlsConfig]:
     return config, attrs.evolve(tls, tls_mode="enforcing", tls_enable=True)
 
 
+NEW_PER_SECOND: Final = 50
+"""Handshakes of one address that may fail in a second, with the profile `secure`."""
+
+
+def connection_rate(config: Any) -> int:
+    """How many handshakes of one address may fail in a second; 0: any number, as in RocketMQ."""
+    asked: int = getattr(config, "max_new_connections_per_address", -1)
+    if asked >= 0:
+        return asked
+    return NEW_PER_SECOND if config.profile == SECURE else 0
+
+
 def protect_files(config: Any, folder: str = "") -> None:
     """For a program's start with the profile `secure`: what it writes from now on, messages, tables, logs, is
     its user's alone. `folder` is where its store is; one that others may enter is warned about."""

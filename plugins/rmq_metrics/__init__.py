@@ -9,7 +9,6 @@ Every metric is listed in docs/metrics.md.
 
 from __future__ import annotations
 
-import hmac
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -27,7 +26,7 @@ from rmq.profile import cluster_secret
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.remoting import join_address
-from rmq.remoting.http import Answer, Asked, Page
+from rmq.remoting.http import Answer, Asked, Page, brings_token
 from rmq.remoting.loop import in_slices
 from rmq_metrics.text import CONTENT_TYPE, ProcessMetrics, text_of
 
@@ -105,7 +104,7 @@ class MetricsPlugin(Plugin):
 
     async def page(self, asked: Asked) -> Answer:
         """The metrics as text, for those who bring the token; made in slices, so that others are served."""
-        if self._token and not _brings(asked, self._token):
+        if self._token and not brings_token(asked, self._token):
             text = b"a token is needed: Authorization: Bearer TOKEN\n"
             return Answer(text, 401, more=(("WWW-Authenticate", "Bearer"),))
         queues = QUEUES in asked.query.split(b"&")
@@ -126,11 +125,6 @@ class _Made:
         self.lock = anyio.Lock()
         self.text = b""
         self.stale_at = -math.inf
-
-
-def _brings(asked: Asked, token: bytes) -> bool:
-    kind, _, word = asked.headers.get(b"authorization", b"").partition(b" ")
-    return kind.lower() == b"bearer" and hmac.compare_digest(word.strip(), token)
 
 
 def _tasks() -> int:

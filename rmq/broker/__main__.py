@@ -28,9 +28,9 @@ from rmq.plugin import PluginRefused
 from rmq.process import return_large_blocks
 from rmq.profile import applied, exposure, protect_files
 from rmq.protocol import engine
+from rmq.remoting.acceptor import raise_descriptor_limit
 from rmq.remoting.http import tell_supervisor
 from rmq.remoting.loop import bare_errors
-from rmq.remoting.server import raise_descriptor_limit
 from rmq.remoting.signals import PARENT, obey, stop_without_parent
 from rmq.remoting.tls import TlsConfig, with_file
 from rmq.store.config import BrokerRole, StoreConfig

@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     from rmq.protocol.command import Command
     from rmq.protocol.headers import PullMessageRequestHeader
     from rmq.protocol.server_auth import ServerAuth
+    from rmq.remoting.acceptor import Acceptor
     from rmq.remoting.connection import Connection
-    from rmq.remoting.server import Acceptor
     from rmq.store.reader import GetResult
     from rmq.store.store import Arrival, Store
 

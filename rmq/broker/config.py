@@ -305,17 +305,27 @@ class BrokerConfig(LogConfig):
     )
     max_connections_per_address: int = setting(
         0,
-        help="Connections of one address, or one IPv6 network of 64 bits; 0: half of maxConnections",
+        help="Connections of one address, or one IPv6 network of 64 bits; 0: as many as are free",
         validator=at_least(0),
     )
     max_new_connections_per_address: int = setting(
-        50,
-        help="New connections of one address in a second, four times as many at once; 0: any number",
-        validator=at_least(0),
+        -1,
+        help="Handshakes of one address that may fail in a second, four times as many at once; while more "
+        "may, its connections wait. 0: any number; -1: 0 with profile=compat, 50 with profile=secure",
+        validator=at_least(-1),
+    )
+    trusted_gateways: tuple[str, ...] = setting(
+        (),
+        help="Addresses or networks (10.1.0.0/16) of balancers and gateways, behind which many clients are: "
+        "no limit for one address holds for them",
+    )
+    health_details_need_token: bool = setting(
+        False,
+        help="Say what the server lacks (/ready) only to those who bring the token of metricsTokenFile",
     )
     ha_max_connections: int = setting(
         64,
-        help="Connections at a time to the port for slaves, half of them by one address",
+        help="Connections at a time to the port for slaves; one that proved nothing makes room for others",
         validator=at_least(2),
     )
 

@@ -101,6 +101,19 @@ class ControllerConfig(ControllerSettings):
     max_connections: int = setting(
         10_000, help="Connections at a time; more are closed at once.", validator=at_least(1)
     )
+    web_socket_hosts: tuple[str, ...] = setting(
+        (),
+        help="Names of this server in WebSocket upgrades, besides addresses and its own.",
+    )
+    trusted_gateways: tuple[str, ...] = setting(
+        (),
+        help="Addresses or networks (10.1.0.0/16) of balancers and gateways, behind which many clients are: "
+        "no limit for one address holds for them.",
+    )
+    health_details_need_token: bool = setting(
+        False,
+        help="Say what the server lacks (/ready) only to those who bring the token of metricsTokenFile.",
+    )
 
 
 def own_address(config: ControllerSettings, bind_address: str, port: int) -> tuple[str, list[str]]:

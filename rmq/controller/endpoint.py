@@ -15,10 +15,10 @@ from rmq.plugin import Hooks, OnAppended, Peer
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import Command, check_body
 from rmq.protocol.server_auth import ServerAuth
+from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Budget
-from rmq.remoting.server import Acceptor
 
 T = TypeVar("T")
 

@@ -44,10 +44,11 @@ from rmq.errors import (
 from rmq.health import Health
 from rmq.plugin import load, named
 from rmq.process import return_large_blocks
-from rmq.profile import applied, cluster_secret
+from rmq.profile import applied, cluster_secret, connection_rate
 from rmq.protocol.codes import CONTROLLER_MESSAGE
 from rmq.protocol.command import Command
 from rmq.protocol.server_auth import ClusterSecret, ServerAuth
+from rmq.remoting.acceptor import Acceptor, raise_descriptor_limit
 from rmq.remoting.address import join_address
 from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.http import served_pages, tell_supervisor
@@ -55,9 +56,10 @@ from rmq.remoting.limits import Budget, Limits
 from rmq.remoting.loop import Alarm, bare_errors, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
-from rmq.remoting.server import Acceptor, raise_descriptor_limit, serve
+from rmq.remoting.server import serve
 from rmq.remoting.signals import obey
 from rmq.remoting.tls import TlsConfig
+from rmq.shares import Gateways
 from rmq.store.disk import Disk, RealDisk
 
 log = logging.getLogger("rmq.controller")
@@ -248,13 +250,13 @@ async def run(
     config, tls = applied(config, tls or TlsConfig())
     network = network or TcpNetwork()
     secret = cluster_secret(config.cluster_secret_file)
-    limits = Limits(connections=config.max_connections)
+    limits = Limits(connections=config.max_connections, new_connections_per_address=connection_rate(config))
     requests = ControllerRequests(clock)
     endpoint = ControllerEndpoint(
         config,
         requests,
         cluster=ServerAuth(secret, wall_clock_ms) if secret is not None else None,
-        acceptors={"clients": Acceptor.of(limits)},
+        acceptors={"clients": Acceptor.of(limits, Gateways(config.trusted_gateways))},
         budget=Budget(),
     )
     hooks = load(named(config), {}, endpoint.host(wall_clock_ms))

@@ -40,10 +40,10 @@ from rmq.protocol.codes import LanguageCode, MQVersion, RequestCode, ResponseCod
 from rmq.protocol.command import SURE_BYTES, Command, check_body
 from rmq.protocol.fields import Body
 from rmq.protocol.server_auth import ServerAuth
+from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Budget, turn_is_over
-from rmq.remoting.server import Acceptor
 from rmq.saved_answers import SavedAnswers
 
 log = logging.getLogger("rmq.namesrv")

@@ -43,12 +43,13 @@ from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.namesrv.masters import Masters
 from rmq.plugin import load, named
 from rmq.process import return_large_blocks
-from rmq.profile import applied, cluster_secret
+from rmq.profile import applied, cluster_secret, connection_rate
 from rmq.protocol.bodies import TopicRouteData
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import GetRouteInfoRequestHeader
 from rmq.protocol.server_auth import ServerAuth
+from rmq.remoting.acceptor import Acceptor, raise_descriptor_limit
 from rmq.remoting.address import join_address
 from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
 from rmq.remoting.http import served_pages, tell_supervisor
@@ -56,10 +57,11 @@ from rmq.remoting.limits import Budget, Limits
 from rmq.remoting.loop import Alarm, bare_errors, current_loop, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
-from rmq.remoting.server import Acceptor, raise_descriptor_limit, serve
+from rmq.remoting.server import serve
 from rmq.remoting.signals import obey, stop_without_parent
 from rmq.remoting.tls import TlsConfig, certificate_end
 from rmq.remoting.upgrades import WebSocketAccess
+from rmq.shares import Gateways
 from rmq.store.disk import Disk
 
 CERTIFICATE_SECONDS = 600.0
@@ -97,13 +99,13 @@ async def run(
         idle_seconds=config.server_channel_max_idle_time_seconds,
         connections=config.max_connections,
         connections_per_address=config.max_connections_per_address,
-        new_connections_per_address=config.max_new_connections_per_address,
+        new_connections_per_address=connection_rate(config),
     )
     saving = Alarm() if isinstance(network, TcpNetwork) else None  # in a simulation files take no time
     server = _name_server(
         config,
         partial(_take, send) if asks else None,
-        Acceptor.of(limits),
+        Acceptor.of(limits, Gateways(config.trusted_gateways)),
         saving.ring if saving is not None else None,
     )
     requests = ControllerRequests(lease_clock)

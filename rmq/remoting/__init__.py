@@ -15,7 +15,8 @@ from rmq.remoting.stream import Listener, Stream
 from rmq.remoting.tls import TlsConfig
 
 if TYPE_CHECKING:
-    from rmq.remoting.server import Acceptor, open_listeners, serve, serve_listeners
+    from rmq.remoting.acceptor import Acceptor
+    from rmq.remoting.server import open_listeners, serve, serve_listeners
 
 __all__ = [
     "Acceptor",

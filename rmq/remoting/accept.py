@@ -32,16 +32,22 @@ _WEBSOCKET = "rmq.remoting.websocket"
 
 @asynccontextmanager
 async def accept_stream(
-    raw: Stream, *, tls: TlsContexts, limits: Limits, access: WebSocketAccess | None = None
+    raw: Stream,
+    *,
+    tls: TlsContexts,
+    limits: Limits,
+    access: WebSocketAccess | None = None,
+    on_first: Callable[[], object] = lambda: None,
 ) -> AsyncIterator[tuple[Stream, bytes]]:
     """Find out what a new peer speaks: the stream of its frames, and the bytes already read from it.
+    `on_first()` is called when its first bytes have come.
 
     Raises RemoteProtocolError when the peer speaks something else, something that `tls` or `access` does not
     allow, nothing within `limits.idle_seconds`, or does not end a handshake within
     `limits.handshake_seconds`; BrokenResourceError when it goes away or a handshake fails. The caller closes
     the stream, or after an error `raw`.
     """
-    stream, first = await remove_tls(raw, tls, limits)
+    stream, first = await remove_tls(raw, tls, limits, on_first)
     if first[0] not in (FRAME, UPGRADE):
         raise RemoteProtocolError(f"the first byte 0x{first[0]:02x} begins neither a frame nor a handshake")
     if first[0] != UPGRADE:
@@ -81,7 +87,12 @@ def _within(seconds: float, words: str) -> Iterator[None]:
         raise RemoteProtocolError(f"the peer {words} within {seconds:g} s")
 
 
-async def remove_tls(raw: Stream, tls: TlsContexts, limits: Limits | None = None) -> tuple[Stream, bytes]:
+async def remove_tls(
+    raw: Stream,
+    tls: TlsContexts,
+    limits: Limits | None = None,
+    on_first: Callable[[], object] = lambda: None,
+) -> tuple[Stream, bytes]:
     """A new peer's stream, decrypted if the peer speaks TLS, and the bytes already read from it.
 
     A client may connect and say nothing for as long as any other may be idle, as in Java. Raises
@@ -89,6 +100,7 @@ async def remove_tls(raw: Stream, tls: TlsContexts, limits: Limits | None = None
     """
     limits = limits or Limits()
     first = await _first_bytes(raw, limits)
+    on_first()
     if first[0] == TLS and tls.mode != "disabled":
         with _within(limits.handshake_seconds, "did not finish its TLS handshake"):
             stream = await _secured(PrefixedStream(first, raw), tls)

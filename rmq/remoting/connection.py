@@ -372,8 +372,10 @@ class Connection:
 
     def _ask(self) -> None:
         """Ask whether a large body shall come, else drop it; answer the requests that could not be read."""
-        while self._decoder.refused:
-            self.reply(self._decoder.refused.pop())
+        for response in self._decoder.refused:
+            log.debug("%s: request %d is refused: %s", self.peer_address, response.opaque, response.remark)
+            self.reply(response)
+        self._decoder.refused.clear()
         head, self._decoder.head = self._decoder.head, None
         if head is None or (head.flag & FLAG_RESPONSE and head.opaque in self._pending):
             return

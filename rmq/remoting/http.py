@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
+import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
 
-from rmq.errors import PortInUse
+from rmq.errors import ConfigError, PortInUse
 from rmq.health import Health
 from rmq.plugin import METRICS
 from rmq.process import Supervisor
 from rmq.remoting.address import join_address
 from rmq.remoting.loop import bare_errors
 from rmq.remoting.network import Network
+from rmq.remoting.upgrades import WebSocketAccess
 
 if TYPE_CHECKING:
     from attrs import frozen
@@ -47,18 +51,30 @@ class Asked:
 
 Page = Callable[[Asked], Awaitable[Answer]]
 
+PROBES: Final = ("/healthz", "/ready")
+"""Pages that supervisors ask for: half of the port's places are theirs."""
 
-def health_pages(health: Health) -> dict[str, Page]:
-    """`/healthz`, which is answered for as long as the event loop runs, and `/ready`, which is 503 with what
-    lacks until the server is ready. Neither needs a token: they say nothing of what the server keeps."""
+
+def brings_token(asked: Asked, token: bytes) -> bool:
+    """Whether a GET has ``Authorization: Bearer`` with this token."""
+    kind, _, word = asked.headers.get(b"authorization", b"").partition(b" ")
+    return kind.lower() == b"bearer" and hmac.compare_digest(word.strip(), token)
+
+
+def health_pages(health: Health, token: bytes = b"") -> dict[str, Page]:
+    """`/healthz`, which is answered for as long as the event loop runs, and `/ready`, which is 503 until the
+    server is ready, with what it lacks. With `token` only those who bring it read what it lacks."""
 
     async def alive(asked: Asked) -> Answer:
         return Answer(b"alive\n")
 
     async def ready(asked: Asked) -> Answer:
-        return Answer(health.text().encode(), 200 if health.is_ready else 503)
+        text = health.text()
+        if token and not brings_token(asked, token):
+            text = text.partition("\n")[0] + "\n"
+        return Answer(text.encode(), 200 if health.is_ready else 503)
 
-    return {"/healthz": alive, "/ready": ready}
+    return dict(zip(PROBES, (alive, ready), strict=True))
 
 
 class Probed(Protocol):
@@ -76,6 +92,18 @@ class Probed(Protocol):
     def metrics_port(self) -> int:
         """The port; 0 takes any free one."""
 
+    @property
+    def metrics_token_file(self) -> str:
+        """The file with the token of scrapes; empty: none."""
+
+    @property
+    def health_details_need_token(self) -> bool:
+        """Whether only those who bring the token read what the server lacks."""
+
+    @property
+    def web_socket_hosts(self) -> tuple[str, ...]:
+        """Names of this server in the header Host, besides addresses and its own."""
+
 
 async def tell_supervisor(health: Health) -> None:
     """Tell systemd how a server is, for as long as it lives: this stops with the event loop, as its watchdog
@@ -89,6 +117,18 @@ async def tell_supervisor(health: Health) -> None:
             await anyio.sleep(supervisor.period)
     finally:
         supervisor.stopping()
+
+
+def _token(path: str) -> bytes:
+    """The token of metricsTokenFile. Raises ConfigError when there is none."""
+    try:
+        with open(os.path.expanduser(path), "rb") as file:
+            token = file.readline().strip()
+    except OSError as error:
+        raise ConfigError("metricsTokenFile", path, f"a file that can be read ({error.strerror})") from None
+    if not token:
+        raise ConfigError("metricsTokenFile", path, "a file with a token, for healthDetailsNeedToken")
+    return token
 
 
 @frozen
@@ -109,12 +149,17 @@ async def served_pages(network: Network, config: Probed, health: Health) -> Asyn
     """Serve the pages of a server for the length of the block, those of its health from the beginning, if the
     plugin `metrics` is loaded, which opens the port.
 
-    Raises PortInUse, which names metricsPort, and OSError. The block's own error comes out bare.
+    Raises PortInUse, which names metricsPort, OSError, and ConfigError for a token that cannot be read. The
+    block's own error comes out bare.
     """
     if METRICS not in config.plugins:
         yield Served({})
         return
     from rmq.remoting.pages import serve  # with h11: 20 ms, for those who have the port
+
+    token = _token(config.metrics_token_file) if config.health_details_need_token else b""
+    own = (config.metrics_address, socket.gethostname())
+    hosts = WebSocketAccess(hosts=config.web_socket_hosts, own=own)
 
     address = join_address(config.metrics_address, config.metrics_port)
     try:
@@ -122,9 +167,9 @@ async def served_pages(network: Network, config: Probed, health: Health) -> Asyn
     except PortInUse as error:
         raise PortInUse(error.address, "metricsPort") from None
     log.info("health and metrics on http://%s/ready and /metrics", listener.address)
-    served = Served(health_pages(health), listener.address)
+    served = Served(health_pages(health, token), listener.address)
     with bare_errors():
         async with anyio.create_task_group() as nursery:
-            nursery.start_soon(serve, listener, served.pages)
+            nursery.start_soon(serve, listener, served.pages, hosts)
             yield served
             nursery.cancel_scope.cancel()

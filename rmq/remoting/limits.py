@@ -60,9 +60,10 @@ class Limits:
     connections: int = 20_000
     """Connections of one server; one more is accepted and closed at once."""
     connections_per_address: int = 0
-    """Those of one address, or of one IPv6 network of 64 bits; 0: half of `connections`."""
-    new_connections_per_address: int = 50
-    """New ones of one address in a second, four times as many at once; 0: any number."""
+    """Those of one address, or of one IPv6 network of 64 bits; 0: as many as are free."""
+    new_connections_per_address: int = 0
+    """Handshakes of one address that may fail in a second, four times as many at once; 0: any number. What is
+    over it waits."""
     idle_seconds: float = 120.0
     """A connection on which no byte moved for so long is closed (Java: channelMaxIdleTimeSeconds)."""
     stall_seconds: float = 15.0
@@ -202,6 +203,12 @@ class AddressRate:
             self._full_at[address] = full_at + self._step * count * allowed
             self._forget(now)
         return allowed
+
+    def left(self, address: str, now: float) -> float:
+        """How many an address may have now."""
+        if not self._step:
+            return math.inf
+        return (now + self._burst - max(now, self._full_at.get(address, now))) / self._step
 
     def _forget(self, now: float) -> None:
         """Drop full buckets, two at most: a call adds one at most, and each costs the same."""

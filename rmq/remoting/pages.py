@@ -9,63 +9,102 @@ from typing import Final, NoReturn
 import anyio
 import h11
 
-from rmq.remoting.http import Answer, Asked, Page
+from rmq.remoting.acceptor import Acceptor, Guest
+from rmq.remoting.http import PROBES, Answer, Asked, Page
 from rmq.remoting.loop import broken_errors
-from rmq.remoting.server import Acceptor
 from rmq.remoting.stream import Listener, Stream
+from rmq.remoting.upgrades import WebSocketAccess
 
 READ_BYTES: Final = 4096
 SECONDS: Final = 10.0
 """For a whole request and its answer."""
+REQUEST_SECONDS: Final = 2.0
+"""For the request alone."""
 PEERS: Final = 16
-"""At a time, half of them of one address; more are closed at once."""
+"""At a time. A newcomer cuts the oldest of its address off that has sent no whole request."""
+PAGES: Final = PEERS // 2
+"""Answers at a time of pages that are no probes; one more is 503."""
 SHARE: Final = 0.03
 """How much of the descriptors that connections may have these may take."""
 
 log = logging.getLogger("rmq.http")
 
 
-async def serve(listener: Listener, pages: Mapping[str, Page]) -> NoReturn:
-    """Answer until cancelled; closes the listener then. `pages`, by their paths, may come while it runs.
+async def serve(
+    listener: Listener, pages: Mapping[str, Page], hosts: WebSocketAccess | None = None
+) -> NoReturn:
+    """Answer until cancelled; closes the listener then. `pages`, by their paths, may come while it runs;
+    `hosts` knows the names that browsers may have for this server (DNS rebinding).
 
     What a peer does wrong ends its connection only; so does a page that fails, which is logged.
     """
-
-    async def answer(stream: Stream) -> None:
-        try:
-            with anyio.move_on_after(SECONDS):
-                await _converse(stream, pages)
-        except broken_errors(h11.LocalProtocolError) as error:
-            log.debug("a request broke off: %s", error)
-
+    desk = _Desk(pages, hosts or WebSocketAccess())
     try:
         async with anyio.create_task_group() as nursery:
-            await Acceptor(PEERS, share=SHARE).run(listener, answer, nursery)
+            await Acceptor(PEERS, share=SHARE).run(listener, desk.serve, nursery)
     finally:
         with anyio.CancelScope(shield=True):
             await listener.aclose()
     raise AssertionError("the loop above does not end")
 
 
-async def _converse(stream: Stream, pages: Mapping[str, Page]) -> None:
-    connection = h11.Connection(h11.SERVER)
-    try:
-        request = await _request(stream, connection)
-    except h11.RemoteProtocolError as error:
-        await _send(stream, connection, Answer(b"this is no HTTP request\n", error.error_status_hint))
-        return
-    if request is not None:
-        await _send(stream, connection, await _answer(request, pages))
+class _Desk:
+    """What is served, and how many answers are being made of pages that are no probes."""
 
+    def __init__(self, pages: Mapping[str, Page], hosts: WebSocketAccess) -> None:
+        self._pages = pages
+        self._hosts = hosts
+        self._making = 0
 
-async def _answer(request: h11.Request, pages: Mapping[str, Page]) -> Answer:
-    if request.method != b"GET":
-        return Answer(b"only GET\n", 405)
-    path, _, query = request.target.partition(b"?")
-    page = pages.get(path.decode("ascii", "replace"))
-    if page is None:
-        return Answer(f"only {', '.join(sorted(pages))}\n".encode(), 404)
-    return await page(Asked(query, dict(request.headers)))
+    async def serve(self, stream: Stream, guest: Guest) -> None:
+        """One request of one peer."""
+        try:
+            with anyio.move_on_after(SECONDS):
+                await self._converse(stream, guest)
+        except broken_errors(h11.LocalProtocolError) as error:
+            log.debug("a request broke off: %s", error)
+
+    async def _converse(self, stream: Stream, guest: Guest) -> None:
+        connection = h11.Connection(h11.SERVER)
+        request = None
+        try:
+            with anyio.move_on_after(REQUEST_SECONDS):
+                request = await _request(stream, connection)
+        except h11.RemoteProtocolError as error:
+            await _send(stream, connection, Answer(b"this is no HTTP request\n", error.error_status_hint))
+            return
+        if request is not None:
+            guest.prove()
+            await _send(stream, connection, await self._answer(request, stream.local))
+
+    async def _answer(self, request: h11.Request, local: str) -> Answer:
+        if request.method != b"GET":
+            return Answer(b"only GET\n", 405)
+        if refusal := self._refusal(request, local):
+            return Answer(f"{refusal}\n".encode(), 421)
+        target, _, query = request.target.partition(b"?")
+        path = target.decode("ascii", "replace")
+        page = self._pages.get(path)
+        if page is None:
+            return Answer(f"only {', '.join(sorted(self._pages))}\n".encode(), 404)
+        asked = Asked(query, dict(request.headers))
+        if path in PROBES:
+            return await page(asked)
+        if self._making >= PAGES:
+            return Answer(b"too many pages are being made, try again\n", 503)
+        self._making += 1
+        try:
+            return await page(asked)
+        finally:
+            self._making -= 1
+
+    def _refusal(self, request: h11.Request, local: str) -> str:
+        """Why a browser gets nothing: the name that it has for this server may be any page's own."""
+        headers = dict(request.headers)
+        is_browser = b"Mozilla" in headers.get(b"user-agent", b"") or b"sec-fetch-mode" in headers
+        if not is_browser and b"origin" not in headers:
+            return ""
+        return self._hosts.page_refusal(headers.get(b"host", b"").decode("latin-1"))
 
 
 async def _request(stream: Stream, connection: h11.Connection) -> h11.Request | None:

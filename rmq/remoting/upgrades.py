@@ -47,13 +47,15 @@ class WebSocketAccess:
         for origin in origins:
             if ANY_ORIGIN not in self.origins and origin.lower().rstrip("/") not in self.origins:
                 return f"a web page of {origin!r} may not connect: webSocketOrigins does not list it"
-        name = _name_of(host)
         strict = bool(self.hosts or origins) or is_loopback(local.rpartition(":")[0])
-        if strict and not (_is_safe(name) or name in self.hosts or name in self.own):
-            return (
-                f"it asks for host {host!r}, which is no name of this server: webSocketHosts does not list it"
-            )
-        return ""
+        return self.page_refusal(host) if strict else ""
+
+    def page_refusal(self, host: str) -> str:
+        """Why a browser is refused that asks for this host; empty: it is not."""
+        name = _name_of(host)
+        if _is_safe(name) or name in self.hosts or name in self.own:
+            return ""
+        return f"it asks for host {host!r}, which is no name of this server: webSocketHosts does not list it"
 
 
 def _name_of(host: str) -> str:

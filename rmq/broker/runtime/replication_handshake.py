@@ -75,7 +75,10 @@ async def exactly(stream: Stream, count: int) -> bytes:
         except link_errors():
             piece = b""  # who refuses a proof does not take leave
         if not piece:
-            raise RemoteProtocolError(f"it hung up in the middle of the handshake (is {SECRET_KEY} right?)")
+            raise RemoteProtocolError(
+                f"it hung up in the middle of the handshake: refused, it is full (haMaxConnections), "
+                f"or {SECRET_KEY} is another"
+            )
         data += piece
     return data
 

@@ -59,11 +59,11 @@ from rmq.protocol.bodies import KVTable
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ViewMessageRequestHeader
+from rmq.remoting.acceptor import Acceptor, Guest
 from rmq.remoting.address import port_before, with_scheme
 from rmq.remoting.loop import Alarm, in_slices
 from rmq.remoting.network import Network, open_stream
 from rmq.remoting.pool import Pool
-from rmq.remoting.server import Acceptor
 from rmq.remoting.stream import Listener, Stream, close_at_once
 from rmq.store.config import DivergedLog
 from rmq.store.store import Store
@@ -124,20 +124,23 @@ async def serve_slaves(broker: Broker, listener: Listener, guard: Guard, accepto
     raise AssertionError("the loop above does not end")
 
 
-async def _welcome(broker: Broker, guard: Guard, raw: Stream) -> None:
-    """Serve a peer that may be served. Who may not is told nothing of the log."""
+async def _welcome(broker: Broker, guard: Guard, raw: Stream, guest: Guest) -> None:
+    """Serve a peer that may be served. Who may not is told nothing of the log. A peer proves itself by the
+    secret, or without one by its first report."""
     try:
         stream = await within(HANDSHAKE_SECONDS, guard.admitted, raw) if guard.is_restricted else raw
     except link_errors(RemoteProtocolError) as error:
         log.warning("no slave: %s is refused: %s", raw.peer, error)
         await close_at_once(raw)
     else:
-        await _serve_slave(broker, stream)
+        if guard.secret:
+            guest.prove()
+        await _serve_slave(broker, stream, guest)
 
 
-async def _serve_slave(broker: Broker, stream: Stream) -> None:
+async def _serve_slave(broker: Broker, stream: Stream, guest: Guest) -> None:
     """One slave's link, until it breaks, falls silent or lies."""
-    link = _SlaveLink(broker, stream)
+    link = _SlaveLink(broker, stream, guest)
     log.info("slave %s is connected", stream.peer)
     broker.acknowledgement.replicas.join(link.session, stream.peer, link.wake)
     try:
@@ -153,8 +156,9 @@ async def _serve_slave(broker: Broker, stream: Stream) -> None:
 class _SlaveLink:
     """The two directions of the link to one slave."""
 
-    def __init__(self, broker: Broker, stream: Stream) -> None:
+    def __init__(self, broker: Broker, stream: Stream, guest: Guest) -> None:
         config = broker.store.config
+        self._guest = guest
         self._heartbeat_seconds = config.ha_send_heartbeat_interval / 1000
         self._silence_seconds = config.ha_housekeeping_interval / 1000
         control = broker.replica.control
@@ -223,6 +227,7 @@ class _SlaveLink:
                 self.wake()
                 opened = self.session.position >= 0
                 if opened:
+                    self._guest.prove()
                     log.info("slave %s copies from %d", self._stream.peer, self.session.position)
         scope.cancel()
 

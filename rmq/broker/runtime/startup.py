@@ -31,18 +31,20 @@ from rmq.config import parse_addresses
 from rmq.errors import ConfigError, PortInUse, StoreError
 from rmq.health import Health
 from rmq.plugin import load, named
-from rmq.profile import cluster_secret
+from rmq.profile import cluster_secret, connection_rate
 from rmq.protocol.codes import MASTER_ID
 from rmq.protocol.record import host_bytes
 from rmq.protocol.server_auth import ClusterSecret, ServerAuth
+from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import is_literal, join_address, split_address
 from rmq.remoting.limits import Budget, Limits
 from rmq.remoting.loop import bare_errors, current_loop
 from rmq.remoting.network import Network
-from rmq.remoting.server import Acceptor, open_listeners
+from rmq.remoting.server import open_listeners
 from rmq.remoting.stream import Listener
 from rmq.remoting.tls import TlsConfig, TlsContexts
 from rmq.remoting.upgrades import WebSocketAccess
+from rmq.shares import Gateways
 from rmq.store.config import BrokerRole, StoreConfig
 from rmq.store.disk import Disk
 from rmq.store.store import Store
@@ -316,10 +318,11 @@ HA_SHARE: Final = 0.125
 
 def _acceptors(config: BrokerConfig) -> dict[str, Acceptor]:
     """Who lets clients in, and who slaves."""
-    most, per_second = config.max_connections, config.max_new_connections_per_address
+    rate, gateways = connection_rate(config), Gateways(config.trusted_gateways)
+    most, of_address = config.max_connections, config.max_connections_per_address
     return {
-        "clients": Acceptor(most, config.max_connections_per_address, per_second=per_second),
-        "slaves": Acceptor(config.ha_max_connections, per_second=per_second, share=HA_SHARE),
+        "clients": Acceptor(most, of_address, per_second=rate, gateways=gateways),
+        "slaves": Acceptor(config.ha_max_connections, per_second=rate, share=HA_SHARE, gateways=gateways),
     }
 
 

@@ -227,6 +227,46 @@ async def test_a_recorded_handshake_opens_nothing(autojump_clock: MockClock, sec
         await again.aclose()
 
 
+async def proved_slave(network: MemoryNetwork) -> Stream:
+    stream = await network.dial(HA)
+    slave = Challenge(SECRET, os.urandom(32), master=False)
+    await stream.send_all(slave.greeting)
+    slave.greeted(await exactly(stream, GREETING_BYTES))
+    await stream.send_all(slave.proof())
+    slave.check(await exactly(stream, PROOF_BYTES))
+    return stream
+
+
+async def test_silent_connections_take_no_slave_s_place(
+    autojump_clock: MockClock, secret_file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """64 of them filled the port: no slave got in, and sends that wait for one were not replicated."""
+    network = MemoryNetwork(1)
+    async with broker(network, cluster_secret_file=secret_file) as pool:
+        await store_some(pool)
+        silent = [await network.dial(HA) for _ in range(100)]
+        streams = [await proved_slave(network) for _ in range(3)]
+        for _ in range(100):
+            silent.append(await network.dial(HA))
+        for stream in streams:
+            await stream.send_all(REPORT.pack(0))
+            assert FRAME.unpack(await exactly(stream, FRAME.size))[1] > 0
+        for stream in (*silent, *streams):
+            await stream.aclose()
+
+
+async def test_silent_connections_take_no_place_without_a_secret_either(autojump_clock: MockClock) -> None:
+    network = MemoryNetwork(1)
+    async with broker(network) as pool:
+        await store_some(pool)
+        silent = [await network.dial(HA) for _ in range(100)]
+        stream = await network.dial(HA)
+        await stream.send_all(REPORT.pack(0))
+        assert FRAME.unpack(await exactly(stream, FRAME.size))[1] > 0
+        for one in (*silent, stream):
+            await one.aclose()
+
+
 async def exactly(stream: Stream, count: int) -> bytes:
     data = b""
     while len(data) < count:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -14,8 +14,10 @@ from trio.testing import MockClock
 
 from rmq.metrics import connection_metrics
 from rmq.remoting import Acceptor, Stream
-from rmq.remoting import server as module
+from rmq.remoting import acceptor as module
+from rmq.remoting.acceptor import Guest
 from rmq.remoting.limits import AddressRate, Budget, network_of
+from rmq.shares import Gateways
 from rmq.testing import MemoryNetwork
 
 from .peers import RawPeer
@@ -44,10 +46,13 @@ class Listening:
         await self._listener.aclose()
 
 
-async def serve(stream: Stream) -> None:
-    """Until the peer hangs up; a peer that says "bug" meets one."""
+async def serve(stream: Stream, guest: Guest) -> None:
+    """Until the peer hangs up; a peer that says "bug" meets one, one that says "proof" proves itself."""
     while data := await stream.receive_some():
         assert data != b"bug"
+        guest.speaks()
+        if data == b"proof":
+            guest.prove()
 
 
 @asynccontextmanager
@@ -68,22 +73,90 @@ async def is_served(stream: Stream) -> bool:
     return True
 
 
-async def test_one_address_takes_no_more_than_its_part(
+async def proved(network: MemoryNetwork, host: str) -> Stream:
+    stream = await network.host(host).dial(SERVER)
+    with suppress(trio.BrokenResourceError):  # it is refused
+        await stream.send_all(b"proof")
+    await trio.sleep(0.1)
+    return stream
+
+
+async def test_an_address_has_as_many_places_as_are_free(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Half of all for one address was none for a third, when two of them took theirs."""
+    network, acceptor = MemoryNetwork(), Acceptor(12)
+    async with accepting(network, acceptor):
+        streams: dict[str, list[Stream]] = {}
+        for host in ("10.0.0.1", "10.0.0.2", "10.0.0.3"):
+            streams[host] = [await proved(network, host) for _ in range(8)]
+        served = {host: sum([await is_served(one) for one in some]) for host, some in streams.items()}
+        assert served == {"10.0.0.1": 6, "10.0.0.2": 3, "10.0.0.3": 2}
+        assert await is_served(await proved(network, "10.0.0.4"))
+        assert "6 of 12 are taken by 10.0.0.1, 6 are free" in caplog.text
+        assert acceptor.refused["address"] == 13
+        for one in streams["10.0.0.1"]:
+            await one.aclose()
+        await trio.sleep(1)
+        assert acceptor.open == 6
+        assert await is_served(await proved(network, "10.0.0.1"))
+
+
+async def test_a_bound_that_is_set_for_an_address_holds(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    network, acceptor = MemoryNetwork(), Acceptor(12, 10)
+    async with accepting(network, acceptor):
+        streams = [await proved(network, "10.0.0.1") for _ in range(11)]
+        assert [await is_served(one) for one in streams] == [True] * 10 + [False]
+        assert "10 connections of its address are open" in caplog.text
+
+
+async def test_what_is_behind_a_trusted_gateway_has_no_bound_of_its_own(autojump_clock: MockClock) -> None:
+    network, acceptor = MemoryNetwork(), Acceptor(12, 2, per_second=1, gateways=Gateways(["10.0.0.0/24"]))
+    async with accepting(network, acceptor):
+        streams = [await proved(network, "10.0.0.1") for _ in range(12)]
+        assert all([await is_served(one) for one in streams])
+
+
+async def test_silent_peers_make_room_for_newcomers(autojump_clock: MockClock) -> None:
+    """They had all places until they were closed for their silence, however many addresses they came from."""
+    network, acceptor = MemoryNetwork(), Acceptor(8)
+    async with accepting(network, acceptor):
+        silent = [await network.host(f"10.0.0.{1 + number % 8}").dial(SERVER) for number in range(40)]
+        newcomers = [await proved(network, f"10.0.1.{number}") for number in range(4)]
+        assert all([await is_served(one) for one in newcomers])
+        assert acceptor.open <= 8
+        assert acceptor.refused["unproved"] >= 36
+        assert not await is_served(silent[0])
+
+
+async def test_those_that_have_proved_themselves_stay(autojump_clock: MockClock) -> None:
+    network, acceptor = MemoryNetwork(), Acceptor(8)
+    async with accepting(network, acceptor):
+        good = [await proved(network, f"10.0.1.{number}") for number in range(8)]
+        assert not await is_served(await network.host("10.0.0.1").dial(SERVER))
+        assert all([await is_served(one) for one in good])
+        assert dict(acceptor.refused) == {"connections": 1}
+
+
+async def test_guests_of_known_addresses_are_cut_off_last(autojump_clock: MockClock) -> None:
+    """A slave that comes again is not cut off for others before it could prove itself."""
+    network, acceptor = MemoryNetwork(), Acceptor(5)
+    async with accepting(network, acceptor):
+        await (await proved(network, "10.0.0.1")).aclose()
+        await trio.sleep(0.1)
+        again = await network.host("10.0.0.1").dial(SERVER)
+        for number in range(40):
+            await network.host(f"10.0.0.{2 + number % 6}").dial(SERVER)
+        assert await is_served(again)
+
+
+async def test_a_newcomer_cuts_the_oldest_of_its_own_address_off(autojump_clock: MockClock) -> None:
     network, acceptor = MemoryNetwork(), Acceptor(4)
     async with accepting(network, acceptor):
         streams = [await network.host("10.0.0.1").dial(SERVER) for _ in range(3)]
-        assert [await is_served(stream) for stream in streams] == [True, True, False]
-        assert "2 connections of its address are open" in caplog.text
-        others = [await network.host(host).dial(SERVER) for host in ("10.0.0.2", "10.0.0.3", "10.0.0.4")]
-        assert [await is_served(stream) for stream in others] == [True, True, False]
-        assert "4 connections are open" in caplog.text
-        assert dict(acceptor.refused) == {"address": 1, "connections": 1}
-        await streams[0].aclose()
-        await trio.sleep(1)
-        assert acceptor.open == 3
-        assert await is_served(await network.host("10.0.0.1").dial(SERVER))
+        assert [await is_served(one) for one in streams] == [False, True, True]
 
 
 async def test_descriptors_are_kept_back_for_files(
@@ -93,7 +166,7 @@ async def test_descriptors_are_kept_back_for_files(
     network, acceptor = MemoryNetwork(), Acceptor(20_000)
     assert (acceptor.most, Acceptor(20_000, share=0.125).most) == (552, 69)
     async with accepting(network, acceptor, 551, 552, 40):
-        streams = [await network.dial(SERVER) for _ in range(3)]
+        streams = [await proved(network, "10.0.0.1") for _ in range(3)]
         assert [await is_served(stream) for stream in streams] == [True, False, True]
     assert dict(acceptor.refused) == {"descriptors": 1}
     assert "552 descriptors are in use, the others are for files" in caplog.text
@@ -122,25 +195,50 @@ async def test_a_bug_ends_one_peer(autojump_clock: MockClock, caplog: pytest.Log
     assert "Traceback" in caplog.text
 
 
-async def test_an_address_that_connects_again_and_again_is_refused_and_others_are_not(
+async def test_handshakes_that_fail_have_a_rate_and_connections_that_end_well_have_none(
+    autojump_clock: MockClock,
+) -> None:
+    """50 a second held up the clients behind one gateway after each restart, for what they did well."""
+    network, acceptor = MemoryNetwork(), Acceptor(2000, per_second=2)
+    async with accepting(network, acceptor):
+        began = trio.current_time()
+        crowd = [await network.host("10.0.0.1").dial(SERVER) for _ in range(200)]
+        for one in crowd:
+            await one.send_all(b"proof")
+        assert all([await is_served(one) for one in crowd[-2:]])
+        assert trio.current_time() - began < 10
+        assert not acceptor.refused
+        for _ in range(200):  # short ones
+            await (await proved(network, "10.0.0.1")).aclose()
+        assert not acceptor.refused
+
+
+async def test_connections_over_the_rate_of_failed_handshakes_wait_and_are_refused_at_last(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    network, acceptor = MemoryNetwork(), Acceptor(50, per_second=2)
+    network, acceptor = MemoryNetwork(), Acceptor(2000, per_second=1)
     async with accepting(network, acceptor):
-
-        async def served(host: str) -> bool:
-            stream = await network.host(host).dial(SERVER)
-            taken = await is_served(stream)  # a second, if it is
-            await stream.aclose()
-            return taken
-
-        results = [await network.host("10.0.0.1").dial(SERVER) for _ in range(12)]
-        assert [await is_served(one) for one in results[7:]] == [True, False, False, False, False]
-        assert "its address connects more than 2 times a second" in caplog.text
-        assert acceptor.refused == {"rate": 4}
-        assert await served("10.0.0.2")
+        for _ in range(4):
+            bad = await network.host("10.0.0.1").dial(SERVER)
+            await bad.send_all(b"nonsense")
+            await trio.sleep(0.01)
+            await bad.aclose()
+        await trio.sleep(0.01)
+        waiting = [await network.host("10.0.0.1").dial(SERVER) for _ in range(20)]
+        await trio.sleep(0.1)
+        assert (acceptor.waiting, acceptor.delayed) == (20, 20)
+        assert await is_served(await proved(network, "10.0.0.2"))  # others do not wait
+        await trio.sleep(3)
+        assert 15 <= acceptor.waiting <= 17
         await trio.sleep(10)
-        assert [await served("10.0.0.1") for _ in range(3)] == [True, True, True]
+        assert acceptor.waiting == 0
+        assert 5 <= acceptor.refused["rate"] <= 16
+        assert "its address connects more than 1 times a second" in caplog.text
+        for one in waiting:
+            await one.aclose()
+        await trio.sleep(1)
+        assert acceptor.open == 1
+        assert trio.lowlevel.current_statistics().tasks_living < 20
 
 
 def test_a_bucket_fills_again_at_its_rate_and_only_so_far() -> None:
@@ -186,6 +284,8 @@ def test_the_refused_are_a_figure() -> None:
     acceptor.refused["address"] += 3
     budget = Budget(1000)
     budget.held, budget.cuts = 70, 2
-    refused, held, cuts = connection_metrics({"clients": acceptor, "slaves": Acceptor(1)}, budget)
+    acceptor.delayed = 4
+    refused, delayed, held, cuts = connection_metrics({"clients": acceptor, "slaves": Acceptor(1)}, budget)
     assert refused.rows == [(("clients", "address"), 3)]
+    assert delayed.rows == [(("clients",), 4), (("slaves",), 0)]
     assert (held.rows, cuts.rows) == ([((), 70)], [((), 2)])

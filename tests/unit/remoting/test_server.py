@@ -224,15 +224,31 @@ async def test_one_connection_too_many_is_refused(
 ) -> None:
     network = MemoryNetwork()
     async with served(network, limits=Limits(connections=2, connections_per_address=2)) as (address,):
-        peers = [RawPeer(await network.dial(address)) for _ in range(3)]
-        assert await peers[2].ended()
-        assert "2 connections are open" in caplog.text
-        for peer in peers[:2]:
+        peers = [RawPeer(await network.dial(address)) for _ in range(2)]
+        for peer in peers:
             await peer.send(request())
             await peer.receive()
+        assert await RawPeer(await network.dial(address)).ended()
+        assert "2 connections are open" in caplog.text
         await peers[0].stream.aclose()
         await trio.sleep(1)
         assert await echoes(network, address)
+
+
+async def test_a_connection_without_a_whole_request_makes_room_for_another(autojump_clock: MockClock) -> None:
+    network = MemoryNetwork()
+    async with served(network, limits=Limits(connections=2, connections_per_address=2)) as (address,):
+        silent, half = [RawPeer(await network.dial(address)) for _ in range(2)]
+        await half.stream.send_all(encode(request(b"half"))[:20])
+        await trio.sleep(1)
+        good = RawPeer(await network.dial(address))
+        assert await silent.ended()
+        await good.send(request(b"good"))
+        assert (await good.receive())[0].body == b"good"
+        another = RawPeer(await network.dial(address))
+        assert await half.ended()
+        await another.send(request())
+        await another.receive()
 
 
 async def test_idle_connections_are_closed_by_one_task(autojump_clock: MockClock) -> None:

@@ -1,0 +1,148 @@
+"""Shares of bounded tables: how much one account, or one network address, may take of each.
+
+A bound of a whole table lets one stranger take every place, and fixed halves let two. A holder here may have
+as much as is still free: alone half of the table, and each further one at most half of the rest. So three
+leave an eighth for the next, ten of a table of 100,000 places still 97. Nothing is kept of a holder that has
+nothing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Final, Protocol
+
+from rmq.errors import ConfigError
+
+Holders = tuple[str, ...]
+"""The names under which something is counted, from the narrowest on: an account; or an IPv4 address; or an
+IPv6 network of 64 bits, and that of 48 bits around it. Empty: nothing but the whole table bounds it."""
+
+NOBODY: Final[Holders] = ()
+_REMEMBERED: Final = 4096
+
+
+class Shares:
+    """The counts of one table of at most `most` entries, or bytes. `used` is the sum."""
+
+    __slots__ = ("_held", "most", "used")
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.used = 0
+        self._held: dict[str, int] = {}
+
+    def held(self, name: str) -> int:
+        """What one holder has."""
+        return self._held.get(name, 0)
+
+    def holders(self) -> int:
+        """The number of holders."""
+        return len(self._held)
+
+    def full(self, holders: Holders, count: int = 1) -> str:
+        """Why `count` more are too many, as words for a remark; empty when there is room."""
+        free = self.most - self.used
+        if count > free:
+            return f"{self.used} of {self.most} are taken"
+        held = self._held
+        for name in holders:
+            # A network holds what its parts hold: it may have twice as much as one of them.
+            if held.get(name, 0) + count > free:
+                return f"{held.get(name, 0)} of {self.most} are taken by {name}, {free} are free"
+            free *= 2
+        return ""
+
+    def take(self, holders: Holders, count: int = 1) -> bool:
+        """Count `count` more, if there is room."""
+        if self.full(holders, count):
+            return False
+        self.add(holders, count)
+        return True
+
+    def add(self, holders: Holders, count: int = 1) -> None:
+        """Count `count` more, whether there is room or not; less with a negative number."""
+        self.used += count
+        held = self._held
+        for name in holders:
+            left = held.get(name, 0) + count
+            assert left >= 0, f"{name} gives back more than it has"
+            if left:
+                held[name] = left
+            else:
+                held.pop(name, None)
+        assert self.used >= 0, "more was given back than was taken"
+
+    def give(self, holders: Holders, count: int = 1) -> None:
+        """Count `count` less."""
+        self.add(holders, -count)
+
+
+class Holding(Protocol):
+    """A connection, as far as its holder goes."""
+
+    @property
+    def peer_address(self) -> str:
+        """``host:port`` of the other side."""
+
+    @property
+    def state(self) -> dict[str, object]:
+        """What is kept with the connection."""
+
+
+class Gateways:
+    """Networks from which many clients come by one address: no address of theirs has a share.
+
+    Raises ConfigError for what is neither an address nor a network (10.1.2.3, 10.1.0.0/16, 2001:db8::/32).
+    """
+
+    def __init__(self, texts: Iterable[str] = (), setting: str = "trustedGateways") -> None:
+        self._networks = [_network(text, setting) for text in texts if text.strip()]
+
+    def __contains__(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+        return any(address.version == one.version and address in one for one in self._networks)
+
+
+def _network(text: str, setting: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    try:
+        return ipaddress.ip_network(text.strip(), strict=False)
+    except ValueError:
+        raise ConfigError(setting, text, "IP addresses or networks, as 10.1.2.3 or 10.1.0.0/16") from None
+
+
+HoldersOf = Callable[[Holding], Holders]
+ACCOUNT: Final = "account"
+"""The key in a connection's state of the account that it works for."""
+
+
+def by_account_and_address(gateways: Gateways | None = None) -> HoldersOf:
+    """The holders of a connection: the account that it works for, else its address."""
+    of_address = by_address(gateways)
+
+    def holders_of(connection: Holding) -> Holders:
+        account = connection.state.get(ACCOUNT)
+        return (f"account {account}",) if account else of_address(connection.peer_address)
+
+    return holders_of
+
+
+def by_address(gateways: Gateways | None = None) -> Callable[[str], Holders]:
+    """The holders of an address ``host:port``."""
+    trusted = gateways or Gateways()
+
+    @lru_cache(_REMEMBERED)
+    def of_host(host: str) -> Holders:
+        try:
+            address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+        except ValueError:
+            return (host,)  # of a network in memory
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+            address = address.ipv4_mapped
+        if address in trusted:
+            return NOBODY
+        if address.version == 4:
+            return (str(address),)
+        return tuple(str(ipaddress.ip_network((int(address), bits), strict=False)) for bits in (64, 48))
+
+    return lambda peer: of_host(peer.rpartition(":")[0])
