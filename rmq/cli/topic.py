@@ -119,6 +119,7 @@ def create(
 @click.option("--write-queues", type=QUEUES, help="Queues that are written, on each broker.")
 @click.option("--perm", callback=as_perm, help="rw, r, w or none.")
 @click.option("--order/--no-order", default=None, help="Whether it is an ordered topic.")
+@yes_option
 @part_options
 @target_options
 def update(
@@ -129,13 +130,14 @@ def update(
     write_queues: int | None,
     perm: int | None,
     order: bool | None,
+    yes: bool,
     cluster: str,
     broker: str,
 ) -> None:
     """Change a topic on every master; what is not named stays. Masters that lack the topic get it.
 
     To have fewer queues without losing messages, lower --write-queues first, and --read-queues when the
-    others are consumed.
+    others are consumed. If --read-queues would hide unread messages, the command names them and asks.
     """
     changes = {
         "read_queue_nums": read_queues or queues,
@@ -150,10 +152,25 @@ def update(
         addresses = await admin.broker_addresses(cluster=cluster, broker=broker)
         for address in addresses:
             present = (await admin.topic_configs(address)).get(topic, some)
-            await admin.put_topic(evolve(present, **wanted), broker=address)
+            await admin.put_topic(evolve(present, **wanted), broker=address, hide_unread=hides)
         return addresses
 
+    hides = yes
+    if "read_queue_nums" in wanted:
+        hidden = run_admin(target, lambda admin: hidden_text(admin, topic, wanted["read_queue_nums"]))
+        if hidden:
+            confirm(yes, f"Hide {hidden}? No consumer is given these queues then.")
+            hides = True
     report_done(f"topic {topic} changed", run_admin(target, work))
+
+
+async def hidden_text(admin: Admin, topic: str, queues: int) -> str:
+    """Unread messages that a topic with so many queues to read would hide, as text; empty for none."""
+    found = await admin.unread_beyond(topic, queues)
+    return ", ".join(
+        f"{sum(row.lag for row in rows)} unread messages of group {group} in {len(rows)} queues"
+        for group, rows in found.items()
+    )
 
 
 @topic.command()

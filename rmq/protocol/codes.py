@@ -371,6 +371,10 @@ RECALL_MESSAGE: Final = 370
 ILLEGAL_OPERATION: Final = 604
 """Answer code: the handle is no handle, or its time has passed."""
 
+# Ours, in a request of RocketMQ's, which does not look at it.
+HIDE_UNREAD: Final = "rmqHideUnread"
+"""Header field of UPDATE_AND_CREATE_TOPIC; "true": cut queues even if they hold unread messages."""
+
 # Ours. RocketMQ has no request from 19,001 to 19,005.
 IDEMPOTENT_SEND: Final = 19_005
 """A batch send that names its producer and the number of its first message, to be stored once."""

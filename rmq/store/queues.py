@@ -57,6 +57,7 @@ class Queues:
 
     def __init__(self, disk: Disk, root: str, file_size: int, now_ms: Callable[[], int]) -> None:
         self.table: dict[Key, ConsumeQueue] = {}
+        self.ends: dict[str, int] = {}  # topic -> the number after its highest queue id
         self.written = Written(0, 0)
         self._taken_to = 0  # all units of records before this physical offset have come
         self.error = ""  # why the last write of a file failed
@@ -89,6 +90,7 @@ class Queues:
         folder = queue_folder(self._root, topic, queue_id)
         queue = ConsumeQueue(self._disk, folder, topic, queue_id, self._file_size, self._open_files)
         self.table[topic, queue_id] = queue
+        self.ends[topic] = max(self.ends.get(topic, 0), queue_id + 1)
         return queue
 
     def find(self, topic: str, queue_id: int, log_start: int) -> ConsumeQueue | None:
@@ -306,6 +308,7 @@ class Queues:
 
     def remove_topic(self, topic: str) -> None:
         """Forget a topic's queues, whose files are out of the way, and close these."""
+        self.ends.pop(topic, None)
         for key in [key for key in self.table if key[0] == topic]:
             queue = self.table.pop(key)
             self._gathered.pop(queue, None)

@@ -199,6 +199,11 @@ class StoreView:
         """Whether a queue has, or had, messages."""
         return (topic, queue_id) in self._queues.table
 
+    def queue_end(self, topic: str) -> int:
+        """The number after the highest queue id of a topic that has, or had, messages; 0 for none. A topic
+        that was cut may have fewer queues than that."""
+        return self._queues.ends.get(topic, 0)
+
     def queues(self) -> Iterator[tuple[str, int]]:
         """The queues that have, or had, messages."""
         return iter(list(self._queues.table))

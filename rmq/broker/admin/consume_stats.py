@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from rmq.broker.admin.unread import queue_end, unread
 from rmq.broker.produce.admission import error_response
 from rmq.broker.tables.versioned import drain
 from rmq.errors import for_code
@@ -245,17 +246,22 @@ class Progress:
         if known is not None and known[0] is topic:
             return known[1]
         rows = QueueRows(self._settings.broker.broker_name)
-        for queues in _sliced(topic.write_queue_nums):
+        end = queue_end(self._store, topic)
+        for queues in _sliced(end):
             if queues.start:
                 yield
-            rows.add(topic.topic_name, map(partial(self._ends, topic.topic_name), queues), queues.start)
-            _check_size(rows.size, f"the ends of the {topic.write_queue_nums} queues of {topic.topic_name}")
+            for part in _shown(queues, topic.write_queue_nums, partial(self._is_kept, topic.topic_name)):
+                rows.add(topic.topic_name, map(partial(self._ends, topic.topic_name), part), part.start)
+            _check_size(rows.size, f"the ends of the {end} queues of {topic.topic_name}")
         text = topic_stats(rows)
         if state == self._stats_state:
             if len(self._stats_texts) >= STATS_TEXTS_MAX:
                 self._stats_texts.clear()
             self._stats_texts[topic.topic_name] = topic, text
         return text
+
+    def _is_kept(self, topic: str, queue_id: int) -> bool:
+        return unread(self._store, topic, queue_id, 0) > 0
 
     def _ends(self, topic: str, queue_id: int) -> str:
         end = self._store.max_offset(topic, queue_id)
@@ -329,16 +335,22 @@ class Progress:
         """
         name = topic.topic_name
         offsets = self._offsets.of(group, name)
-        for queues in _sliced(topic.read_queue_nums):
-            values, lag = [], 0
-            for queue_id in queues:
-                # What has been deleted is nobody's to consume any more.
-                offset = max(0, offsets.get(queue_id, 0), self._store.min_offset(name, queue_id))
-                end = max(0, self._store.max_offset(name, queue_id))
-                time_ms = self._store.message_time(name, queue_id, offset - 1) if offset else 0
-                lag += end - offset
-                values.append(offset_wrapper(end, offset, max(0, time_ms)))
-            rows.add(name, values, queues.start)
+
+        def is_left(queue_id: int) -> bool:
+            return unread(self._store, name, queue_id, offsets.get(queue_id, 0)) > 0
+
+        for queues in _sliced(queue_end(self._store, topic)):
+            lag = 0
+            for part in _shown(queues, topic.read_queue_nums, is_left):
+                values = []
+                for queue_id in part:
+                    # What has been deleted is nobody's to consume any more.
+                    offset = max(0, offsets.get(queue_id, 0), self._store.min_offset(name, queue_id))
+                    end = max(0, self._store.max_offset(name, queue_id))
+                    time_ms = self._store.message_time(name, queue_id, offset - 1) if offset else 0
+                    lag += end - offset
+                    values.append(offset_wrapper(end, offset, max(0, time_ms)))
+                rows.add(name, values, part.start)
             yield 1 + len(queues), lag
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
@@ -362,7 +374,7 @@ class Progress:
 
     def _time_spans(self, group: str, topic: TopicConfig, now: int) -> Slices[bytes]:
         name, parts, size = topic.topic_name, [], 0
-        for queues in _sliced(topic.write_queue_nums):
+        for queues in _sliced(max(topic.write_queue_nums, topic.read_queue_nums)):
             if queues.start:
                 yield
             spans = (self._time_span(group, name, queue_id, now) for queue_id in queues)
@@ -443,7 +455,7 @@ class Progress:
         if not known:
             raise for_code(ResponseCode.SYSTEM_ERROR, f"The consumer group <{header.group}> not exist")
         offsets = {}
-        for queue_id in range(topic.write_queue_nums):
+        for queue_id in range(max(topic.write_queue_nums, topic.read_queue_nums)):
             target = self._offset_at(header.topic, queue_id, header.timestamp)
             offset = known.get(queue_id, target)
             offsets[queue_id] = target if header.is_force else min(target, offset)
@@ -484,6 +496,15 @@ def _sliced(queues: int) -> Iterator[range]:
     """The queues from 0 on, as many at a time as one slice takes."""
     for begin in range(0, queues, SLICE_QUEUES):
         yield range(begin, min(begin + SLICE_QUEUES, queues))
+
+
+def _shown(queues: range, counted: int, is_shown: Callable[[int], bool]) -> Iterator[range]:
+    """Of these queues the ones below `counted` together, and each of the others that `is_shown`."""
+    if queues.start < counted:
+        yield range(queues.start, min(queues.stop, counted))
+    for queue_id in range(max(queues.start, counted), queues.stop):
+        if is_shown(queue_id):
+            yield range(queue_id, queue_id + 1)
 
 
 def _check_size(size: int, what: str) -> None:

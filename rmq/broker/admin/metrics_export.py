@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from attrs import Factory, define
 
+from rmq.broker.admin.unread import unread
 from rmq.broker.replication.replica_state import slave_names
 from rmq.broker.tables.versioned import Slices
 from rmq.message import SCHEDULE_TOPIC
@@ -155,9 +156,10 @@ def _lags(broker: Broker, each: bool) -> Slices[list[Metric]]:
     looks = 0
     for topic, group in broker.offsets.pairs():
         total = 0
-        for queue_id, offset in broker.offsets.of(group, topic).items():
-            start = max(offset, store.min_offset(topic, queue_id), 0)
-            behind = max(0, store.max_offset(topic, queue_id) - start)
+        offsets = broker.offsets.of(group, topic)
+        # A queue without an offset counts too, and so does one that the topic lost when it was cut.
+        for queue_id in {*offsets, *range(store.queue_end(topic))}:
+            behind = unread(store, topic, queue_id, offsets.get(queue_id, 0))
             total += behind
             if each:
                 rows.append(((group, topic, str(queue_id)), behind))

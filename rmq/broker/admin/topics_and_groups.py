@@ -8,14 +8,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
+
+from rmq.broker.admin.unread import hidden_by, kept_beyond, unread
 from rmq.broker.tables.groups import check_group
 from rmq.broker.tables.topics import check_name
 from rmq.config import canonical, dump_properties, evolve, knows, parse_properties, properties_text
 from rmq.errors import ConfigError, CorruptRecord, ResponseError, for_code
 from rmq.files import settings_saver
-from rmq.message import SYSTEM_TOPICS
+from rmq.message import SYSTEM_TOPICS, retry_topic
 from rmq.protocol import bodies, engine
 from rmq.protocol.codes import (
+    HIDE_UNREAD,
     PERM_INHERIT,
     PERM_READ,
     PERM_WRITE,
@@ -81,6 +85,7 @@ class Admin:
         self._delay_offsets = delay_offsets
         self._wake_clean = wake_clean
         self._store = store
+        self._tables = tables
         self._topics = tables.topics
         self._groups = tables.groups
         self._offsets = tables.offsets
@@ -122,9 +127,25 @@ class Admin:
             header.topic_sys_flag or 0,
             header.order,
         )
+        if request.ext.get(HIDE_UNREAD) != "true":
+            self._check_hidden(made)
         log.info("topic %s is set by %s", header.topic, connection.peer_address)
         undo = self._topics.change(header.topic, made, now)
         return self._changes.answer("topics", request, connection, undo)
+
+    def _check_hidden(self, made: bodies.TopicConfig) -> None:
+        """Raises ResponseError when a topic is cut by queues that hold unread messages."""
+        before = self._topics.get(made.topic_name)
+        if before is None or made.read_queue_nums >= before.read_queue_nums:
+            return
+        self._commit_pending()
+        hidden = hidden_by(self._store, self._tables, made.topic_name, made.read_queue_nums)
+        if hidden:
+            raise _refused(
+                f"readQueueNums of topic {made.topic_name} stays {before.read_queue_nums}, with "
+                f"{made.read_queue_nums} it would hide {hidden}: lower writeQueueNums first, and "
+                "readQueueNums when they are consumed, or have them hidden (rmq topic update --yes)"
+            )
 
     def _on_delete_topic(self, request: Command, connection: Any, now: int) -> Command | None:
         self._refuse_on_slave("topics")
@@ -184,8 +205,33 @@ class Admin:
         self._refuse_on_slave("groups")
         config = bodies.SubscriptionGroupConfig.from_request(request.body)
         check_group(config)
-        undo = self._groups.change(config.group_name, config, now)
+        undo_topic = self._fit_retry_topic(config, now)  # first: tables are saved in this order
+        undo_group = self._groups.change(config.group_name, config, now)
+
+        def undo() -> None:
+            undo_group()
+            undo_topic()
+
         return self._changes.answer("subscriptionGroup", request, connection, undo)
+
+    def _fit_retry_topic(self, config: bodies.SubscriptionGroupConfig, now: int) -> Callable[[], None]:
+        """Give the group's retry topic as many queues as the group has; cut queues are read until they are
+        empty. Returns what takes that back.
+        """
+        group, queues = config.group_name, config.retry_queue_nums
+        known = self._topics.get(retry_topic(group))
+        if known is None or queues <= 0:
+            return _nothing
+        name, offsets = known.topic_name, self._offsets.of(group, known.topic_name)
+        read = queues
+        for queue_id in kept_beyond(self._store, name, queues):
+            if unread(self._store, name, queue_id, offsets.get(queue_id, 0)):
+                read = queue_id + 1
+        if (known.read_queue_nums, known.write_queue_nums) == (read, queues):
+            return _nothing
+        return self._topics.change(
+            name, attrs.evolve(known, read_queue_nums=read, write_queue_nums=queues), now
+        )
 
     def _on_all_groups(self, request: Command, connection: Any, now: int) -> Command:
         return request.reply(body=self._groups.to_json())
@@ -355,6 +401,10 @@ def _of_java() -> dict[str, str]:
         "useTLS": "false",
         "clientCallbackExecutorThreads": str(os.cpu_count() or 1),
     }
+
+
+def _nothing() -> None:
+    return
 
 
 def _refused(remark: str) -> ResponseError:

@@ -204,8 +204,7 @@ class Expiry:
         )
 
     def _has_messages(self, topic: str) -> bool:
-        config = self._topics.get(topic)
-        queues = 0 if config is None else max(config.read_queue_nums, config.write_queue_nums)
+        queues = self._store.queue_end(topic)  # with those that the topic lost when it was cut
         return any(self._store.max_offset(topic, queue_id) > 0 for queue_id in range(queues))
 
     def _remove(self, groups: list[str]) -> None:

@@ -8,6 +8,8 @@ import click
 
 from rmq.cli.admin.command import COUNT, Commands, Where, java_text, row, stamp, where_options
 from rmq.cli.output import echo, echo_json
+from rmq.cli.target import confirm
+from rmq.cli.topic import hidden_text
 from rmq.client.consume.rebalance import averagely
 from rmq.client.session.routes import Route
 from rmq.errors import NoRoute
@@ -33,6 +35,7 @@ perm = click.IntRange(0, 7)
 @click.option("-o", "--order", type=bool, default=False, help="An ordered topic: true or false.")
 @click.option("-u", "--unit", type=bool, default=False, help="A unit's topic: true or false.")
 @click.option("-s", "--hasUnitSub", "unit_sub", type=bool, default=False, help="Has units' subscriptions.")
+@click.option("--yes", is_flag=True, help="Do not ask before unread messages are hidden.")
 async def update_topic(
     client: Client,
     where: Where,
@@ -47,7 +50,11 @@ async def update_topic(
     config = TopicConfig(
         topic, read_queues, write_queues, perm, topic_sys_flag=sys_flag, order=flags["order"]
     )
-    for address in await client.admin.put_topic(config, **where):
+    hidden = await hidden_text(client.admin, topic, read_queues)
+    if hidden:
+        confirm(flags["yes"], f"Hide {hidden}? No consumer is given these queues then.")
+    hides = flags["yes"] or bool(hidden)
+    for address in await client.admin.put_topic(config, **where, hide_unread=hides):
         echo(f"create topic to {address} success.")
     if config.order:
         echo(f"set orderConf. isOrder=true, orderConf=[{await client.admin.order_conf(topic)}]")

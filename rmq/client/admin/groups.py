@@ -4,13 +4,14 @@ far groups are: their offsets, and setting them elsewhere.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from attrs import frozen
 
 from rmq.client.admin.cluster import Cluster, each, offline
 from rmq.client.consume.pull import first_since
-from rmq.errors import ConfigError, ConsumerNotOnline, NoRoute, RmqError, SystemFailure
+from rmq.errors import ConfigError, ConsumerNotOnline, NoRoute, ResponseError, RmqError, SystemFailure
 from rmq.message import MessageQueue, dlq_topic, retry_topic, validate_group
 from rmq.protocol.bodies import (
     ConsumerConnection,
@@ -71,6 +72,9 @@ RUNNING_INFO_SECONDS = 15.0
 
 TO_THE_END = -1
 """The timestamp that stands for the end of every queue."""
+
+
+log = logging.getLogger(__name__)
 
 
 @frozen
@@ -322,6 +326,25 @@ class Groups(Cluster):
     async def consumer_progress(self, group: str, topic: str = "") -> list[QueueProgress]:
         """The queues of a group, by topic, broker and number. Raises as `consume_stats`."""
         return (await self.consume_stats(group, topic)).queues
+
+    async def unread_beyond(self, topic: str, queues: int) -> dict[str, list[QueueProgress]]:
+        """Group -> its queues of a topic from number `queues` on that hold unread messages: a topic with only
+        so many queues to read would hide them. Empty for a topic that does not exist.
+        """
+        found = {}
+        try:
+            groups = await self.groups_of_topic(topic)
+        except NoRoute:
+            return {}
+        for group in groups:
+            try:
+                rows = await self.consumer_progress(group, topic)
+            except (NoRoute, ResponseError) as error:  # the broker has the last word, and may refuse
+                log.info("the progress of group %s is not known: %s", group, error)
+                continue
+            if left := [row for row in rows if row.message_queue.queue_id >= queues and row.lag]:
+                found[group] = left
+        return found
 
     async def broker_consume_stats(
         self, broker: str, *, ordered: bool = False, timeout: float = 0

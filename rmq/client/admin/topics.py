@@ -21,7 +21,8 @@ from rmq.protocol.bodies import (
     TopicOffset,
     TopicStatsTable,
 )
-from rmq.protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
+from rmq.protocol.codes import HIDE_UNREAD, PERM_READ, PERM_WRITE, RequestCode, ResponseCode
+from rmq.protocol.command import Command
 from rmq.protocol.headers import (
     CreateTopicRequestHeader,
     DeleteKVConfigRequestHeader,
@@ -121,8 +122,14 @@ class Topics(Cluster):
         config = TopicConfig(topic, queues, queues, perm, order=order)
         return await self.put_topic(config, cluster=cluster, broker=broker)
 
-    async def put_topic(self, config: TopicConfig, *, cluster: str = "", broker: str = "") -> list[str]:
-        """As `create_topic`, with all that a topic has: read and write queues, flags, order."""
+    async def put_topic(
+        self, config: TopicConfig, *, cluster: str = "", broker: str = "", hide_unread: bool = False
+    ) -> list[str]:
+        """As `create_topic`, with all that a topic has: read and write queues, flags, order.
+
+        A broker of ours raises ResponseError when the topic would get fewer queues to read and the others
+        hold unread messages, unless `hide_unread`; see `unread_beyond`. RocketMQ's broker hides them.
+        """
         validate_topic(config.topic_name)
         header = CreateTopicRequestHeader(
             config.topic_name,
@@ -136,7 +143,10 @@ class Topics(Cluster):
         )
 
         async def put(address: str) -> None:
-            await self._ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+            request = Command.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+            if hide_unread:
+                request = request.with_ext({**request.ext, HIDE_UNREAD: "true"})
+            await self._send(address, request)
 
         addresses = await self.broker_addresses(cluster=cluster, broker=broker)
         await each(addresses, put)

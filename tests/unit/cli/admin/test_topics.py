@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import json
 
+from click.testing import CliRunner
+
 import rmq
+from rmq.cli.topic import topic
 from tests.masters import Masters
 
 from .conftest import Run
@@ -69,6 +72,42 @@ def test_delete_topic_takes_it_from_brokers_and_name_servers(masters: Masters, m
     assert route.exit_code == 1
     assert "no route for topic 'Gone'" in route.output
     assert "Gone" not in masters.work(lambda client: client.admin.topic_configs(masters.first))
+
+
+def test_a_cut_that_hides_unread_messages_names_them_and_asks(masters: Masters, mqadmin: Run) -> None:
+    mqadmin("updateTopic", "-b", masters.first, "-t", "Cut", "-r", "4", "-w", "4")
+
+    async def read_half(client: rmq.Client) -> None:
+        async with client.producer("p") as producer:
+            for number in range(4):
+                await producer.send(rmq.Message("Cut", b"%d" % number))
+            async with client.consumer("cutters", {"Cut": "*"}, consume_from="first") as consumer:
+                for _ in range(4):
+                    async with await anext(consumer):
+                        pass
+            for number in range(4):
+                await producer.send(rmq.Message("Cut", b"%d" % number))
+
+    masters.work(read_half)
+    named = "Hide 2 unread messages of group cutters in 2 queues?"
+    words = "updateTopic", "-b", masters.first, "-t", "Cut", "-r", "2", "-w", "2"
+    unasked = mqadmin(*words)
+    assert (unasked.exit_code, named in unasked.output) == (1, True)
+    modern = ["update", "Cut", "--queues", "2", "-b", masters.first, "-n", masters.namesrv]
+    refused = CliRunner().invoke(topic, modern, input="n\n")
+    assert (refused.exit_code, named in refused.output) == (1, True)
+
+    def shape() -> tuple[int, int]:
+        (config,) = masters.work(lambda client: client.admin.topic_config("Cut")).values()
+        return config.read_queue_nums, config.write_queue_nums
+
+    assert shape() == (4, 4)
+    assert CliRunner().invoke(topic, modern, input="y\n").exit_code == 0
+    assert shape() == (2, 2)
+    progress = masters.work(lambda client: client.admin.consumer_progress("cutters", "Cut"))
+    assert {row.message_queue.queue_id: row.lag for row in progress} == dict.fromkeys(range(4), 1)
+    assert mqadmin(*words).exit_code == 1
+    assert mqadmin(*words, "--yes").exit_code == 0
 
 
 def test_allocate_shares_queues_out_as_members_would(mqadmin: Run) -> None:

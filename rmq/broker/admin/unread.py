@@ -1,0 +1,73 @@
+"""Unread messages: how many a group has left in each queue, and how many a topic hides when it is cut.
+
+A topic that gets fewer queues to read (readQueueNums) keeps the messages of the others in the log, but no
+consumer is given these queues, and a pull of one is refused. So the broker counts them wherever it counts
+what a group has left, and an administrator is told before they are hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rmq.broker.tables.versioned import Tables
+    from rmq.protocol.bodies import TopicConfig
+    from rmq.store.store import Store
+
+LOOKS_MAX: Final = 100_000
+"""Pairs of a group and a queue that are looked at to answer one change of a topic: some 100 ms."""
+GROUPS_NAMED: Final = 10
+
+
+def unread(store: Store, topic: str, queue_id: int, offset: int) -> int:
+    """Messages of a queue from `offset` on that are still there."""
+    return max(0, store.max_offset(topic, queue_id) - max(0, offset, store.min_offset(topic, queue_id)))
+
+
+def queue_end(store: Store, topic: TopicConfig) -> int:
+    """The number after the highest queue of a topic that its table or its messages name."""
+    return max(topic.read_queue_nums, topic.write_queue_nums, store.queue_end(topic.topic_name))
+
+
+def kept_beyond(store: Store, topic: str, queues: int) -> Iterator[int]:
+    """The queues from number `queues` on that hold messages, read or not."""
+    for queue_id in range(queues, store.queue_end(topic)):
+        if unread(store, topic, queue_id, 0):
+            yield queue_id
+
+
+def hidden_by(store: Store, tables: Tables, topic: str, queues: int) -> str:
+    """Unread messages that a topic would hide with only so many queues to read, as text; empty for none.
+
+    Of a topic that no group reads every message counts.
+    """
+    beyond = list(kept_beyond(store, topic, queues))
+    groups = sorted(tables.offsets.groups_of(topic) | tables.clients.groups_of(topic))
+    if not beyond:
+        return ""
+    if not groups:
+        count = sum(unread(store, topic, queue_id, 0) for queue_id in beyond)
+        return f"{count} messages in {_named(beyond)} that no group has read"
+    texts, looks = [], 0
+    for group in groups:
+        offsets = tables.offsets.of(group, topic)
+        left = {queue_id: unread(store, topic, queue_id, offsets.get(queue_id, 0)) for queue_id in beyond}
+        with_some = [queue_id for queue_id, count in left.items() if count]
+        if with_some:
+            texts.append(f"{sum(left.values())} unread messages of group {group} in {_named(with_some)}")
+        looks += len(beyond)
+        if len(texts) >= GROUPS_NAMED or looks >= LOOKS_MAX:
+            texts.append("maybe those of more groups")
+            break
+    return ", ".join(texts) if texts and texts != ["maybe those of more groups"] else ""
+
+
+def _named(queues: list[int]) -> str:
+    """Queues as text: "queue 3", "queues 2 to 7", "6 queues between 2 and 9"."""
+    first, last = queues[0], queues[-1]
+    if first == last:
+        return f"queue {first}"
+    if len(queues) == last - first + 1:
+        return f"queues {first} to {last}"
+    return f"{len(queues)} queues between {first} and {last}"
