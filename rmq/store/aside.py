@@ -13,6 +13,8 @@ import re
 from typing import Final
 
 from rmq.errors import StoreError
+from rmq.store.abort import mark_of
+from rmq.store.checkpoint import Checkpoint
 from rmq.store.disk import Disk
 
 log = logging.getLogger("rmq.store")
@@ -37,7 +39,7 @@ def move_aside(disk: Disk, log_folder: str) -> str:
     """
     aside = find_aside(disk, log_folder)
     if disk.exists(aside):
-        raise StoreError(f"an earlier log lies in {aside}: look whether it is still needed, remove it")
+        raise _is_there(disk, log_folder)
     if not disk.exists(os.path.join(log_folder, _PART)):
         try:
             disk.move(log_folder, aside)
@@ -50,6 +52,37 @@ def move_aside(disk: Disk, log_folder: str) -> str:
             disk.move(os.path.join(log_folder, name), os.path.join(part, name))
     disk.move(part, aside)
     return aside
+
+
+def give_up(disk: Disk, root: str, log_folder: str) -> str:
+    """Set aside the log of a store that nobody has open, and remove what goes with it: queues and index, and
+    what `abort` and the checkpoint say of it. Returns where the log is.
+
+    Raises StoreLocked, StoreError; then nothing is changed, or the next try goes on.
+    """
+    lock = disk.lock(os.path.join(root, "lock"))
+    try:
+        abort, path = os.path.join(root, "abort"), os.path.join(root, "checkpoint")
+        if disk.exists(find_aside(disk, log_folder)):
+            raise _is_there(disk, log_folder)
+        if disk.exists(abort):
+            disk.replace(abort, mark_of(0))
+        checkpoint = Checkpoint(disk, path)
+        try:
+            checkpoint.lower(0, 0)
+        finally:
+            checkpoint.close()
+        folder = move_aside(disk, log_folder)
+        for name in ("consumequeue", "index"):
+            disk.remove(os.path.join(root, name))
+        return folder
+    finally:
+        lock.release()
+
+
+def _is_there(disk: Disk, log_folder: str) -> StoreError:
+    aside = find_aside(disk, log_folder)
+    return StoreError(f"an earlier log lies in {aside}: look whether it is still needed, remove it")
 
 
 def _beside(log_folder: str) -> str:

@@ -45,9 +45,11 @@ from rmq.errors import (
     ConfigError,
     ConnectFailed,
     ConnectionLost,
+    CorruptRecord,
     RemoteProtocolError,
     RequestTimeout,
     ResponseError,
+    StoreError,
 )
 from rmq.health import Health
 from rmq.profile import applied, cluster_secret
@@ -60,6 +62,7 @@ from rmq.remoting.loop import Alarm, bare_errors
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.tls import TlsConfig
+from rmq.store.aside import give_up
 from rmq.store.config import BrokerRole, Durability, FlushDiskType, StoreConfig
 from rmq.store.disk import Disk, RealDisk
 
@@ -159,9 +162,37 @@ async def run(
                 )
                 pages, links = partial(served_pages, wire, config, health), partial(Pool, wire, tls=wire_tls)
                 await controlled.live(stop, task_status, pages, links)
+    except CorruptRecord as error:
+        if controlled.has_opened:
+            raise
+        raise _given_up(error, disk or RealDisk(), store_config, control, file) from error
     finally:
         await ports.aclose()
         lock.release()
+
+
+def _given_up(
+    error: CorruptRecord, disk: Disk, store_config: StoreConfig, control: Control, file: MemberFile
+) -> StoreError:
+    """The store of a replica cannot be opened: set its log aside, so that it comes back as a new replica and
+    copies the log of its master. Of a log that no other replica in sync has nothing is changed. Returns the
+    error that ends the broker.
+    """
+    others = [number for number in control.in_sync if number != control.number]
+    if not others:
+        log.error("no other replica is in sync, so this log may be the only copy and stays: %s", error)
+        return error
+    try:
+        folder = give_up(disk, store_config.store_path_root_dir, store_config.commit_log_path)
+        file.renew(())
+    except StoreError as failure:
+        return StoreError(f"{error}. Its log cannot be set aside: {failure}")
+    text = (
+        f"{error}. Its log lies in {folder} now, nothing of it is deleted; in sync are replicas {others}, too."
+        " From its next start on this broker is a new replica, which copies the log of its master"
+    )
+    log.error("%s", text)
+    return StoreError(text)
 
 
 def check(config: BrokerConfig, store_config: StoreConfig) -> None:
@@ -205,6 +236,8 @@ class _Controlled:
         self._addresses = self._given
         self._leader = self._addresses[0]
         self._broker: Broker | None = None
+        self.has_opened = False
+        """The store was open in the role that ran last."""
         self._opening_at = 0.0
         self._led = 0  # the epoch that the running service leads; 0: it is a slave
         self._ending: anyio.Event | None = None  # ends the running service
@@ -309,6 +342,7 @@ class _Controlled:
             broker_role=BrokerRole.SYNC_MASTER if is_master else BrokerRole.SLAVE,
             durability=Durability.replicated if is_master else Durability.disk,
         )
+        self.has_opened = False
         role = "master" if is_master else "slave"
         log.warning("%s: replica %d is a %s in epoch %d", config.broker_name, control.number, role, epoch)
         running = partial(
@@ -337,6 +371,7 @@ class _Controlled:
 
     def _opened(self, epoch: int, broker: Broker) -> None:
         """The store is open, and nobody is served yet."""
+        self.has_opened = True
         control, store = self._control, broker.store
         broker.replica.control = control
         broker.locks.is_closed = lambda: control.is_closed or not control.may_act()

@@ -67,10 +67,10 @@ class MemberFile:
         self.incarnation += 1
         self.save(self.epochs)
 
-    def renew(self) -> None:
-        """Be another replica from the next start on."""
+    def renew(self, epochs: Epochs | None = None) -> None:
+        """Be another replica from the next start on. `epochs`: those of its log, if not the present ones."""
         self.identity, self.incarnation = f"{self._chance.getrandbits(128):032x}", 0
-        self.save(self.epochs)
+        self.save(self.epochs if epochs is None else epochs)
 
     def join(self, began: str) -> None:
         """Be of the set that began so, which is on the disk when this returns."""
