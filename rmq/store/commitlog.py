@@ -242,6 +242,7 @@ class CommitLog:
             if end > self.flushed:
                 try:
                     self.segments.sync(self.flushed, end)
+                    self._check_there(end)
                 except StoreError as error:
                     self.failure = f"the commit log cannot be synced, nothing is taken until it can: {error}"
                     raise
@@ -265,10 +266,21 @@ class CommitLog:
                 # Nothing was committed since it failed, so `end` stays while this writes.
                 self.write_again(self.flushed, end, doubted=True)
                 self.segments.sync(self.flushed, end)
+                self._check_there(end)
                 self.flushed, self.flushed_timestamp = end, timestamp
                 self.failure = ""
                 self._note_synced()
             return self.flushed
+
+    def _check_there(self, end: int) -> None:
+        """Raise StoreError when the newest file was deleted, or replaced: what is synced there is lost with
+        this process.
+        """
+        if end > 0 and (path := self.segments.gone(end - 1)):
+            raise StoreError(
+                f"{path} was DELETED OR REPLACED while the broker runs. What it had is in memory and in open"
+                " files of this process only: consume it, or copy it from /proc/PID/fd, before you end it"
+            )
 
     def write_again(
         self, start: int, end: int, *, doubted: bool = False, progress: Progress = no_progress

@@ -87,6 +87,12 @@ class Segment(Protocol):
         """
         ...
 
+    def is_there(self) -> bool:
+        """Whether the segment is still the file at its path: that may have been deleted, or replaced.
+        Thread-safe. Raises StoreError.
+        """
+        ...
+
     def sync(self) -> None:
         """Return when all that was written before the call is on the medium, also when the segment was closed
         since; having been removed is fine. Thread-safe. Raises StoreError.
@@ -279,6 +285,13 @@ class RealSegment:
             return start, os.lseek(self._fd, start, os.SEEK_HOLE)
         except OSError as error:
             return (self.size if error.errno == errno.ENXIO else at), self.size
+
+    def is_there(self) -> bool:
+        with _explained(self.path), self._guard:
+            try:
+                return self._fd < 0 or os.path.samestat(os.fstat(self._fd), os.stat(self.path))
+            except FileNotFoundError:
+                return False
 
     def sync(self) -> None:
         with self._guard:

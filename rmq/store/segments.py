@@ -190,6 +190,13 @@ class Segments:
             else:  # closed or removed in between
                 self._disk.sync(self.path(base))
 
+    def gone(self, address: int) -> str:
+        """The path of the open file that holds `address`, if that is no longer the file at its path; else
+        empty. Thread-safe. Raises StoreError.
+        """
+        segment = self._opened.get(address - address % self.file_size)
+        return "" if segment is None or segment.is_there() else self.path(address)
+
     def relax(self) -> None:
         """`Segment.relax` for all open files."""
         for segment in self._opened.values():

@@ -149,6 +149,9 @@ class MemorySegment:
             stop += 1
         return max(start * PAGE, at), min(stop * PAGE, self.size)
 
+    def is_there(self) -> bool:
+        return self._disk.holds(self._path, self._file)
+
     def sync(self) -> None:
         self._disk.sync(self._path)
 
@@ -307,6 +310,10 @@ class MemoryDisk:
     def used(self) -> int:
         """Bytes that files take."""
         return sum(len(file.used) for file in self._files.values()) * PAGE
+
+    def holds(self, path: str, file: _File) -> bool:
+        """Whether that file is the one at that path."""
+        return self._files.get(path) is file
 
     def changed(self) -> None:
         """Something was written."""

@@ -58,6 +58,7 @@ class FaultySegment:
         self.size = segment.size
         self.copy, self.read, self.relax = segment.copy, segment.read, segment.relax
         self.data_after, self.close = segment.data_after, segment.close
+        self.is_there = segment.is_there
 
     def write(self, at: int, data: Bytes) -> None:
         try:

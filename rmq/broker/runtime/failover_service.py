@@ -188,7 +188,7 @@ def _given_up(
     except StoreError as failure:
         return StoreError(f"{error}. Its log cannot be set aside: {failure}")
     text = (
-        f"{error}. Its log lies in {folder} now, nothing of it is deleted; in sync are replicas {others}, too."
+        f"{error}. Its log lies in {folder} now, nothing of it is deleted; also in sync are {others}."
         " From its next start on this broker is a new replica, which copies the log of its master"
     )
     log.error("%s", text)

@@ -109,3 +109,22 @@ async def test_a_second_damaged_log_waits_until_the_first_was_looked_at(
         damaged = log_files(second)
         await start_and_end(found, second)
         assert log_files(second) == damaged
+
+
+async def test_a_master_whose_log_is_deleted_under_it_gives_way(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with controlled_set(2) as (found, client):
+        first, second = found.nodes
+        await found.begin(client)
+        async with client.producer("P") as producer:
+            for number in range(20):
+                assert await found.send(producer, f"a{number}")
+            first.has_bad_disk = True
+            first.disk.remove(f"{FOLDER}/commitlog")
+            assert not await found.send(producer, "not stored")
+            while await found.master() is not second:
+                await trio.sleep(0.1)
+            await found.sent(producer, "after")
+            assert "DELETED OR REPLACED while the broker runs" in caplog.text
+            assert set(found.acknowledged) <= set(found.stored(second))

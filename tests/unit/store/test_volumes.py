@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,3 +157,47 @@ def copy(master: Store, slave: Store) -> None:
         data = bytes(master.read_raw(position, 5000))
         slave.append_raw(position, data)
         position += len(data)
+
+
+# ---- files that are deleted under a running broker ----
+
+
+@pytest.mark.parametrize("how", ["file", "folder", "moved away", "replaced"])
+def test_a_log_that_is_deleted_while_it_is_open_takes_nothing_more(tmp_path: Path, how: str) -> None:
+    root = tmp_path / "store"
+    store = open_store(RealDisk(), root=str(root))
+    fill(store, 60)
+    assert store.flush() == store.max_physical_offset
+    newest = max((root / "commitlog").iterdir())
+    if how == "file":
+        newest.unlink()
+    elif how == "folder":
+        shutil.rmtree(root)
+    elif how == "moved away":
+        root.rename(tmp_path / "elsewhere")
+    else:
+        shutil.copy(newest, tmp_path / "copy")
+        (tmp_path / "copy").rename(newest)
+    flushed = store.flushed_offset
+    fill(store, 1)
+    for again in (store.flush, store.mend, store.flush):
+        with pytest.raises(StoreError, match="DELETED OR REPLACED"):
+            again()
+    assert store.flushed_offset == flushed
+    assert "DELETED" in store.ails
+    with pytest.raises(StoreError, match="DELETED"):
+        fill(store, 1)
+    assert len(bodies(store)) == 61, "what is in memory can be consumed"
+    store.abandon()
+
+
+def test_files_that_retention_removes_are_not_missed(tmp_path: Path) -> None:
+    clock = Clock()
+    store = open_store(RealDisk(), clock, root=str(tmp_path), file_reserved_time=1)
+    for _ in range(10):
+        fill(store, 20)
+        clock.now_ms += 3_600_000
+        store.clean(clock.now_ms, asked=True)
+        store.flush()
+    assert store.min_physical_offset > 0
+    store.close()
