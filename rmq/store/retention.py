@@ -16,6 +16,7 @@ from rmq.store.queues import LEFT_INSIDE
 if TYPE_CHECKING:
     from attrs import frozen
 
+    from rmq.store.clock_watch import ClockWatch
     from rmq.store.index import Index
     from rmq.store.queues import Queues
     from rmq.store.reput import Reput
@@ -110,13 +111,22 @@ class Retention:
     """
 
     def __init__(
-        self, disk: Disk, root: str, log: CommitLog, queues: Queues, index: Index, reput: Reput
+        self,
+        disk: Disk,
+        root: str,
+        log: CommitLog,
+        queues: Queues,
+        index: Index,
+        reput: Reput,
+        clock_watch: ClockWatch,
     ) -> None:
         self._disk = disk
         self._log = log
         self._queues = queues
         self._index = index
         self._reput = reput
+        self._clock_watch = clock_watch
+        self._held = ""  # why nothing is deleted by age, as it was logged last
         self._root = root
         self._leaving: dict[str, str] = {}  # what is on the disk, but in nobody's use any more -> why
         self._numbers = 0  # of folders that were moved out of the way
@@ -138,15 +148,20 @@ class Retention:
     def take(self, config: StoreConfig, now_ms: int, *, asked: bool = False) -> bool:
         """Take the oldest file out of the log if it is expired or must make room; whether there was one.
 
-        `asked`: at any hour. The disk is looked at each time, so that no more files go than make room. Raises
-        StoreError.
+        `asked`: at any hour, and whatever was thought of the wall clock. The disk is looked at each time, so
+        that no more files go than make room. Raises StoreError.
         """
         segments = self._log.segments
         self.reason = why_clean(self._disk.usage(segments.folder), config, now_ms) or (
             "asked" if asked else ""
         )
+        held = self._clock_watch.held(now_ms)
         forced = self.reason == "forced"
         if not self.reason or not expired_files(self._log, config, now_ms, forced=forced, most=1):
+            return False
+        if asked:
+            self._clock_watch.believe(now_ms)
+        elif not forced and self._is_held(held):
             return False
         assert len(segments.bases) > 1, "the last file says where the log ends"
         self._queues.hold_files(self._log.start)
@@ -154,6 +169,19 @@ class Retention:
         self._to_trim = True
         self._reput.skip_to(self._log.start)
         return True
+
+    def _is_held(self, why: str) -> bool:
+        """Whether nothing is to be deleted by age; says so once for each reason."""
+        if why and why != self._held:
+            log.error(
+                "expired files of the log are NOT DELETED for an hour, since the wall clock may be wrong: %s."
+                " Look at the clock; `rmq admin deleteExpiredCommitLog` deletes them now",
+                why,
+            )
+        elif self._held and not why:
+            log.warning("expired files of the log are deleted again")
+        self._held = why
+        return bool(why)
 
     def take_topic(self, topic: str) -> None:
         """Take a topic's queues out of the store. Raises StoreError; then the store has them as before."""

@@ -28,6 +28,7 @@ from rmq.protocol.properties import MARKERS, TagsAndKeys, due_time, is_indexed, 
 from rmq.protocol.record import FIXED_SIZE, PROPERTIES_MAX, Record, build_batch, build_record
 from rmq.store.abort import AbortFile
 from rmq.store.checkpoint import Checkpoint
+from rmq.store.clock_watch import ClockWatch
 from rmq.store.commitlog import CommitLog
 from rmq.store.config import BrokerRole, StoreConfig, delay_table, physical_memory
 from rmq.store.consumequeue import UNIT_FORM, ConsumeQueue, Unit
@@ -73,7 +74,7 @@ class Batch(NamedTuple):
 
 class Store(StoreSync, ReplicaStore):
     """One folder of files. `store_host` is this broker's address in records, 8 or 20 bytes; `now_ms` the
-    wall clock; `compiled` the engine, if not the pure one.
+    wall clock; `compiled` the engine, if not the pure one; `clock` is a clock that nobody sets.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Store(StoreSync, ReplicaStore):
         now_ms: Callable[[], int],
         memory_bytes: int | None = None,
         compiled: ModuleType | None = engine.compiled,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         root = config.store_path_root_dir
         self.config = config
@@ -98,6 +100,7 @@ class Store(StoreSync, ReplicaStore):
         self._memory = physical_memory() if memory_bytes is None else memory_bytes
         self._limits = self._make_limits()
         self._compiled = compiled
+        self._clock_watch = ClockWatch(clock)
         self._make_parts()
         self._files = ConfigFiles(disk, os.path.join(root, "config"))
         self._abort: AbortFile | None = None
@@ -127,7 +130,8 @@ class Store(StoreSync, ReplicaStore):
         sizes = config.max_hash_slot_num, config.max_index_num
         self._index = Index(disk, os.path.join(root, "index"), *sizes, self._compiled)
         self._reput = Reput(self._log, self._index, may_get_rows=self._compiled is not None)
-        self.retention = Retention(disk, root, self._log, self._queues, self._index, self._reput)
+        parts = self._log, self._queues, self._index, self._reput, self._clock_watch
+        self.retention = Retention(disk, root, *parts)
 
     def _make_limits(self) -> Limits:
         config = self.config
@@ -198,6 +202,7 @@ class Store(StoreSync, ReplicaStore):
         self._queues.recovered(self._log.timestamp, self._log.end, changed=recovery.records > 0)
         self._raw_position = self._raw_whole = self._log.end
         self._load_index(checkpoint, clean=clean, rebuild=rebuild)
+        self._clock_watch.begin(self._log.timestamp, self._now_ms())
         abort.opened(self._log.flushed)
         self._log.abort = abort
         log.info("store %s opened: %s", self._root, recovery)

@@ -173,7 +173,7 @@ async def open_broker(
     try:
         secret = cluster_secret(config.cluster_secret_file)
         host = await _host_bytes(config, ports.main)
-        opened = Store(disk, store_config, store_host=host, now_ms=now_ms)
+        opened = Store(disk, store_config, store_host=host, now_ms=now_ms, clock=current_loop().now)
         await opening.load(opened)
         store = opened
         broker = make_broker(

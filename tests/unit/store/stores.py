@@ -41,12 +41,14 @@ def small_config(root: str = ROOT, **settings: Any) -> StoreConfig:
 def make_store(disk: Disk | None = None, clock: Clock | None = None, **settings: Any) -> Store:
     """A store that is not loaded yet."""
     root, store_host = settings.pop("root", ROOT), settings.pop("store_host", HOST)
+    steady = settings.pop("steady", None)
     return Store(
         disk if disk is not None else MemoryDisk(),
         small_config(root, **settings),
         store_host=store_host,
         now_ms=clock or Clock(),
         memory_bytes=1 << 30,
+        clock=steady,
     )
 
 

@@ -274,3 +274,94 @@ def test_what_queues_lost_is_told_once() -> None:
     store = open_store(disk, clock, file_reserved_time=2, delete_when=ALL_DAY)
     store.clean(clock.now_ms)
     assert store.lost() == [("Orders", 0, first, store.min_offset("Orders", 0))]
+
+
+# ---- a wall clock that is wrong ----
+
+
+class Times:
+    """A wall clock and one that nobody sets."""
+
+    def __init__(self) -> None:
+        self.clock, self.seconds = Clock(), 500.0
+
+    def steady(self) -> float:
+        return self.seconds
+
+    def go_on(self, seconds: float) -> None:
+        self.clock.now_ms += round(seconds * 1000)
+        self.seconds += seconds
+
+
+def filled_in(times: Times, disk: MemoryDisk, **settings: object) -> Store:
+    store = open_store(disk, times.clock, steady=times.steady, file_reserved_time=72, **settings)
+    for number in range(100):
+        send(store, record(f"message {number} " + "x" * 250))
+        times.go_on(360)
+        store.clean(times.clock.now_ms)  # as a service does, again and again
+    return store
+
+
+def test_a_clock_that_is_ahead_for_seconds_deletes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    times, disk = Times(), MemoryDisk()
+    store = filled_in(times, disk, delete_when=ALL_DAY)
+    everything, files = bodies(store), log_files(disk)
+    times.clock.now_ms += 240 * HOUR_MS
+    for _ in range(3):
+        assert store.clean(times.clock.now_ms).log_files == 0
+        times.go_on(3)
+    assert caplog.text.count("NOT DELETED") == 1
+    assert "set by +864000 s" in caplog.text
+    times.clock.now_ms -= 240 * HOUR_MS
+    store.clean(times.clock.now_ms)
+    assert (bodies(store), log_files(disk)) == (everything, files)
+
+
+def test_a_clock_that_stays_where_it_was_set_is_believed_after_an_hour_or_by_command() -> None:
+    for asked in (False, True):
+        times, disk = Times(), MemoryDisk()
+        store = filled_in(times, disk, delete_when=ALL_DAY)
+        times.clock.now_ms += 240 * HOUR_MS
+        for _ in range(59):
+            assert store.clean(times.clock.now_ms).log_files == 0
+            times.go_on(60)
+        if asked:
+            assert store.clean(times.clock.now_ms, asked=True).log_files > 0
+        else:
+            assert store.clean(times.clock.now_ms).log_files == 0
+            times.go_on(61)
+            assert store.clean(times.clock.now_ms).log_files > 0
+        assert log_files(disk) == 1
+
+
+def test_a_start_long_after_the_last_message_deletes_nothing_for_an_hour(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    times, disk = Times(), MemoryDisk()
+    filled_in(times, disk, delete_when=ALL_DAY).close()
+    times.go_on(240 * 3600)
+    store = open_store(disk, times.clock, steady=times.steady, delete_when=ALL_DAY)
+    send(store, record("first of now"))
+    assert store.clean(times.clock.now_ms).log_files == 0
+    assert "later than the last message" in caplog.text
+    times.go_on(3601)
+    assert store.clean(times.clock.now_ms).log_files > 0
+
+
+def test_a_clock_that_is_corrected_slowly_is_believed() -> None:
+    times, disk = Times(), MemoryDisk()
+    store = filled_in(times, disk, delete_when=ALL_DAY)
+    for _ in range(1000):
+        times.go_on(360)
+        times.clock.now_ms += 180  # 500 ppm
+        store.clean(times.clock.now_ms)
+    assert log_files(disk) == 1
+
+
+def test_a_full_disk_is_emptied_whatever_the_clock_says() -> None:
+    times, disk = Times(), MemoryDisk()
+    store = filled_in(times, disk, delete_when="04")
+    times.clock.now_ms += 240 * HOUR_MS
+    disk.capacity = int(disk.used / 0.88)
+    report = store.clean(times.clock.now_ms)
+    assert (report.reason, report.log_files > 0) == ("forced", True)
