@@ -1,4 +1,4 @@
-"""`rmq store check|repair|dump|seed DIR`: look into a store's folder, and mend it, without a broker."""
+"""`rmq store check|repair|dump|compare|seed DIR`: look into stores' folders, mend them, without a broker."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from rmq.cli.output import EXIT_FAILED, EXIT_USAGE, echo, echo_json, status_of
 from rmq.clock import wall_clock_ms
 from rmq.errors import ConfigError, RmqError, StoreLocked
 from rmq.store.audit import Report, check, dump
+from rmq.store.compare import Log, first_difference, open_log, read_digests, write_digests
 from rmq.store.config import DELAY_LEVELS, delay_table
 from rmq.store.disk import ReadOnlyDisk, RealDisk
 from rmq.store.repair import Lost, cut_tail, rebuild, skip_damaged
+from rmq.store.scan import Scanned
 
 SHOWN = 50
 Step = Callable[[str, int, int], None]
@@ -40,7 +42,7 @@ DELAYS = click.option("--delay-levels", default=DELAY_LEVELS, help="messageDelay
 
 @click.group()
 def store() -> None:
-    """Check, repair or dump the folder of a store, ours or RocketMQ's.
+    """Check, repair, dump or compare the folders of stores, ours or RocketMQ's.
 
     Exit status: 0 nothing wrong, 1 damage found, 2 it cannot be read, 3 a broker has it (repair).
     """
@@ -118,6 +120,73 @@ def dump_command(
             ReadOnlyDisk(), folder, commit_log=commit_log or "", topic=topic, start=start, limit=limit
         ):
             echo_json(row, indent=None)
+
+
+@store.command("compare")
+@click.argument("replicas", nargs=-1, required=True, type=click.Path(exists=True), metavar="DIR...")
+@click.option(
+    "--write-digests", "target", type=click.Path(dir_okay=False), help="Write those of one DIR to this file."
+)
+def compare_command(replicas: tuple[str, ...], target: str | None) -> None:
+    """Compare the logs of replicas in the part that all have, and name the first difference. Changes nothing.
+
+    DIR is a store's folder, or a file that --write-digests made of one on another machine. Stop the brokers
+    first, or the last messages are only in some of them. Status 1: they differ, or one lacks the end.
+    """
+    with _explained("compare"):
+        logs = [_log(name) for name in replicas]
+        try:
+            if target is not None:
+                _write_digests(logs, target)
+                return
+            if len(logs) < 2:
+                raise click.UsageError("name two folders at least, or one and --write-digests FILE")
+            same = [_compare(logs[0], other) for other in logs[1:]]
+        finally:
+            for log in logs:
+                log.close()
+    sys.exit(0 if all(same) else EXIT_FAILED)
+
+
+def _log(name: str) -> Log:
+    if os.path.isdir(name):
+        return open_log(ReadOnlyDisk(), name)
+    return read_digests(name, pathlib.Path(name).read_bytes())
+
+
+def _write_digests(logs: list[Log], target: str) -> None:
+    if len(logs) != 1 or logs[0].files is None:
+        raise click.UsageError("--write-digests takes one folder")
+    with _bar() as progress:
+        text = write_digests(logs[0], progress)
+    pathlib.Path(target).write_bytes(text)
+    echo(f"digests of {logs[0].start} to {logs[0].end} are in {target}")
+
+
+def _compare(one: Log, other: Log) -> bool:
+    with _bar() as progress:
+        start, stop, found = first_difference(one, other, progress)
+    pair = f"{one.name} and {other.name}"
+    if found is not None:
+        record = found.record
+        where = (
+            f"at {found.start}" if found.stop == found.start + 1 else f"from {found.start} to {found.stop}"
+        )
+        what = "" if record is None else f", in the record at {record.position} ({_name(record)})"
+        echo(f"{pair} DIFFER {where}{what}; before, from {start} on, they are the same")
+        return False
+    echo(f"{pair} are the same from {start} to {stop}")
+    for short, long in ((one, other), (other, one)):
+        if short.end < long.end:
+            missing = long.end - short.end
+            echo(f"{short.name} ENDS at {short.end}: it lacks {missing} bytes that {long.name} has")
+        if short.start > long.start:
+            echo(f"{short.name} begins at {short.start}, {long.name} at {long.start}")
+    return one.end == other.end
+
+
+def _name(record: Scanned) -> str:
+    return f"{record.topic.decode('utf-8', 'replace')}/{record.queue_id}/{record.queue_offset}"
 
 
 store.add_command(seed_command)

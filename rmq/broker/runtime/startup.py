@@ -27,6 +27,7 @@ from rmq.broker.config import VIP_PORT_DISTANCE, BrokerConfig
 from rmq.broker.plugin_host import PluginHost
 from rmq.broker.runtime.replication_handshake import Guard
 from rmq.broker.send_batches import make_broker
+from rmq.clock import lease_clock
 from rmq.config import parse_addresses
 from rmq.errors import ConfigError, PortInUse, StoreError
 from rmq.health import Health
@@ -173,7 +174,7 @@ async def open_broker(
     try:
         secret = cluster_secret(config.cluster_secret_file)
         host = await _host_bytes(config, ports.main)
-        opened = Store(disk, store_config, store_host=host, now_ms=now_ms, clock=current_loop().now)
+        opened = Store(disk, store_config, store_host=host, now_ms=now_ms, clock=opening.store_clock)
         await opening.load(opened)
         store = opened
         broker = make_broker(
@@ -248,6 +249,11 @@ class Opening:
     def work_clock(self) -> Callable[[], float] | None:
         """What tells how long work takes, where there is one that is cheaper to read than the loop's."""
         return time.perf_counter if self._threads else None
+
+    @property
+    def store_clock(self) -> Callable[[], float]:
+        """The store's clock that nobody sets: it is read in the opening's thread, too."""
+        return lease_clock if self._threads else current_loop().now
 
     async def load(self, store: Store) -> None:
         """Load it. Raises StoppedOpening, and as `Store.load`; the folder is unlocked then. Cancelled: the
