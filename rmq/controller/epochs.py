@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Final
 
 FILE: Final = "config/controller.json"
 """In the store's folder: the file of a broker that was of a controlled set, which says where they begin."""
 
 Epochs = tuple[tuple[int, int], ...]
-"""(epoch, physical offset at which it begins), ascending in both."""
+"""(epoch, physical offset at which it begins), ascending in both. A first epoch UNKNOWN stands for earlier
+ones that were dropped (`since`): it is the same as no other."""
+
+UNKNOWN: Final = 0
+"""Real epochs are numbered from 1."""
 
 
 def begun(epochs: Epochs, epoch: int, start: int) -> Epochs:
@@ -18,15 +24,48 @@ def begun(epochs: Epochs, epoch: int, start: int) -> Epochs:
     return (*(one for one in epochs if one[1] < start), (epoch, start))
 
 
+def since(epochs: Epochs, start: int) -> Epochs:
+    """The epochs that a log needs which begins at `start`: the one of its first byte, or of the byte before,
+    and all later ones. A log that shares none of them with this one shares no byte that is left."""
+    first = bisect_left(epochs, start, key=itemgetter(1)) - 1
+    if first < 1:
+        return epochs
+    return ((UNKNOWN, epochs[first - 1][1]), *epochs[first:])
+
+
 def common_end(mine: Epochs, my_end: int, others: Epochs, other_end: int) -> int | None:
-    """Up to where two logs are the same; None when they share no epoch, so that nothing is known.
+    """Up to where two logs are the same; None when they share no epoch that is known.
 
     An epoch has one master, which never cuts its log within it: what two logs have of it is the same.
     """
+    last = _last_shared(mine, others)
+    if last is None:
+        return None
+    return min(_end(mine, last[0], my_end), _end(others, last[1], other_end))
+
+
+def before_all(mine: Epochs, others: Epochs) -> int | None:
+    """As `common_end`, of logs that share no epoch: an epoch of which a log has no record is not in its list,
+    and what lies before the first epoch of both was the same when they came to the set. None when earlier
+    epochs were dropped."""
+    if UNKNOWN in (mine[0][0], others[0][0]):
+        return None
+    return min(mine[0][1], others[0][1])
+
+
+def joined(mine: Epochs, others: Epochs) -> Epochs:
+    """The epochs of a log that goes on with another one from the end that both share: it may begin earlier
+    than the other log, and knows its own epochs from there on."""
+    last = _last_shared(mine, others)
+    return others if last is None else mine[: last[0]] + others[last[1] :]
+
+
+def _last_shared(mine: Epochs, others: Epochs) -> tuple[int, int] | None:
+    """Where in both the last epoch stands that both have."""
+    places = {one: number for number, one in enumerate(others)}
     for number in range(len(mine) - 1, -1, -1):
-        if mine[number] in others:
-            other = others.index(mine[number])
-            return min(_end(mine, number, my_end), _end(others, other, other_end))
+        if mine[number][0] != UNKNOWN and mine[number] in places:
+            return number, places[mine[number]]
     return None
 
 

@@ -43,6 +43,7 @@ from collections.abc import Callable, Generator, Mapping
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
+from rmq.broker.replication.failover import epoch_history
 from rmq.broker.replication.failover.poll_handover import TEXT_MAX
 from rmq.controller.epochs import Epochs, as_epochs
 from rmq.errors import RemoteProtocolError, RmqError
@@ -109,7 +110,7 @@ class MasterLog:
             "safe": self.safe,
             "address": self.address,
             "leader": self.leader,
-            **({"epoch": self.epoch, "epochs": [*map(list, self.epochs)]} if self.epoch else {}),
+            **({"epoch": self.epoch, **epoch_history.part(self.epochs)} if self.epoch else {}),
             **({"hearsWaiting": True} if self.hears_waiting else {}),
         }
 
@@ -209,6 +210,7 @@ class MasterSession:
         self._progress = progress
         self._tables = tables
         self._is_ours = False  # the slave said HELLO
+        self._epochs: Epochs = ()  # it may ask for more of these
         self._questions = 0
         self._notes: deque[bytes] = deque()  # to be sent before anything else
         self._news: tuple[int, bytes] | None = None  # a note, and the end of the log that it is about
@@ -274,12 +276,16 @@ class MasterSession:
             self._admit(replica, epoch)
             self.number, number = replica, NOTE
         if number == NOTE and self._greet is not None and not self._is_ours:
-            self._is_ours = True
-            self._notes.append(encode_note(self._greet().to_note()))
+            self._is_ours, greeting = True, self._greet()
+            self._epochs = greeting.epochs
+            self._notes.append(encode_note(greeting.to_note()))
             return
         self._questions += 1
         if number == NOTE or not self._is_ours or self._questions > QUESTIONS_MAX:
             raise RemoteProtocolError(f"the slave reports {number}")
+        if (before := epoch_history.asked_before(number)) is not None:
+            self._notes.append(encode_note(epoch_history.part(self._epochs, before)))
+            return
         offset = -2 - number
         self._notes.append(encode_note({"at": offset, **fingerprint(self._store.read(offset))}))
 
@@ -292,7 +298,7 @@ class MasterSession:
             offset = high - high % self._store.config.mapped_file_size_commit_log
         if offset < low:
             raise RemoteProtocolError(f"the slave's log reaches {offset}, ours begins at {low}: copy it anew")
-        self._next = offset
+        self._next, self._epochs = offset, ()
 
     def frame(self, now: float, most: int | None = None) -> bytes:
         """The next frame to send: log bytes when there are some, a heartbeat when one is due, else nothing.

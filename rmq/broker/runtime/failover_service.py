@@ -379,7 +379,7 @@ class _Controlled:
         if self._led:
             store.flush()
             if control.is_elected and control.epoch == epoch:
-                control.lead(store.max_physical_offset)
+                control.lead(store.max_physical_offset, start=store.min_physical_offset)
             broker.registration.epoch = epoch
             # As a slave it may have told name servers this version, and they take no topics of slaves.
             broker.topics.renew()

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeVar
 
 import anyio
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
+from rmq.broker.replication.failover import epoch_history
 from rmq.broker.replication.sessions import (
+    FRAME,
     GREETING_BYTES,
     MAGIC,
     NONCE_BYTES,
+    NOTE,
     PROOF_BYTES,
     SECRET_KEY,
     Challenge,
+    MasterLog,
+    decode_note,
 )
 from rmq.errors import RemoteProtocolError
 from rmq.remoting.accept import remove_tls
@@ -25,6 +30,11 @@ from rmq.remoting.tls import TlsContexts
 
 HANDSHAKE_SECONDS: Final = 20.0
 """For TLS and proof together; a slave without TLS says nothing for its first 5 s."""
+
+PART_SECONDS: Final = 5.0
+"""How long a slave waits for a part of the epochs."""
+NOTE_BYTES: Final = 1 << 16
+"""The largest note that a slave takes before the first byte of the log."""
 
 T = TypeVar("T")
 
@@ -93,3 +103,21 @@ async def within(seconds: float, work: Callable[[Stream], Awaitable[T]], stream:
     with anyio.move_on_after(seconds):
         return await work(stream)
     raise RemoteProtocolError(f"it did not finish the handshake within {seconds:g} s")
+
+
+async def read_note(stream: Stream) -> dict[str, Any]:
+    """The master's next note. Raises RemoteProtocolError for anything else."""
+    offset, size = FRAME.unpack(await exactly(stream, FRAME.size))
+    if offset != NOTE or not 0 <= size <= NOTE_BYTES:
+        raise RemoteProtocolError("the master begins to send before it was asked to")
+    return decode_note(await exactly(stream, size))
+
+
+async def with_all_epochs(stream: Stream, greeting: MasterLog, note: Mapping[str, Any]) -> MasterLog:
+    """A greeting, which came as `note`, with all epochs of the master's log: those that it does not have are
+    asked for. Raises RemoteProtocolError."""
+    while epoch_history.has_earlier(note) and greeting.epochs:
+        await stream.send_all(epoch_history.ask_before(greeting.epochs[0][0]))
+        note = await within(PART_SECONDS, read_note, stream)
+        greeting = evolve(greeting, epochs=epoch_history.with_earlier(greeting.epochs, note))
+    return greeting

@@ -24,9 +24,7 @@ from rmq.broker.replication.failover.delivery_checkpoint import go_back
 from rmq.broker.replication.failover.poll_handover import ToldPulls, WaitingPulls
 from rmq.broker.replication.replica_state import LOG_ID_FIELD, SLAVE_FIELD
 from rmq.broker.replication.sessions import (
-    FRAME,
     HELLO,
-    NOTE,
     Diverged,
     Expired,
     MasterLog,
@@ -35,14 +33,20 @@ from rmq.broker.replication.sessions import (
     SlaveSession,
     begin,
     check_cut,
-    decode_note,
     find_cut,
     fingerprint,
     named_hello,
     question,
 )
 from rmq.broker.replication.table_replication import CONTROLLED_OFFSETS_SECONDS, OFFSETS_SECONDS, TableFeed
-from rmq.broker.runtime.replication_handshake import HANDSHAKE_SECONDS, Guard, exactly, link_errors, within
+from rmq.broker.runtime.replication_handshake import (
+    HANDSHAKE_SECONDS,
+    Guard,
+    link_errors,
+    read_note,
+    with_all_epochs,
+    within,
+)
 from rmq.errors import (
     ConfigError,
     ConnectFailed,
@@ -87,7 +91,6 @@ COMPLAIN_SECONDS = 60.0
 """How often a slave that has stopped says so."""
 DAMAGED_SECONDS = 60.0
 """Pause of a slave before it asks for damaged bytes again."""
-NOTE_BYTES = 1 << 16
 NOT_FOUND = "can not find message by the offset"
 """What a RocketMQ master says when no record begins at an offset."""
 DIVERGED_ADVICE = (
@@ -367,8 +370,11 @@ class Follower:
         """What one of ours says of its log; None for a RocketMQ broker, to which HELLO says nothing."""
         control = self._control
         await stream.send_all(HELLO if control is None else named_hello(control.number, control.epoch))
+        note: dict[str, Any] | None = None
         with anyio.move_on_after(HELLO_SECONDS):
-            return MasterLog.from_note(await _note(stream))
+            note = await read_note(stream)
+        if note is not None:
+            return await with_all_epochs(stream, MasterLog.from_note(note), note)
         if self._guard.secret:
             raise RemoteProtocolError("it has the secret, but does not say which log it has")
         return None
@@ -386,11 +392,11 @@ class Follower:
         store, state = self._broker.store, self._broker.replica
         if greeting is None or greeting.epoch != control.epoch or control.is_elected:
             raise RemoteProtocolError(f"it does not lead epoch {control.epoch}")
-        start = greeting.start
-        if not _is_empty(store) and not control.epochs:
+        start, is_same = greeting.start, not _is_empty(store) and bool(control.epochs)
+        if not _is_empty(store) and not is_same:
             # A log from before the set was controlled.
             start = await self._align_records(stream, greeting)
-        elif not _is_empty(store):
+        elif is_same:
             try:
                 cut = control.cut(store, greeting, state.log_id)
                 if cut < store.max_physical_offset:
@@ -399,12 +405,15 @@ class Follower:
                     self._broker.store.truncate(cut)
             except Expired as error:
                 self._begin_anew(str(error))
+                is_same = False
             except Diverged as error:
                 if store.config.ha_diverged_log is not DivergedLog.aside:
                     raise Diverged(f"{error}. {DIVERGED_ADVICE}") from None
                 self._begin_anew(str(error))
+                is_same = False
         store.flush()
-        control.follow(greeting.epoch, greeting.epochs)
+        low = start if _is_empty(store) else store.min_physical_offset
+        control.follow(greeting.epoch, greeting.epochs, start=low, is_same=is_same)
         return start
 
     async def _align_records(self, stream: Stream, greeting: MasterLog | None) -> int:
@@ -456,7 +465,7 @@ class Follower:
         """Whether the master has the record that we have there."""
         await stream.send_all(question(physical_offset))
         with anyio.move_on_after(REQUEST_SECONDS):
-            theirs = await _note(stream)
+            theirs = await read_note(stream)
             return theirs == {"at": physical_offset, **fingerprint(self._broker.store.read(physical_offset))}
         raise RemoteProtocolError("the master does not answer what it has")
 
@@ -581,14 +590,6 @@ class Follower:
 
     async def _call(self, request: Command) -> Command:
         return await self._pool.call(self._master, self._broker.registration.sign(request), REQUEST_SECONDS)
-
-
-async def _note(stream: Stream) -> dict[str, Any]:
-    """The master's next note. Raises RemoteProtocolError for anything else."""
-    offset, size = FRAME.unpack(await exactly(stream, FRAME.size))
-    if offset != NOTE or not 0 <= size <= NOTE_BYTES:
-        raise RemoteProtocolError("the master begins to send before it was asked to")
-    return decode_note(await exactly(stream, size))
 
 
 def _is_empty(store: Store) -> bool:

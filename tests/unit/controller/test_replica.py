@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq.controller.replica import Epochs, Replica, as_epochs, begun, common_end
+from rmq.controller.epochs import (
+    UNKNOWN,
+    Epochs,
+    as_epochs,
+    before_all,
+    begun,
+    common_end,
+    joined,
+    since,
+)
+from rmq.controller.replica import Replica
 from rmq.controller.sets import BrokerSet
 from rmq.controller.sets import Replica as Registered
 
@@ -46,25 +56,74 @@ def test_two_logs_are_the_same_up_to_the_end_of_the_last_epoch_that_both_have() 
         assert common_end(others, end, mine, 200) == expected
 
 
-STEPS = st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 4), st.integers(0, 4))
+SMALL = st.integers(0, 4)
+STEPS = st.tuples(st.integers(0, 2), st.integers(0, 3), SMALL, SMALL, SMALL)
 
 
+@settings(max_examples=300, deadline=None)
 @given(st.lists(STEPS, max_size=12))
-def test_the_common_end_is_never_too_far(steps: list[tuple[int, int, int, int]]) -> None:
-    """Logs of (epoch, number) pairs grow under masters that change; cut at the common end they are equal."""
+def test_the_common_end_is_never_too_far(steps: list[tuple[int, int, int, int, int]]) -> None:
+    """Logs of (epoch, number) pairs grow under masters that change, and lose what has expired; cut at the
+    common end they are equal, as far as both are kept."""
     logs: list[list[tuple[int, int]]] = [[], [], []]
+    starts = [0, 0, 0]
     epochs: list[Epochs] = [(), (), ()]
-    for epoch, (leader, follower, written, lost) in enumerate(steps, 1):
+    for epoch, (leader, follower, written, lost, expired) in enumerate(steps, 1):
         log = logs[leader]
-        epochs[leader] = begun(epochs[leader], epoch, len(log))
+        starts[leader] = min(len(log), starts[leader] + expired)
+        epochs[leader] = begun(since(epochs[leader], starts[leader]), epoch, len(log))
         log += [(epoch, number) for number in range(written)]
         other = follower % 3
         if other != leader and logs[other] is not log:
-            end = common_end(epochs[other], len(logs[other]), epochs[leader], len(log)) or 0
-            assert logs[other][:end] == log[:end]
-            logs[other] = log[: max(end, len(log) - lost)]  # copied as far as it came
-            epochs[other] = epochs[leader]
-        del log[max(0, len(log) - lost // 2) :]  # and a power cut
+            _follow(logs, starts, epochs, leader, other)
+            logs[other] = logs[other][
+                : max(len(logs[other]) - lost, starts[other])
+            ]  # as far as it was copied
+        del log[max(starts[leader], len(log) - lost // 2) :]  # and a power cut
+
+
+def _follow(
+    logs: list[list[tuple[int, int]]], starts: list[int], epochs: list[Epochs], leader: int, other: int
+) -> None:
+    mine, others, low = epochs[other], epochs[leader], max(starts[leader], starts[other])
+    end = common_end(mine, len(logs[other]), others, len(logs[leader])) if mine else 0
+    if mine and end is None:
+        end = before_all(mine, others)
+    if mine and end is not None and end >= low and len(logs[other]) > starts[other]:
+        assert logs[other][low:end] == logs[leader][low:end]
+        epochs[other] = since(joined(mine, others), starts[other])
+        logs[other] = logs[other][:end] + logs[leader][end:]
+    else:
+        starts[other], epochs[other] = starts[leader], since(others, starts[leader])
+        logs[other] = list(logs[leader])
+
+
+def test_epochs_that_end_before_the_log_begins_are_dropped_and_no_other_log_takes_them_for_its_own() -> None:
+    all_: Epochs = ((1, 0), (2, 100), (4, 180), (6, 300))
+    for start, kept in (
+        (0, all_),
+        (100, all_),
+        (101, ((UNKNOWN, 0), *all_[1:])),
+        (180, ((UNKNOWN, 0), *all_[1:])),
+        (301, ((UNKNOWN, 180), all_[3])),
+        (9999, ((UNKNOWN, 180), all_[3])),
+    ):
+        assert since(all_, start) == kept
+        assert since(kept, start) == kept
+    short, other = since(all_, 301), ((UNKNOWN, 180), (5, 200))
+    assert common_end(short, 400, other, 400) is before_all(short, other) is None
+    assert before_all(((3, 50),), ((5, 70),)) == 50
+    assert common_end(short, 400, all_, 350) == 350
+    assert joined(all_, (*short, (7, 350))) == (*all_, (7, 350))
+    assert joined((), short) == short
+
+
+def test_many_epochs_are_compared_and_trimmed_in_no_time() -> None:
+    """By a look for each of them in all others it would be minutes."""
+    mine = tuple((2 * number + 1, number) for number in range(100_000))
+    others = tuple((2 * number + 2, number) for number in range(100_000))
+    assert common_end(mine, 100_000, others, 100_000) is None
+    assert since(mine, 99_000)[1] == mine[98_999]
 
 
 def test_epochs_of_a_file_ascend() -> None:

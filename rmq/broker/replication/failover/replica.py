@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from rmq.broker.replication.sessions import Diverged, Expired, MasterLog, begin
 from rmq.controller.controller import Answer
 from rmq.controller.elections import UNKNOWN, Heartbeat
-from rmq.controller.epochs import FILE, Epochs, as_epochs, common_end
+from rmq.controller.epochs import FILE, Epochs, as_epochs, before_all, common_end, joined, since
 from rmq.controller.replica import Replica
 from rmq.controller.sets import AlterInSync, BrokerSet, Register
 from rmq.controller.sets import Replica as Member
@@ -301,20 +301,23 @@ class Control:
             return None
         return known.replicas.get(known.master)
 
-    def lead(self, end: int) -> None:
-        """Begin the present epoch as its master, with a log that ends at `end` and is on the disk. Raises
+    def lead(self, end: int, *, start: int = 0) -> None:
+        """Begin the present epoch as its master, with a log from `start` to `end` that is on the disk. Raises
         StoreError."""
         replica, now = self._replica, self._clock()
+        replica.epochs = since(replica.epochs, start)
         replica.lead(self.epoch, end, now)
         replica.acknowledged = end
         self._samples.clear()
         self._samples.append((now, end))
         self._file.save(replica.epochs)
 
-    def follow(self, epoch: int, epochs: Epochs) -> None:
-        """Follow the master of an epoch, with a log that is a part of its, on the disk. Raises StoreError."""
-        self._file.save(epochs)
-        self._replica.follow(epoch, epochs)
+    def follow(self, epoch: int, epochs: Epochs, *, start: int, is_same: bool) -> None:
+        """Follow the master of an epoch, whose epochs these are, with a log from `start` on that is a part of
+        its, on the disk. `is_same`: it is the log that our own epochs are about. Raises StoreError."""
+        known = since(joined(self.epochs, epochs) if is_same else epochs, start)
+        self._file.save(known)
+        self._replica.follow(epoch, known)
 
     @property
     def epochs(self) -> Epochs:
@@ -333,11 +336,10 @@ class Control:
         if found is None:
             if not master.epochs:
                 raise Diverged("the master does not say where epochs begin in its log")
-            # An epoch of which a log has no record is not in its list. What lies before the first epoch of
-            # both was the same when they came to the set.
-            found = min(self.epochs[0][1], master.epochs[0][1])
-        if found < max(master.start, store.min_physical_offset):
-            raise Expired(f"our log is the master's up to {found} only, and that has expired")
+            found = before_all(self.epochs, master.epochs)
+        if found is None or found < max(master.start, store.min_physical_offset):
+            until = "unknown, they share no epoch that is kept" if found is None else f"{found}"
+            raise Expired(f"the end that our log has in common with the master's has expired: {until}")
         if (replica := self._replica).confirmed is not None:
             replica.confirmed = min(replica.confirmed, found)  # it is less after an unclean election only
         return found
