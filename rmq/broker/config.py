@@ -286,6 +286,19 @@ class BrokerConfig(LogConfig):
     server_channel_max_idle_time_seconds: int = setting(
         120, help="Close a connection that was silent for so long", unit="s", validator=at_least(1)
     )
+    tcp_keepalive_seconds: int = setting(
+        60,
+        help="After so long without traffic the system asks whether a peer is still there; 0 never",
+        unit="s",
+        validator=at_least(0),
+    )
+    tcp_user_timeout_seconds: int = setting(
+        30,
+        help="A connection ends when the peer's system acknowledges nothing for so long (Linux); 0 as the"
+        " system has it",
+        unit="s",
+        validator=at_least(0),
+    )
     max_connections: int = setting(
         20_000, help="Connections at a time; more are closed at once", validator=at_least(1)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import random
 import socket
@@ -441,8 +442,12 @@ class Client(Startable):
         # Routes hold no schemes: brokers are dialled as the name server is, which knows them.
         scheme, mark, _ = self._name_servers[0].partition("://")
         scheme = scheme if mark else ""
+        limits = self._limits or Limits(
+            stall_seconds=math.inf,  # the connection to a broker that reads nothing stays; calls time out
+            keepalive_seconds=self.config.tcp_keepalive_ms / 1000,
+            unacknowledged_seconds=self.config.tcp_user_timeout_ms / 1000,
+        )
+        options: dict[str, Any] = {"limits": limits, "tls": self._tls, "scheme": scheme}
         if self._credentials is not None:
-            return SigningPool(
-                self._credentials, self._network, endpoint, limits=self._limits, tls=self._tls, scheme=scheme
-            )
-        return Pool(self._network, endpoint, limits=self._limits, tls=self._tls, scheme=scheme)
+            return SigningPool(self._credentials, self._network, endpoint, **options)
+        return Pool(self._network, endpoint, **options)

@@ -47,6 +47,19 @@ class ClientConfig:
         unit="ms",
     )
 
+    tcp_keepalive_ms: int = setting(
+        15_000,
+        help="After so long without traffic the system asks whether the server is still there; 0 never",
+        unit="ms",
+        validator=at_least(0),
+    )
+    tcp_user_timeout_ms: int = setting(
+        30_000,
+        help="A connection ends when the server's system acknowledges nothing for so long (Linux); 0 as the"
+        " system has it",
+        unit="ms",
+        validator=at_least(0),
+    )
     namespace: str = setting(
         "", help="Topics and groups are in this namespace of the cluster; empty for none"
     )

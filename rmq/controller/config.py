@@ -114,6 +114,19 @@ class ControllerConfig(ControllerSettings):
         False,
         help="Say what the server lacks (/ready) only to those who bring the token of metricsTokenFile.",
     )
+    tcp_keepalive_seconds: int = setting(
+        60,
+        help="After so long without traffic the system asks whether a peer is still there; 0: never.",
+        unit="s",
+        validator=at_least(0),
+    )
+    tcp_user_timeout_seconds: int = setting(
+        30,
+        help="A connection ends when the peer's system acknowledges nothing for so long (Linux); 0: as the"
+        " system has it.",
+        unit="s",
+        validator=at_least(0),
+    )
 
 
 def own_address(config: ControllerSettings, bind_address: str, port: int) -> tuple[str, list[str]]:

@@ -250,7 +250,12 @@ async def run(
     config, tls = applied(config, tls or TlsConfig())
     network = network or TcpNetwork()
     secret = cluster_secret(config.cluster_secret_file)
-    limits = Limits(connections=config.max_connections, new_connections_per_address=connection_rate(config))
+    limits = Limits(
+        connections=config.max_connections,
+        new_connections_per_address=connection_rate(config),
+        keepalive_seconds=config.tcp_keepalive_seconds,
+        unacknowledged_seconds=config.tcp_user_timeout_seconds,
+    )
     requests = ControllerRequests(clock)
     endpoint = ControllerEndpoint(
         config,

@@ -123,6 +123,19 @@ class NamesrvConfig(ControllerSettings):
     server_channel_max_idle_time_seconds: int = setting(
         120, help="Connections on which nothing moves are closed.", unit="s", validator=at_least(1)
     )
+    tcp_keepalive_seconds: int = setting(
+        60,
+        help="After so long without traffic the system asks whether a peer is still there; 0: never.",
+        unit="s",
+        validator=at_least(0),
+    )
+    tcp_user_timeout_seconds: int = setting(
+        30,
+        help="A connection ends when the peer's system acknowledges nothing for so long (Linux); 0: as the"
+        " system has it.",
+        unit="s",
+        validator=at_least(0),
+    )
 
 
 def kv_config_file(config: NamesrvConfig) -> Path:

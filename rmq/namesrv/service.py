@@ -97,6 +97,8 @@ async def run(
     asks = config.cluster_test and bool(production)
     limits = Limits(
         idle_seconds=config.server_channel_max_idle_time_seconds,
+        keepalive_seconds=config.tcp_keepalive_seconds,
+        unacknowledged_seconds=config.tcp_user_timeout_seconds,
         connections=config.max_connections,
         connections_per_address=config.max_connections_per_address,
         new_connections_per_address=connection_rate(config),

@@ -29,7 +29,7 @@ from rmq.protocol.frames import Decoder, Framed, encode
 from rmq.remoting.endpoint import Endpoint, unsendable
 from rmq.remoting.limits import SMALL_BYTES, Budget, Limits
 from rmq.remoting.loop import Waiter, bare_errors, current_loop, lost_errors
-from rmq.remoting.pending_requests import PendingRequest, timed_out
+from rmq.remoting.pending_requests import Deadlines, PendingRequest, Silence
 from rmq.remoting.stream import Buffer, Outbox, Stream
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class Connection:
     """One peer over one stream.
 
     `state` is for the owner (a client id, a session). `active_at` is when bytes last moved, in the loop's
-    seconds. `signer`, if set, signs each request as it is sent. `reason` says why it `is_closed`."""
+    seconds. `signer`, if set, signs each request as it is sent. `reason` says why it `is_closed`; it
+    `fell_silent` when the peer answered no more and nothing was heard of it."""
 
     def __init__(
         self,
@@ -104,8 +105,10 @@ class Connection:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._late: Waiter | None = None  # the writer, when it sleeps
         self._has_writer = False
-        self._timer_at = math.inf
-        self._timer: anyio.CancelScope | None = None
+        self._deadlines = Deadlines(self._pending, self._now, self._time_out)
+        self._heard_at = -math.inf  # when bytes of the peer last came
+        self._silence = Silence()
+        self.fell_silent = False
         self._cause: BaseException | None = None
 
     def __repr__(self) -> str:
@@ -134,8 +137,8 @@ class Connection:
         deadline = now + timeout
         self._pending[opaque] = (waiter, deadline, command.code, timeout, outbox.taken + outbox.size)
         try:
-            if deadline < self._timer_at:
-                self._wake_at(deadline)
+            if deadline < self._deadlines.at:
+                self._deadlines.wake_at(deadline)
             self._send_soon()
             response: Command = await waiter.wait()
             return response
@@ -251,8 +254,7 @@ class Connection:
             with bare_errors():
                 async with anyio.create_task_group() as self._tasks:
                     try:
-                        if self._pending:  # calls that came before run()
-                            self._wake_at(min(deadline for _, deadline, *_ in self._pending.values()))
+                        self._deadlines.begin(self._tasks)
                         if not self.is_closed:
                             await self._read()
                     finally:
@@ -340,7 +342,7 @@ class Connection:
         self._wanted = most if len(data) == self._wanted else min(FIRST_READ_BYTES, most)
         if self._poller is not None:
             self._poller.note(self._stream.descriptor)
-        self.active_at = now = self._now()
+        self.active_at = self._heard_at = now = self._now()
         commands = self._decoder.feed(bytes(data))
         if commands:
             self._half_since = math.inf
@@ -554,28 +556,16 @@ class Connection:
         self._room.set()
         self._room = None
 
-    def _wake_at(self, deadline: float) -> None:
-        if self._tasks is None:
-            return  # run() has not begun; it will look at the table
-        self._timer_at = deadline
-        if self._timer is None:
-            self._timer = anyio.CancelScope(deadline=deadline)
-            self._tasks.start_soon(self._time)
-        else:
-            self._timer.deadline = deadline
-
-    async def _time(self) -> None:
-        """Fail the calls whose time is over. Sleeps until the earliest deadline of them all."""
-        spared: set[int] = set()
-        while True:
-            self._timer = anyio.CancelScope(deadline=self._timer_at)
-            with self._timer:
-                await anyio.sleep_forever()
-            now = self._now()
-            over, self._timer_at = timed_out(self._pending, now, now - self._timer_at, spared)
-            for opaque in over:
-                waiter, _, code, seconds, _ = self._pending.pop(opaque)
-                waiter.fail(RequestTimeout(self.peer_address, code, seconds))
+    def _time_out(self, over: list[PendingRequest], now: float) -> None:
+        """Fail the calls whose time is over, and end a connection over which nothing comes any more."""
+        for waiter, _, code, seconds, _ in over:
+            waiter.fail(RequestTimeout(self.peer_address, code, seconds))
+        if self._rest or self._decoder.has_more or self._budget.is_tight:
+            return  # the peer may have said something that was not read yet
+        if self._silence.is_broken(over, self._heard_at, now):
+            self.fell_silent = True
+            silent = now - self._silence.since
+            self.cut(f"its peer has been silent for {silent:.3g} s, since a request that it did not answer")
 
     # --- the end ----------------------------------------------------------------------------------
 

@@ -74,6 +74,11 @@ class Limits:
     """For a TLS handshake, and for a WebSocket upgrade, once each has begun."""
     connect_seconds: float = 3.0
     """For name lookup, connecting and handshakes of a dial together (Java: connectTimeoutMillis)."""
+    keepalive_seconds: float = 15.0
+    """After so long without traffic the system asks whether the peer is there (TCP keepalive); 0: never."""
+    unacknowledged_seconds: float = 30.0
+    """What the peer's system does not acknowledge within this time ends the connection (TCP_USER_TIMEOUT, on
+    Linux); 0: as the system has it, a quarter of an hour."""
     linger_seconds: float = 1.0
     """How long a closing connection may take to send what is in its outbox, and the closing messages of TLS
     and WebSocket.

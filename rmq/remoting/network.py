@@ -95,7 +95,7 @@ class _Dial:
         seconds = limits.connect_seconds
         try:
             with anyio.move_on_after(seconds):
-                return await self._run(nursery)
+                return await self._run(nursery, limits)
             raise ConnectFailed(str(self._target), f"{self._stage}: no answer within {seconds:g} s")
         except BaseException as error:
             if self._stream is not None:
@@ -106,10 +106,11 @@ class _Dial:
                 str(self._target), f"{self._stage}: {error or type(error).__name__}"
             ) from error
 
-    async def _run(self, nursery: trio.Nursery | None) -> Stream:
+    async def _run(self, nursery: trio.Nursery | None, limits: Limits) -> Stream:
         target = self._target
         self._stage = "looking up the name" if not target.is_literal else "connecting"
         self._stream = stream = await self._network.dial(target.plain)
+        stream.keep_alive(limits.keepalive_seconds, limits.unacknowledged_seconds)
         if target.is_tls:
             self._stage = "TLS handshake"
             self._stream = stream = await tls_client(stream, self._tls, target.host)

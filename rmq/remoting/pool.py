@@ -200,7 +200,8 @@ class Pool:
                 await connection.run()
             self._tell_lost(link, connection)
             link.error = connection.reason
-            if connection.has_received or self._now() - began > HEALTHY_SECONDS:
+            lasted = self._now() - began > HEALTHY_SECONDS and not connection.fell_silent
+            if connection.has_received or lasted:
                 link.failures = 0
             else:  # accepted and dropped at once, as by a full server: back off as after a refusal
                 self._failed(link, connection.reason)

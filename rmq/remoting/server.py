@@ -148,6 +148,7 @@ class Server:
 
     async def serve(self, raw: Stream, guest: Guest) -> None:
         """Serve one peer until it disconnects or sends what is no frame. A whole frame proves it."""
+        raw.keep_alive(self._limits.keepalive_seconds, self._limits.unacknowledged_seconds)
         raw.reset_if_killed()  # RocketMQ's clients for Java wait on, for half a minute, after an end in order
         try:
             async with self._accepted(raw, guest) as (stream, first):

@@ -70,6 +70,12 @@ class Stream(_Abstract):
         Closed by `aclose` it ends in order, as ever."""
         return
 
+    def keep_alive(self, idle_seconds: float, unacknowledged_seconds: float) -> None:
+        """Have the system find out that the peer is gone without a word, where the stream can: it asks after
+        `idle_seconds` without traffic, and ends the connection when what was sent, or such a question, is not
+        acknowledged within `unacknowledged_seconds`. 0 leaves either as the system has it."""
+        return
+
     def end_sending(self) -> None:
         """Let the peer see the end now, where the stream can: nothing is sent any more, and it is to be
         closed soon."""

@@ -34,9 +34,26 @@ else:
 
 BACKLOG = 1024
 IOV_MAX = 512
+KEEPALIVE_PROBES = 3
+"""Unanswered questions after which a connection is over, where the system has no TCP_USER_TIMEOUT."""
 _CLOSED_ERRNO = errno.EBADF
 _RESETS = struct.pack("ii", 1, 0)
 _ENDS_IN_ORDER = struct.pack("ii", 0, 0)
+
+
+def keepalive_options(idle_seconds: float, unacknowledged_seconds: float) -> list[tuple[int, int, int]]:
+    """What `Stream.keep_alive` sets of a socket, as level, option and value, where the system has it."""
+    named: list[tuple[str, int]] = []
+    if idle_seconds:
+        idle = max(1, round(idle_seconds))
+        apart = max(1, round(idle_seconds / KEEPALIVE_PROBES))
+        named += [("TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE", idle)]
+        named += [("TCP_KEEPINTVL", apart), ("TCP_KEEPCNT", KEEPALIVE_PROBES)]
+    if unacknowledged_seconds:
+        named.append(("TCP_USER_TIMEOUT", round(unacknowledged_seconds * 1000)))
+    found = [(getattr(socket, name, -1), value) for name, value in named]
+    options = [(socket.IPPROTO_TCP, option, value) for option, value in found if option >= 0]
+    return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *options] if idle_seconds else options
 
 
 class TcpStream(ByteStream):
@@ -101,6 +118,13 @@ class TcpStream(ByteStream):
     def reset_if_killed(self) -> None:
         self._ends_in_order = True
         self._linger(_RESETS)
+
+    def keep_alive(self, idle_seconds: float, unacknowledged_seconds: float) -> None:
+        if self._is_closed:
+            return
+        with suppress(OSError):  # the peer has reset it: the first read will say so
+            for level, option, value in keepalive_options(idle_seconds, unacknowledged_seconds):
+                self._socket.setsockopt(level, option, value)
 
     def end_sending(self) -> None:
         if not self._is_closed:

@@ -311,6 +311,11 @@ class Cluster:
         """Break the connections of a broker, or all: both ends see a reset."""
         self._memory.cut(None if broker is None else self[broker].address.partition(":")[0])
 
+    def black_hole(self, broker: str | None = None) -> None:
+        """Let nothing pass any more on the open connections of a broker, or on all, as when NAT forgets them:
+        neither end hears of it, and new connections work."""
+        self._memory.black_hole(None if broker is None else self[broker].address.partition(":")[0])
+
     @property
     def _memory(self) -> MemoryNetwork:
         assert isinstance(self.network, MemoryNetwork), "only a network in memory has faults"

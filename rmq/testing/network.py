@@ -9,6 +9,7 @@
     network.heal()
     network.cut("10.0.0.1")                       # its connections break
     network.vanish("10.0.0.1")                    # they break at its end only
+    network.black_hole("10.0.0.1")                # nothing passes on them any more; new connections work
     network.links["10.0.0.1", "10.0.0.2"] = Link(breaks=0.01, stalls=0.1)
 
 All chance comes from the seed. Time is the loop's, so a virtual clock rules it. Streams behave
@@ -103,10 +104,18 @@ class MemoryNetwork:
 
     def cut(self, one: str | None = None, other: str | None = None) -> None:
         """Break the open connections (of one host, or between two): both ends get BrokenResourceError."""
-        for stream in list(self._streams):
-            hosts = {stream.local_host, stream.peer_host}
-            if (one is None or one in hosts) and (other is None or other in hosts):
-                stream.break_off()
+        for stream in self._streams_of(one, other):
+            stream.break_off()
+
+    def _streams_of(self, one: str | None, other: str | None) -> list[MemoryStream]:
+        wanted = {host for host in (one, other) if host is not None}
+        return [stream for stream in self._streams if wanted <= {stream.local_host, stream.peer_host}]
+
+    def black_hole(self, one: str | None = None, other: str | None = None) -> None:
+        """Let nothing pass any more on the open connections (of one host, or between two). Neither end hears
+        of it, and new connections work: as when NAT forgets them, or a virtual machine was moved."""
+        for stream in self._streams_of(one, other):
+            stream.lose()
 
     def vanish(self, one: str) -> None:
         """The machine is gone without a word, as one that loses power: nothing more comes of its connections,
@@ -273,6 +282,7 @@ class _Pipe:
         self.broken = False
         self.torn = False  # breaks where the pieces end
         self.unread = False  # the receiver closed: nobody will read
+        self.is_lost = False  # what is sent arrives nowhere, and nobody hears that
 
     def wake(self) -> None:
         self._changed.tell()
@@ -280,7 +290,7 @@ class _Pipe:
     @property
     def room(self) -> int:
         """So many bytes the window takes."""
-        if self._unheard and not self._network.is_silent(*self._back):
+        if self._unheard and not self._is_unheard:
             self.size -= self._unheard
             self._unheard = 0
         return max(0, self._network.window - self.size)
@@ -288,17 +298,31 @@ class _Pipe:
     @property
     def is_refused(self) -> bool:
         """Whether the sender is told that nobody will read."""
-        return self.unread and not self._network.is_silent(*self._back)
+        return self.unread and not self._is_unheard
 
     @property
     def is_over(self) -> bool:
         """Whether the receiver has had all that came before the connection broke."""
-        return self.torn and not self._pieces and not self._network.is_silent(*self._ends)
+        return self.torn and not self._pieces and not self._is_silent
+
+    @property
+    def _is_silent(self) -> bool:
+        return self.is_lost or self._network.is_silent(*self._ends)
+
+    @property
+    def _is_unheard(self) -> bool:
+        return self.is_lost or self._network.is_silent(*self._back)
+
+    def lose(self) -> None:
+        self.is_lost = True
+        self._pieces.clear()
 
     def put(self, data: memoryview) -> int:
         """Take what the window has room for."""
         count = min(len(data), self.room)
-        if count > 0:
+        if self.is_lost:
+            self.size += count
+        elif count > 0:
             arrival = current_loop().now() + self._network.delay(*self._ends)
             link = self._network.links.get(self._ends) if self._network.links else None
             if link is None:
@@ -327,7 +351,7 @@ class _Pipe:
 
     def take(self, max_bytes: int) -> bytes | None:
         """What has arrived; None: nothing yet; ``b""``: the end."""
-        if self._network.is_silent(*self._ends):
+        if self._is_silent:
             return None
         now = current_loop().now()
         if not self._pieces:
@@ -343,7 +367,7 @@ class _Pipe:
             count = self._network.chance.randint(1, count)
         if count < len(data):
             self._pieces.appendleft((arrival, data[count:]))
-        if self._network.is_silent(*self._back):
+        if self._is_unheard:
             self._unheard += count
         else:
             self.size -= count
@@ -361,7 +385,7 @@ class _Pipe:
     async def change(self) -> None:
         """Wait until something happens to it, or until the next piece arrives."""
         due = self._pieces[0][0] if self._pieces else self.eof_at
-        if due == math.inf or self._network.is_silent(*self._ends) or due <= current_loop().now():
+        if due == math.inf or self._is_silent or due <= current_loop().now():
             await self._changed.wait()
         else:
             with anyio.CancelScope(deadline=due):
@@ -451,6 +475,11 @@ class MemoryStream(ByteStream):
         for pipe in (self._incoming, self._outgoing):
             pipe.broken = True
             pipe.wake()
+
+    def lose(self) -> None:
+        """Let nothing arrive any more, in either direction."""
+        self._incoming.lose()
+        self._outgoing.lose()
 
     def vanish(self) -> None:
         """Break at this end, without a word to the peer."""

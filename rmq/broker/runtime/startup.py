@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import anyio
 import anyio.from_thread
 import anyio.to_thread
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rmq.broker.broker import Broker
 from rmq.broker.config import VIP_PORT_DISTANCE, BrokerConfig
@@ -334,13 +334,17 @@ def _acceptors(config: BrokerConfig) -> dict[str, Acceptor]:
 
 def client_limits(config: BrokerConfig) -> Limits:
     """The bounds of a client's connection."""
-    return Limits(idle_seconds=config.server_channel_max_idle_time_seconds)
+    return Limits(
+        idle_seconds=config.server_channel_max_idle_time_seconds,
+        keepalive_seconds=config.tcp_keepalive_seconds,
+        unacknowledged_seconds=config.tcp_user_timeout_seconds,
+    )
 
 
 def own_limits(config: BrokerConfig) -> Limits:
     """The bounds of the broker's own connections, which are idle between registrations at name servers."""
     idle_seconds = max(Limits().idle_seconds, config.server_channel_max_idle_time_seconds)
-    return Limits(stall_seconds=math.inf, idle_seconds=idle_seconds)
+    return evolve(client_limits(config), stall_seconds=math.inf, idle_seconds=idle_seconds)
 
 
 def web_socket_access(config: BrokerConfig) -> WebSocketAccess:
