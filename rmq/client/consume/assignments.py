@@ -182,6 +182,10 @@ class Assignments:
     def rebalance_soon(self) -> None:
         """Something has changed: look now."""
         self._changed.ring()
+        self.reconnected()
+
+    def reconnected(self) -> None:
+        """There is a new connection to a broker: the locks that were taken over the old one are renewed."""
         if self._locks is not None:
             self._locks.check_connections()
 
@@ -368,6 +372,7 @@ class Assignments:
         window = self._dispatch.new_window(queue, queue_offset)
         if old is not None:
             self._dispatch.forget(old.window)
+            window.furthest_before = old.window.furthest
         puller = self.pullers[queue] = Puller(
             self._session,
             window,
@@ -398,10 +403,17 @@ class Assignments:
     async def keep_locks(self) -> None:
         """Renew the locks until cancelled, also while queues are being given up, after `stop`."""
         if self._locks is not None:
-            await self._locks.keep(self._held, self._on_lock_renewed, self._on_lock_lost)
+            await self._locks.keep(self._held, self._is_overtaken, self._on_lock_renewed, self._on_lock_lost)
 
     def _held(self) -> list[MessageQueue]:
         return [*self.pullers, *self._leaving]
+
+    async def _is_overtaken(self, queue: MessageQueue) -> bool:
+        """Whether the group is further in a queue than this member ever was. Raises as `query_offset`."""
+        stored = await self._session.brokers.query_offset(self._group, queue)
+        puller = self.pullers.get(queue)
+        window = self._leaving.get(queue) if puller is None else puller.window
+        return stored is not None and window is not None and stored > window.furthest
 
     def _on_lock_renewed(self, queue: MessageQueue) -> None:
         if queue in self.pullers:

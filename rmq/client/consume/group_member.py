@@ -223,6 +223,9 @@ class GroupMember:
     def rebalance_soon(self) -> None:
         self.assignments.rebalance_soon()
 
+    def reconnected(self) -> None:
+        self.assignments.reconnected()
+
     def reset_offsets(self, topic: str, offsets: dict[MessageQueue, int]) -> None:
         self.assignments.reset(topic, offsets)
 

@@ -38,6 +38,7 @@ class ProcessQueue:
         "_pending",
         "bytes",
         "committed",
+        "furthest_before",
         "is_dropped",
         "next_offset",
         "on_room",
@@ -59,6 +60,8 @@ class ProcessQueue:
         self.committed = -1
         """What the broker was told last; -1 nothing yet."""
         self.pulled_at_ms = 0
+        self.furthest_before = 0
+        """How far earlier windows of the queue were, which this member had before it went on elsewhere."""
         # Queue offset -> size, of what is unfinished. A dict keeps the order of insertion, pulls come in the
         # order of offsets, and nothing is put back: so the first key is the lowest offset, and what may be
         # committed is known without a search or a sorted structure.
@@ -119,6 +122,11 @@ class ProcessQueue:
         offset above an unfinished message would lose it.
         """
         return next(iter(self._pending), self.next_offset)
+
+    @property
+    def furthest(self) -> int:
+        """The highest offset that this member can have committed."""
+        return max(self.furthest_before, self.commit_offset)
 
     @property
     def last_offset(self) -> int:

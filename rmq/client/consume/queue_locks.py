@@ -9,14 +9,16 @@ and restart.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
+
+import anyio
 
 from rmq.client.session.requests import FAILURES
 from rmq.client.session.session import Session
 from rmq.message import MessageQueue
 from rmq.remoting.connection import Connection
-from rmq.remoting.loop import Alarm
+from rmq.remoting.loop import Alarm, bare_errors
 
 if TYPE_CHECKING:
     from attrs import frozen
@@ -36,8 +38,9 @@ RETRY_SECONDS: Final = 1.0
 
 @frozen
 class _Lock:
-    """How long a lock is relied on, and the connection that it was taken over: a broker that was started anew
-    has forgotten the lock, and may have given the queue to another member."""
+    """How long a lock is relied on, and the connection that it was taken over. When that has ended, the lock
+    is not relied on until it is renewed: a broker that was started again has forgotten it, and may have given
+    the queue to another member."""
 
     until: float
     connection: Connection
@@ -45,8 +48,12 @@ class _Lock:
     def holds_at(self, now: float) -> bool:
         return self.until > now and not self.connection.is_closed
 
+    def is_unexpired_at(self, now: float) -> bool:
+        """Whether a broker that was not started again still has it."""
+        return self.until + (EXPIRY_SECONDS - TRUST_SECONDS) > now
+
     def is_ours_at(self, now: float) -> bool:
-        return self.holds_at(now - (EXPIRY_SECONDS - TRUST_SECONDS))
+        return self.is_unexpired_at(now) and not self.connection.is_closed
 
 
 class QueueLocks:
@@ -75,14 +82,19 @@ class QueueLocks:
 
         Raises as `Brokers.lock`. Cancelled: the broker may have given them.
         """
+        got, lock = await self._ask(queues)
+        self._locks.update(dict.fromkeys(got, lock))
+        return got
+
+    async def _ask(self, queues: Sequence[MessageQueue]) -> tuple[frozenset[MessageQueue], _Lock]:
+        """Those of the queues whose locks the broker gives, and the lock that each then has."""
         assert len({queue.broker_name for queue in queues}) == 1, "each broker locks its own queues"
         session = self._session
         asked_at = session.now()  # from here, not from the answer: the broker counts from in between
         address = session.brokers.master(queues[0])
         connection = await session.pool.connection(address)
         got = await session.brokers.lock(address, self._group, session.client_id, queues)
-        self._locks.update(dict.fromkeys(got, _Lock(asked_at + TRUST_SECONDS, connection)))
-        return got
+        return got, _Lock(asked_at + TRUST_SECONDS, connection)
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
         """Give back those of these queues' locks that we have. What fails is logged: they expire."""
@@ -109,10 +121,12 @@ class QueueLocks:
     async def keep(
         self,
         queues: Callable[[], Iterable[MessageQueue]],
+        is_overtaken: Callable[[MessageQueue], Awaitable[bool]],
         on_renewed: Callable[[MessageQueue], None],
         on_lost: Callable[[MessageQueue], None],
     ) -> None:
-        """Renew the locks of what `queues` names, until cancelled."""
+        """Renew the locks of what `queues` names, until cancelled. `is_overtaken` asks the broker whether the
+        group is further in a queue than this member."""
         interval = self._session.config.lock_interval_ms / 1000
         pause = interval
         while True:
@@ -123,7 +137,7 @@ class QueueLocks:
                 by_broker.setdefault(queue.broker_name, []).append(queue)
             for mine in by_broker.values():
                 try:
-                    await self._renew(mine, on_renewed, on_lost)
+                    await self._renew(mine, is_overtaken, on_renewed, on_lost)
                 except FAILURES as error:
                     pause = min(RETRY_SECONDS, interval)
                     log.warning("the locks of %s are not renewed: %s", mine[0].broker_name, error)
@@ -131,17 +145,42 @@ class QueueLocks:
     async def _renew(
         self,
         queues: Sequence[MessageQueue],
+        is_overtaken: Callable[[MessageQueue], Awaitable[bool]],
         on_renewed: Callable[[MessageQueue], None],
         on_lost: Callable[[MessageQueue], None],
     ) -> None:
         before = {queue: self._locks.get(queue) for queue in queues}
-        got = await self.acquire(queues)
+        got, lock = await self._ask(queues)
         # To be given the lock is not enough: if it could have expired at the broker since the last renewal,
-        # another member may have had it meanwhile, and have gone further than we have.
+        # another member may have had it, and have gone further than this one.
         now = self._session.now()
+        kept = {
+            queue: old for queue, old in before.items() if queue in got and old and old.is_unexpired_at(now)
+        }
+        # Over a new connection the broker may be one that was started again, and another member may have had
+        # the queue. It commits before it gives a queue up.
+        doubtful = [queue for queue, old in kept.items() if old.connection is not lock.connection]
+        lost = await _of_which(doubtful, is_overtaken)
+        self._locks.update({queue: lock for queue in got if before[queue] is self._locks.get(queue)})
         for queue in queues:
-            lock = before[queue]
-            if queue in got and lock is not None and lock.is_ours_at(now):
+            if queue in kept and queue not in lost:
                 on_renewed(queue)
             else:
                 on_lost(queue)
+
+
+async def _of_which(
+    queues: Iterable[MessageQueue], holds: Callable[[MessageQueue], Awaitable[bool]]
+) -> set[MessageQueue]:
+    """Those of the queues for which it holds, which is asked of all at the same time."""
+    found = set[MessageQueue]()
+
+    async def ask(queue: MessageQueue) -> None:
+        if await holds(queue):
+            found.add(queue)
+
+    with bare_errors():
+        async with anyio.create_task_group() as tasks:
+            for queue in queues:
+                tasks.start_soon(ask, queue)
+    return found

@@ -81,6 +81,9 @@ class Member(Protocol):
     def rebalance_soon(self) -> None:
         """The members of its group have changed."""
 
+    def reconnected(self) -> None:
+        """There is a connection again to a broker to which it was lost."""
+
     def running_info(self) -> ConsumerRunningInfo:
         """What it says of itself to an administrator."""
 
@@ -246,6 +249,8 @@ class Session:
             if address in self._lost:  # a broker forgets with the connection who was behind it
                 self._lost.discard(address)
                 self.heartbeat_soon()
+                for member in self.members.values():
+                    member.reconnected()
         else:
             self._introduced.pop(address, None)
             self._lost.add(address)
