@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from random import Random
@@ -266,6 +266,7 @@ class Broker(Endpoint):
             commit_pending=self.commit_pending,
             gauges=partial(gauges_of, self),
             delay_offsets=lambda: self.schedule.progress,
+            on_deleted=self._on_topic_deleted,
             wake_clean=self.wake.clean,
         )
         self.long_answers = LongAnswers(self.wake.long_answers)
@@ -294,8 +295,9 @@ class Broker(Endpoint):
             copied={"consumerOffset": self.offsets},
             small={"delayOffset": self.schedule, "timerProgress": self.timers, "replication": self.replica},
         )
+        self.replica.begin()
         if not self.is_slave:
-            self.replica.lead()
+            self.offsets.check_ends()
         self.transactions.load(self.now_ms())
 
     def _collect_handlers(self) -> dict[int, Handler]:
@@ -590,6 +592,10 @@ class Broker(Endpoint):
         self.append.topics_changed()
         self.wake.register()
         self._tell_slaves()
+
+    def _on_topic_deleted(self, topic: str, queue_ids: Collection[int]) -> None:
+        self.held_pulls.finish_where(lambda pull: pull.header.topic == topic)
+        self.progress.topic_deleted(topic, queue_ids)
 
     def _tell_slaves(self) -> None:
         self.acknowledgement.replicas.grown()

@@ -49,6 +49,7 @@ class ConsumeQueue:
         "_files",
         "_synced",
         "_tail_start",
+        "cut_at",
         "end",
         "gathered_since_ms",
         "known_to",
@@ -83,6 +84,10 @@ class ConsumeQueue:
         self.next = 0
         self.known_to = 0  # where the last record ended when the files were loaded: for recovery
         self.gathered_since_ms = 0  # store time of the oldest unit that is in memory only
+        self.cut_at: int | None = None
+        """The end of the queue when it may have lost messages behind it, the lowest of several; None when it
+        was never longer than it is now. See `StoreView.cut_at`.
+        """
 
     def __repr__(self) -> str:
         return f"<ConsumeQueue {self.topic}/{self.queue_id} {self.start}..{self.end}>"
@@ -179,6 +184,7 @@ class ConsumeQueue:
         self.remove()
         self.start = self.end = self.next = self._tail_start = index
         self.known_to = self._synced = 0
+        self.cut_at = None
 
     def write(self) -> None:
         """Write what gathered to the file. Raises StoreError; it then stays in memory."""
@@ -297,6 +303,10 @@ class ConsumeQueue:
             return self._unit_in_file(index)
         return UNIT_FORM.unpack_from(self.tail, (index - self._tail_start) * UNIT)
 
+    def may_have_lost(self) -> None:
+        """The queue may have been longer than it is now."""
+        self.cut_at = self.end if self.cut_at is None else min(self.cut_at, self.end)
+
     def truncate(self, log_end: int) -> bool:
         """Drop the units whose records end after `log_end`; whether files changed by that."""
         if self.physical_end() <= log_end:
@@ -310,6 +320,7 @@ class ConsumeQueue:
             self._tail_start = end
         self.tail = bytearray(kept)
         self.end = self.next = end
+        self.may_have_lost()
         self.known_to = min(self.known_to, log_end)
         # After a crash the tail was made of the log, and the files may have the same units.
         return self.cut_files() or is_cut

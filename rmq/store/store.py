@@ -168,6 +168,11 @@ class Store(StoreSync, ReplicaStore):
             self._close_files()
             raise
 
+    def may_have_lost(self) -> None:
+        """Messages behind the ends of the queues may be lost: see `cut_at`."""
+        for queue in self._queues.table.values():
+            queue.may_have_lost()
+
     def _refuse(self) -> None:
         """The store is not opened: what was a clean stop stays one; what was written till now is synced."""
         with suppress(StoreError):
@@ -200,6 +205,8 @@ class Store(StoreSync, ReplicaStore):
         # If it was moved away, a slave's next records may be older than what the checkpoint vouches for.
         checkpoint.lower(_ANY_TIME if self._log.segments.bases else 0, self._log.end)
         self._queues.recovered(self._log.timestamp, self._log.end, changed=recovery.records > 0)
+        if not clean or recovery.cut:
+            self.may_have_lost()
         self._raw_position = self._raw_whole = self._log.end
         self._load_index(checkpoint, clean=clean, rebuild=rebuild)
         self._clock_watch.begin(self._log.timestamp, self._now_ms())

@@ -166,9 +166,13 @@ class StoreView:
         queue = self._queues.table.get((topic, queue_id))
         return 0 if queue is None else queue.end
 
-    def topic_end(self, topic: str) -> int:
-        """The highest end of a topic's queues; 0 without messages."""
-        return max((queue.end for key, queue in self._queues.table.items() if key[0] == topic), default=0)
+    def cut_at(self, topic: str, queue_id: int) -> int | None:
+        """The end that a queue had when it may have lost messages behind it: the store was not closed in
+        order, the log was cut, another master had more of it. None for a queue that was never longer than it
+        is now, so that a position beyond its end is one of another topic, or in another store.
+        """
+        queue = self._queues.table.get((topic, queue_id))
+        return None if queue is None else queue.cut_at
 
     def readable_end(self, topic: str, queue_id: int, reach: int) -> int:
         """As `max_offset`, of the messages that end before the physical offset `reach`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -443,6 +443,18 @@ class Progress:
                 "group %s in %s is reset at %s: %s", header.group, header.topic, member.client_id, offsets
             )
         return request.reply(body=bodies.ResetOffsetBody(table).to_json())
+
+    def topic_deleted(self, topic: str, queue_ids: Collection[int]) -> None:
+        """Send the members of all groups that subscribe to a deleted topic to the start of its queues, as a
+        reset does: the positions that they have are of messages that are gone, and would skip as many if the
+        topic is made again.
+        """
+        table = {self._queue(topic, queue_id): 0 for queue_id in queue_ids}
+        for name in self._clients.groups_of(topic) if table else ():
+            group = self._clients.consumer_group(name)
+            header = ResetOffsetRequestHeader(topic, name, 0)
+            for member in list(group.members.values()) if group is not None else ():
+                member.connection.notify(_reset_notice(header, table, member))
 
     def _reset_offsets(self, header: ResetOffsetRequestHeader) -> dict[int, int]:
         topic = self._topics.get(header.topic)

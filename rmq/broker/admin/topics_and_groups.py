@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -60,7 +60,8 @@ class Admin:
 
     `changes` has those of topics and groups answered when they are saved, `saved_answers` those of settings.
     `commit_pending()` commits what the running chunk has put, `gauges()` gives more rows of the runtime
-    metrics, and `delay_offsets()` the table of delayOffset.json.
+    metrics, and `delay_offsets()` the table of delayOffset.json. `on_deleted(topic, queue_ids)` is called when
+    a topic is deleted, with its queues that had messages.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Admin:
         commit_pending: Callable[[], None],
         gauges: Callable[[], Mapping[str, str]],
         delay_offsets: Callable[[], Mapping[int, int]],
+        on_deleted: Callable[[str, Collection[int]], None] = lambda topic, queue_ids: None,
         wake_clean: Callable[[], None] | None = None,
     ) -> None:
         self._settings = settings
@@ -83,6 +85,7 @@ class Admin:
         self._commit_pending = commit_pending
         self._gauges = gauges
         self._delay_offsets = delay_offsets
+        self._on_deleted = on_deleted
         self._wake_clean = wake_clean
         self._store = store
         self._tables = tables
@@ -164,10 +167,13 @@ class Admin:
             log.warning("topic %s was made again while it was being deleted: its messages stay", topic)
             return
         self._commit_pending()  # as above
-        self._topics.ended(topic, self._store.topic_end(topic))
+        queue_ids = [queue_id for name, queue_id in self._store.queues() if name == topic]
+        ends = [self._store.max_offset(topic, queue_id) for queue_id in queue_ids]
+        self._topics.ended(topic, max(ends, default=0))
         self._remove_queues(topic)
         self._offsets.delete_topic(topic)
         self._stats.delete_topic(topic)
+        self._on_deleted(topic, queue_ids)
 
     def _check_topic(self, topic: str) -> None:
         check_name(topic)

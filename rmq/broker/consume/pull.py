@@ -515,8 +515,12 @@ class Pull:
     def _out_of_range(self, header: PullMessageRequestHeader, result: GetResult) -> int:
         """The code for an offset out of range: a slave that must not correct lets the consumer ask again."""
         limits = self._settings.store
-        if limits.broker_role is BrokerRole.SLAVE and not limits.offset_check_in_slave:
+        is_slave = limits.broker_role is BrokerRole.SLAVE
+        if is_slave and not limits.offset_check_in_slave:
             return _RETRY
+        if not is_slave and result.status == "OFFSET_OVERFLOW_BADLY":
+            place = header.topic, header.queue_id, header.queue_offset
+            result.next_queue_offset = self._offsets.resume_at(*place)
         log.warning(
             "group %s asked for offset %d of %s queue %d, which holds %d to %d (%s)",
             header.consumer_group,
@@ -527,7 +531,7 @@ class Pull:
             result.max_offset,
             result.status,
         )
-        if limits.broker_role is not BrokerRole.SLAVE:
+        if not is_slave:
             self._put_event(header, result.next_queue_offset)
         return _MOVED
 

@@ -83,6 +83,8 @@ class ReplicaState:
         self.leader = ""
         self.is_leader = False
         self.acknowledged: int | None = None
+        self.copies = False
+        """Whether this broker was a slave when it ran last, of any master."""
         self.is_changed = False
         self.is_following = False
         self.slave_ids: dict[str, str] = {}
@@ -105,6 +107,7 @@ class ReplicaState:
             self.is_leader = bool(table["leads"])
             known = table["acknowledged"]
             self.acknowledged = None if known is None else int(known)
+            self.copies = bool(table.get("copies", False))
         except (TypeError, KeyError, ValueError) as error:
             raise RemoteProtocolError(f"replication.json cannot be read: {error!r}") from None
 
@@ -117,6 +120,7 @@ class ReplicaState:
                 "leader": self.leader,
                 "leads": self.is_leader,
                 "acknowledged": self.acknowledged,
+                "copies": self.copies,
             }
         )
 
@@ -189,6 +193,18 @@ class ReplicaState:
             safe = min(safe, self._store.max_physical_offset)
             if safe > self.acknowledged:
                 self.acknowledged, self.is_changed = safe, True
+
+    def begin(self) -> None:
+        """The broker begins, as its settings say: as a slave, or as a master, which may lack what the master
+        before it had. Raises StoreError.
+        """
+        is_slave = self._store.config.broker_role is BrokerRole.SLAVE
+        if not is_slave and (self.copies or (self.log_id and not self.is_leader)):
+            self._store.may_have_lost()
+        if self.copies != is_slave:
+            self.copies, self.is_changed = is_slave, True
+        if not is_slave:
+            self.lead()
 
     # ---- a master ----
 

@@ -2,9 +2,12 @@
 
 The table is `config/consumerOffset.json`, in RocketMQ's form: `{"offsetTable":{"topic@group":{0:5,1:7},…}}`.
 A commit changes memory only; the table is saved every flushConsumerOffsetInterval and at the end. What is
-lost with the process is consumed again, never skipped: an offset above the end of its queue, as a broker that
-lost the end of its log would find, is taken back to that end, since the messages that get those offsets next
-are new ones.
+lost with the process is consumed again, never skipped.
+
+An offset beyond the end of its queue is one of two. Where the queue may have lost messages (`cut_at` of the
+store), it stands for the end that the queue had then: the messages that get those offsets next are new ones.
+A queue that never reached it has nothing to do with it: the topic was deleted and made again, the store is
+another one, or this file was copied from elsewhere. Such a commit is refused, such a row begins at the start.
 
 Some hundred thousand offsets are usual where there are many groups: the general writer and reader of Java's
 JSON are ten times slower than those here, and neither can pause. The text is made in slices, and is that of
@@ -174,12 +177,22 @@ class Offsets:
         return NONE if queues is None else queues.get(queue_id, NONE)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, client: str = "") -> None:
-        """Keep where a group goes on. A negative offset is dropped, one above the end becomes the end.
+        """Keep where a group goes on. A negative offset is dropped, and so is one that the queue never
+        reached; one behind messages that are lost becomes the offset at which they were.
 
         Raises ResponseError when it would be one pair of a topic and a group too many.
         """
         key = f"{topic}@{group}"
         queues = self._table.get(key)
+        if not self._is_slave and offset > self._store.max_offset(topic, queue_id):
+            cut = self.cut_point(topic, queue_id, offset)
+            said = "it is dropped: the queue never reached it" if cut is None else f"its log was cut at {cut}"
+            log.warning(
+                "%s commits %d beyond the end of %s queue %d: %s", client, offset, key, queue_id, said
+            )
+            if cut is None or (queues is not None and cut <= queues.get(queue_id, NONE)):
+                return
+            offset = cut
         if queues is None:
             if offset < 0:
                 return
@@ -191,8 +204,6 @@ class Offsets:
             log.warning("%s takes %s queue %d from %d back to %d", client, key, queue_id, known, offset)
             if offset < 0:
                 return
-        elif not self._is_slave:
-            offset = self._at_most_end(key, topic, queue_id, offset, client)
         if self._kept:
             self._keep(key, queues)
         queues[queue_id] = offset
@@ -302,12 +313,23 @@ class Offsets:
             _remove(self._groups_of, topic, group)
             self._changed((f"{topic}@{group}",))
 
-    def _at_most_end(self, key: str, topic: str, queue_id: int, offset: int, client: str) -> int:
-        end = self._store.max_offset(topic, queue_id)
-        if offset <= end:
-            return offset
-        log.warning("%s commits %d of %s queue %d, which ends at %d", client, offset, key, queue_id, end)
-        return end
+    # --- positions beyond the end of a queue ---
+
+    def cut_point(self, topic: str, queue_id: int, position: int) -> int | None:
+        """Where the messages before a position beyond the end of a queue were lost; None when the queue, of
+        this topic, never reached it.
+        """
+        config = self._topics.get(topic)
+        if config is not None and config.creation is not None and position <= config.creation.earlier_end:
+            return None  # an earlier topic of this name did
+        return self._store.cut_at(topic, queue_id)
+
+    def resume_at(self, topic: str, queue_id: int, position: int) -> int:
+        """Where a reader goes on whose position lies beyond the end of a queue: where the messages before it
+        were lost, or at the start of a queue that never reached it.
+        """
+        low, cut = self._store.min_offset(topic, queue_id), self.cut_point(topic, queue_id, position)
+        return low if cut is None else max(low, cut)
 
     # --- the file ---
 
@@ -336,8 +358,6 @@ class Offsets:
         if data is None:
             return
         self._table, self._topics_of = drain(decode_offsets(data)), None
-        if not self._is_slave:
-            self._check_ends()
 
     def replace(self, data: bytes) -> Slices[bool]:
         """Take the master's table; whether it differs. Raises RemoteProtocolError."""
@@ -398,12 +418,24 @@ class Offsets:
             self._changed([*removed, *changed])
         return bool(removed or changed)
 
-    def _check_ends(self) -> None:
+    def check_ends(self) -> None:
+        """Correct the offsets beyond the ends of queues: on a master, once table and store are loaded."""
         for key, queues in self._table.items():
             topic = key.partition("@")[0]
             for queue_id, offset in queues.items():
-                queues[queue_id] = self._at_most_end(key, topic, queue_id, offset, "the saved table")
-                self.is_changed |= queues[queue_id] != offset
+                end = self._store.max_offset(topic, queue_id)
+                if offset > end:
+                    is_own = key in _OF_TRANSACTIONS
+                    at = end if is_own else self.resume_at(topic, queue_id, offset)
+                    log.warning(
+                        "the saved offset of %s queue %d is %d, the queue ends at %d: it goes on at %d",
+                        key,
+                        queue_id,
+                        offset,
+                        end,
+                        at,
+                    )
+                    queues[queue_id], self.is_changed = at, True
 
     # --- requests ---
 
@@ -439,6 +471,15 @@ class Offsets:
             raise _refused(header, f"the topic has {queues} queues")
         if header.commit_offset < 0:
             raise _refused(header, "it is negative")
+        end = self._store.max_offset(header.topic, header.queue_id)
+        if header.commit_offset > end and not self._is_slave:
+            place = header.topic, header.queue_id, header.commit_offset
+            if self.cut_point(*place) is None:
+                raise _refused(
+                    header,
+                    f"the queue ends at {end} and never reached it: the topic was deleted and made again, or "
+                    "this is another store. Consumers begin at the start of the queue, by their next pull",
+                )
         if f"{header.topic}@{header.consumer_group}" not in self._table and not self._group_exists(
             header.consumer_group, account_of(connection)
         ):

@@ -114,6 +114,7 @@ class Topics(VersionedTable[TopicConfig]):
         self._system = SYSTEM_TOPICS.union(from_start)
         self._log_end = log_end
         self._ends: dict[str, int] = {}  # of deleted topics: the highest end of their queues
+        self._leaving: dict[str, TopicCreation] = {}  # of topics that are being deleted
         self._created_ms = 0  # the last creation's
 
     def load(self, data: bytes | None) -> None:
@@ -236,14 +237,22 @@ class Topics(VersionedTable[TopicConfig]):
         self._set(topic.topic_name, self._identified(topic), now)
 
     def change(self, name: str, row: TopicConfig | None, now: int | None = None) -> Callable[[], None]:
-        return super().change(name, None if row is None else self._identified(row), now)
+        if row is not None:
+            return super().change(name, self._identified(row), now)
+        known = self.table.get(name)
+        if known is not None and known.creation is not None:
+            self._leaving[name] = known.creation
+        return super().change(name, None, now)
 
     def _add(self, name: str, row: TopicConfig) -> TopicConfig:
         return super()._add(name, self._identified(row))
 
     def ended(self, topic: str, end: int) -> None:
-        """Remember how far the queues of a deleted topic went, at most `ENDS_KEPT` topics of this run."""
-        end = max(end, self._ends.pop(topic, 0))
+        """Remember how far the queues of a deleted topic went, which are removed now: of at most `ENDS_KEPT`
+        topics of this run.
+        """
+        creation = self._leaving.pop(topic, None)
+        end = max(end, self._ends.pop(topic, 0), 0 if creation is None else creation.earlier_end)
         if end:
             self._ends[topic] = end
         if len(self._ends) > ENDS_KEPT:
@@ -260,10 +269,15 @@ class Topics(VersionedTable[TopicConfig]):
                 self._grown({name})
 
     def _identified(self, topic: TopicConfig) -> TopicConfig:
-        """The topic with the creation that the table has for it, or a new one, which only a master gives."""
+        """The topic with the creation that the table has for it, or a new one, which only a master gives. A
+        topic that is made again before its queues are removed is the same: it keeps them.
+        """
         known = self.table.get(topic.topic_name)
+        leaving = self._leaving.pop(topic.topic_name, None)
         if known is not None:
             creation = known.creation
+        elif leaving is not None:
+            creation = leaving
         elif self._settings.store.broker_role is BrokerRole.SLAVE:
             creation = None
         else:

@@ -173,7 +173,7 @@ def test_each_queue_of_a_large_topic_has_its_row(code: int, body: type[Any], tab
 def test_the_progress_in_a_large_topic_is_made_in_slices(code: int) -> None:
     lagging, queues = Lagging(0), 5 * SLICE_QUEUES + 7
     lagging.rig.broker.topics.create_retry("Large", 6, queues)
-    lagging.rig.broker.offsets.commit("readers", "Large", queues - 1, 1)
+    lagging.rig.broker.offsets.put("readers", "Large", {queues - 1: 1})
     assert lagging.ask(code) == []
     assert sum(1 for _ in lagging.rig.broker.long_answers.finish()) >= 5
     (answer,) = lagging.rig.wire.take()

@@ -72,12 +72,26 @@ def test_a_slave_takes_the_rows_that_its_master_tells_but_those_of_transactions(
     assert rig.offsets.get("g", "T", 0) == -1
 
 
-def test_an_offset_above_the_end_becomes_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_offset_that_the_queue_never_reached_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     rig = filled(5)
+    rig.offsets.commit("g", "T", 0, 2)
     with caplog.at_level(logging.WARNING, "rmq.broker"):
         rig.offsets.commit("g", "T", 0, 9, "10.0.0.1:1")
-    assert rig.offsets.get("g", "T", 0) == 5
-    assert "10.0.0.1:1 commits 9 of T@g queue 0, which ends at 5" in caplog.text
+        rig.offsets.commit("h", "T", 0, 9)
+    assert rig.offsets.get("g", "T", 0) == 2
+    assert rig.offsets.pairs() == [("T", "g")]
+    assert "10.0.0.1:1 commits 9 beyond the end of T@g queue 0: it is dropped" in caplog.text
+
+
+def test_an_offset_behind_lost_messages_becomes_the_one_at_which_they_were() -> None:
+    rig = filled(5)
+    rig.store.may_have_lost()
+    rig.put("T")
+    rig.offsets.commit("g", "T", 0, 9)
+    assert rig.offsets.get("g", "T", 0) == 5  # the message that is new there is not skipped
+    rig.offsets.commit("g", "T", 0, 6)
+    rig.offsets.commit("g", "T", 0, 9)
+    assert rig.offsets.get("g", "T", 0) == 6  # nor is one that was consumed consumed again
 
 
 def test_a_slave_keeps_what_its_master_says() -> None:
@@ -265,13 +279,20 @@ def test_any_text_is_read_as_the_general_reader_does(text: bytes) -> None:
     assert outcome(lambda: drain(decode_offsets(text))) == general
 
 
-def test_a_log_that_lost_its_end_takes_the_saved_offsets_back(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("lost", "at"), [(True, 4), (False, 0)])
+def test_saved_offsets_beyond_the_end_go_where_messages_were_lost_else_to_the_start(
+    caplog: pytest.LogCaptureFixture, lost: bool, at: int
+) -> None:
+    """A table that was copied beside another log is no progress in that log."""
     rig = filled(4)
+    if lost:
+        rig.store.may_have_lost()
     with caplog.at_level(logging.WARNING, "rmq.broker"):
         rig.offsets.load(b'{"offsetTable":{"T@g":{"0":9,"1":2},"T@h":{"0":4}}}')
-    assert rig.offsets.of("g", "T") == {0: 4, 1: 0}
+        rig.offsets.check_ends()
+    assert rig.offsets.of("g", "T") == {0: at, 1: 0}
     assert rig.offsets.of("h", "T") == {0: 4}
-    assert caplog.text.count("which ends at") == 2
+    assert caplog.text.count("it goes on at") == 2
     assert rig.offsets.is_changed
 
 
@@ -418,8 +439,8 @@ def test_offsets_stay_within_their_queues_and_survive_the_file(script: list[tupl
     for group, queue_id, offset in script:
         rig.offsets.commit(group, "T", queue_id, offset)
         kept = rig.offsets.get(group, "T", queue_id)
-        if offset >= 0:
-            assert kept == min(offset, rig.store.max_offset("T", queue_id))
+        if 0 <= offset <= rig.store.max_offset("T", queue_id):
+            assert kept == offset
         assert -1 <= kept <= rig.store.max_offset("T", queue_id)
     text = rig.offsets.to_json()
     rig.offsets.load(text)
@@ -463,8 +484,9 @@ def test_a_broker_asks_its_groups_and_makes_those_that_may_be() -> None:
 def test_pairs_of_a_topic_and_a_group_have_a_limit() -> None:
     rig = filled()
     rig.settings.replace(evolve(rig.config, max_consumer_offsets=2), rig.store.config)
-    rig.topic("U")
-    rig.topic("V")
+    for topic in ("U", "V"):
+        rig.topic(topic)
+        rig.put(topic)
     answers = [commit(rig, "g", topic) for topic in ("T", "U", "V", "T")]
     assert [answer.code for answer in answers] == [0, 0, 1, 0]
     assert "maxConsumerOffsets" in answers[2].remark

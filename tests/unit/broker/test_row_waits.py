@@ -86,7 +86,7 @@ async def test_many_commits_at_once_share_a_few_notes(
         codes = []
 
         async def commit(offset: int) -> None:
-            codes.append((await asked(found, first, commit_of(offset % 20))).code)
+            codes.append((await asked(found, first, commit_of(offset % 10))).code)
 
         async with trio.open_nursery() as nursery:
             for offset in range(200):

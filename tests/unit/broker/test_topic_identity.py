@@ -1,0 +1,188 @@
+"""A name is no identity: topics that are deleted and made again, and positions beyond the ends of queues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rmq.protocol.bodies import ConsumerData, HeartbeatData, ResetOffsetBody, SubscriptionData
+from rmq.protocol.codes import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.store.config import BrokerRole
+from rmq.testing.front import Wire
+
+from .rig import Rig, pull
+
+DELETE = RequestCode.DELETE_TOPIC_IN_BROKER
+
+
+def filled(count: int = 10, **given: Any) -> Rig:
+    rig = Rig(**given)
+    rig.topic("T", 2)
+    for _ in range(count):
+        rig.put("T")
+    return rig
+
+
+def make_again(rig: Rig, count: int) -> None:
+    """Delete the topic and make it again, with so many messages."""
+    assert rig.call(DELETE, {"topic": "T"}).code == 0
+    rig.topic("T", 2)
+    for _ in range(count):
+        rig.put("T")
+
+
+def pulled(rig: Rig, offset: int, **more: Any) -> tuple[int, int]:
+    """The code of the answer to a pull, and where to go on."""
+    answer = rig.one(pull("T", offset=offset, **more))
+    return answer.code, int(answer.ext["nextBeginOffset"])
+
+
+def commit(rig: Rig, offset: int, group: str = "g") -> Command:
+    header = {"consumerGroup": group, "topic": "T", "queueId": "0", "commitOffset": str(offset)}
+    return rig.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+
+def started_again(rig: Rig, *, clean: bool = True, role: BrokerRole = BrokerRole.ASYNC_MASTER) -> Rig:
+    """The broker of the same disk after a stop in order, or after it was killed."""
+    rig.broker.topics.saved(rig.broker.topics.made)
+    for name, table in (("topics", rig.topics), ("consumerOffset", rig.offsets)):
+        rig.store.save_config(name, table.to_json())
+    rig.store.save_config("replication", rig.broker.replica.to_json())
+    disk = rig.disk
+    if clean:
+        rig.store.close()
+    else:
+        disk = disk.copy()
+    return Rig(disk=disk, store={"broker_role": role})
+
+
+def test_a_position_of_a_deleted_topic_is_sent_to_the_start_of_the_one_made_again() -> None:
+    rig = filled(100)
+    make_again(rig, 10)
+    assert pulled(rig, 100) == (ResponseCode.PULL_OFFSET_MOVED, 0)
+    assert pulled(rig, 0) == (0, 10)
+    assert pulled(rig, 10) == (ResponseCode.PULL_NOT_FOUND, 10)
+
+
+def test_a_commit_of_a_deleted_topic_is_refused_by_the_one_made_again() -> None:
+    rig = filled(100)
+    assert commit(rig, 100).code == 0
+    make_again(rig, 10)
+    assert rig.offsets.get("g", "T", 0) == -1
+    refused = commit(rig, 100)
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert "never reached it" in (refused.remark or "")
+    flags = PULL_SUBSCRIPTION | PULL_COMMIT_OFFSET
+    rig.one(pull("T", offset=10, sys_flag=flags, commit_offset=100))
+    assert rig.offsets.pairs() == []
+    assert commit(rig, 10).code == 0
+    assert commit(rig, 100).code == ResponseCode.SYSTEM_ERROR
+    assert rig.offsets.get("g", "T", 0) == 10
+
+
+def test_commits_between_deletion_and_making_again_leave_nothing() -> None:
+    rig = filled(100)
+    assert commit(rig, 60).code == 0
+    assert rig.call(DELETE, {"topic": "T"}).code == 0
+    assert commit(rig, 100).code != 0
+    rig.topic("T", 2)
+    assert rig.offsets.pairs() == []
+
+
+def test_members_of_a_deleted_topic_are_sent_to_its_start_and_waiting_pulls_are_answered() -> None:
+    """So that they miss nothing when the topic made again has soon more messages than the first had."""
+    rig, wire = filled(3), Wire()
+    members = ConsumerData(
+        "g",
+        "CONSUME_PASSIVELY",
+        "CLUSTERING",
+        "CONSUME_FROM_LAST_OFFSET",
+        [SubscriptionData("T", "*", sub_version=1)],
+    )
+    body = HeartbeatData("client", consumer_data_set=[members]).to_json()
+    rig.answer(Command.request(RequestCode.HEART_BEAT, body=body), wire)
+    rig.ask(pull("T", consumer_group="g", offset=3, sys_flag=PULL_SUSPEND | PULL_SUBSCRIPTION), wire=wire)
+    assert rig.broker.held_pulls.count == 1
+    assert rig.call(DELETE, {"topic": "T"}).code == 0
+    assert rig.broker.held_pulls.count == 0
+    answer, notice = wire.take()
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+    assert (notice.code, notice.ext["group"]) == (RequestCode.RESET_CONSUMER_CLIENT_OFFSET, "g")
+    table = ResetOffsetBody.from_json(notice.body).offset_table
+    assert {(queue.topic, queue.broker_name, queue.queue_id): at for queue, at in table.items()} == {
+        ("T", "wire-a", 0): 0
+    }
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_after_a_restart_too(clean: bool) -> None:
+    rig = filled(100)
+    make_again(rig, 10)
+    rig = started_again(rig, clean=clean)
+    rig.put("T")
+    assert pulled(rig, 100) == (ResponseCode.PULL_OFFSET_MOVED, 0)
+    assert commit(rig, 100).code == ResponseCode.SYSTEM_ERROR
+
+
+def test_an_empty_store_under_the_name_of_another_has_none_of_its_positions() -> None:
+    rig = filled(10)
+    assert pulled(rig, 100) == (ResponseCode.PULL_OFFSET_MOVED, 0)
+    assert commit(rig, 100).code == ResponseCode.SYSTEM_ERROR
+
+
+def test_behind_messages_that_a_crash_took_readers_go_on_where_they_were() -> None:
+    """Not at the start: that would give all again; and not at the end: what came since is new to them."""
+    rig = started_again(filled(90), clean=False)
+    rig.put("T")
+    assert pulled(rig, 100) == (ResponseCode.PULL_OFFSET_MOVED, 90)
+    assert commit(rig, 100).code == 0
+    assert rig.offsets.get("g", "T", 0) == 90
+
+
+def test_behind_messages_that_a_cut_took_readers_go_on_where_they_were() -> None:
+    rig = filled(90)
+    end = rig.store.max_physical_offset
+    for _ in range(10):
+        rig.put("T")
+    rig.store.truncate(end)
+    for _ in range(3):
+        rig.put("T")
+    assert pulled(rig, 100) == (ResponseCode.PULL_OFFSET_MOVED, 90)
+
+
+def test_readers_of_a_master_before_this_one_go_on_where_this_one_began() -> None:
+    """A slave that becomes master may lack the end of the log: its queues were longer at the other."""
+    rig = filled(90)
+    rig.store.close()
+    rig = Rig(disk=rig.disk, store={"broker_role": BrokerRole.SLAVE}, broker_id=1)
+    rig.topics.load(None)
+    rig.topics.update(filled(0).topics.table["T"])
+    rig.offsets.commit("g", "T", 0, 100)  # as its master says
+    rig = started_again(rig)
+    assert rig.offsets.get("g", "T", 0) == 90
+    rig.put("T")
+    assert pulled(rig, 100) == (ResponseCode.PULL_OFFSET_MOVED, 90)
+    rig = started_again(rig)
+    assert pulled(rig, 100) == (ResponseCode.PULL_OFFSET_MOVED, 0)  # it has been master since
+
+
+def test_a_slave_sends_nobody_to_the_start() -> None:
+    """It may be behind its master."""
+    rig = filled(10)
+    rig.become_slave()
+    assert pulled(rig, 100) == (ResponseCode.PULL_RETRY_IMMEDIATELY, 100)
+    assert commit(rig, 100).code == 0
+
+
+def test_a_topic_made_again_before_its_queues_are_removed_is_the_same() -> None:
+    rig = filled(10)
+    before = rig.topics.table["T"].creation
+    rig.topics.change("T", None)
+    rig.topics.create_for_send("T", "TBW102", 4, "1.2.3.4:5")
+    assert rig.topics.table["T"].creation == before
+    rig.topics.change("T", None)
+    rig.topics.ended("T", 10)
+    rig.topics.create_for_send("T", "TBW102", 4, "1.2.3.4:5")
+    assert rig.topics.table["T"].creation != before
