@@ -60,8 +60,8 @@ class Admin:
 
     `changes` has those of topics and groups answered when they are saved, `saved_answers` those of settings.
     `commit_pending()` commits what the running chunk has put, `gauges()` gives more rows of the runtime
-    metrics, and `delay_offsets()` the table of delayOffset.json. `on_deleted(topic, queue_ids)` is called when
-    a topic is deleted, with its queues that had messages.
+    metrics, and `delay_offsets()` the table of delayOffset.json. `on_deleted(topic, queue_ids)` is called
+    when a topic is deleted, with its queues that had messages.
     """
 
     def __init__(
