@@ -360,6 +360,8 @@ class RequestReply:
         to = self._clients.producer_connection(asker)
         if to is None or to.is_closed:
             remark = f"push reply message fail, channel of <{asker}> not found."
+            if self._clients.is_disputed(asker):
+                remark = f"push reply message fail, clients of several accounts have the id <{asker}>."
             self._not_pushed(request, connection, now_ms, remark=remark)
         properties[PROPERTY_PUSH_REPLY_TIME] = str(now_ms)
         pushed = self._pushed(header, encode_properties(properties), connection, now_ms)

@@ -132,8 +132,13 @@ class Clients:
         return consumers + [("producer", name, len(members)) for name, members in self._producers.items()]
 
     def producer_connection(self, client_id: str) -> Connection | None:
-        """The connection of a client that has producers, or None."""
+        """The connection of a client that has producers; None without one, and while clients of several
+        accounts have the id."""
         return self._ids.connection(client_id)
+
+    def is_disputed(self, client_id: str) -> bool:
+        """Whether clients of several accounts are connected that have this id."""
+        return self._ids.is_disputed(client_id)
 
     def is_anothers(self, client_id: str, connection: Connection) -> bool:
         """Whether a client id belongs to another account than the one that the connection works for."""
@@ -217,7 +222,8 @@ class Clients:
         account = account_of(connection)
         if not self._ids.claim(client_id, connection, account, now):
             log.warning(
-                "client id %s belongs to account %s: answers to its requests do not go to %s of account %s",
+                "client id %s belongs to account %s, and %s of account %s has it too: no answer to a request"
+                " of either is passed on until one of them leaves or has another id",
                 client_id,
                 self._ids.owner(client_id, now) or "-",
                 connection.peer_address,
@@ -305,8 +311,8 @@ class Clients:
                 texts.append(f"group {group.name}: unit mode is ignored by this broker")
         if data.producer_data_set and self.is_anothers(data.client_id, connection):
             texts.append(
-                f"client id {data.client_id} belongs to a client of another account, which gets the answers "
-                "to its requests; give each client its own instance name"
+                f"client id {data.client_id} belongs to a client of another account, and no answer to a "
+                "request of either is passed on; give each client its own instance name"
             )
         return "; ".join(filter(None, texts))
 

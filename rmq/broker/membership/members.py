@@ -8,7 +8,9 @@ comes, logged once for as long as they last, counted, and told to the client in 
 The answers of request-reply go to the connection that a client id stands for. A client chooses its id, so
 anybody may claim one. It belongs to the account whose client brought it first: no other account gets it while
 that client is connected, nor within `KEPT_MS` of its last heartbeat, when answers to what it asked may still
-be on their way. Without access control all clients are of one account, "".
+be on their way. But the first may be the one that guessed: after a restart of the broker, or of a name that
+stays the same. So while clients of two accounts have one id, no answer goes to either. Without access control
+all clients are of one account, "".
 """
 
 from __future__ import annotations
@@ -245,13 +247,19 @@ class ClientIds:
 
     def __init__(self) -> None:
         self._live: dict[str, tuple[Connection, str]] = {}
+        self._others: dict[str, set[Connection]] = {}  # id -> connections of other accounts that want it, too
         self._left: dict[str, tuple[str, int]] = {}  # id -> account, until when
         self._left_by: dict[str, dict[str, None]] = {}  # account -> its ids in `_left`, oldest first
 
     def connection(self, client_id: str) -> Connection | None:
-        """The connection of a client that has producers, or None."""
+        """The connection of a client that has producers; None without one, and while another account wants
+        the id."""
         live = self._live.get(client_id)
-        return None if live is None else live[0]
+        return None if live is None or client_id in self._others else live[0]
+
+    def is_disputed(self, client_id: str) -> bool:
+        """Whether clients of several accounts are connected that have this id."""
+        return client_id in self._others
 
     def owner(self, client_id: str, now_ms: int) -> str | None:
         """The account that an id belongs to; None when it is free."""
@@ -262,15 +270,18 @@ class ClientIds:
         return account if now_ms < until else None
 
     def claim(self, client_id: str, connection: Connection, account: str, now_ms: int) -> bool:
-        """Make an id that of a connection; False when it is another account's, and then nothing changes."""
+        """Make an id that of a connection; False when it is another account's: it stays that, disputed."""
         if self.owner(client_id, now_ms) not in (None, account):
+            self._others.setdefault(client_id, set()).add(connection)
             return False
+        self._withdraw(client_id, connection)
         self._forget(client_id)
         self._live[client_id] = (connection, account)
         return True
 
     def leave(self, client_id: str, connection: Connection, heard_ms: int) -> None:
         """A connection ends, or has no producers any more; `heard_ms` is when its last heartbeat came."""
+        self._withdraw(client_id, connection)
         live = self._live.get(client_id)
         if live is None or live[0] is not connection:
             return
@@ -281,6 +292,13 @@ class ClientIds:
         ids[client_id] = None
         if len(ids) > LEFT_MAX:
             self._forget(next(iter(ids)))
+
+    def _withdraw(self, client_id: str, connection: Connection) -> None:
+        others = self._others.get(client_id)
+        if others is not None:
+            others.discard(connection)
+            if not others:
+                del self._others[client_id]
 
     def _forget(self, client_id: str) -> None:
         left = self._left.pop(client_id, None)

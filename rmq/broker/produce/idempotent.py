@@ -9,7 +9,8 @@ become master. That is done when the first such request comes, a slice with each
 
 A message counts as sent before only if the one that is stored under its number has the same body and
 properties. So a place that was lost, to retention or with a topic, is stored anew, and a producer that
-numbers other messages alike is told so.
+numbers other messages alike is told so. A producer's name is that of its account: two accounts may give
+the same name, and do not know of each other.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
+from hashlib import blake2b
 from itertools import chain
 from struct import Struct
 from struct import error as struct_error
@@ -26,6 +28,7 @@ from attrs import evolve, frozen
 
 from rmq.broker.produce.admission import unsupported
 from rmq.errors import CorruptRecord, ResponseError, for_code
+from rmq.plugin import account_of
 from rmq.protocol.codes import FLAG_ONEWAY, IDEMPOTENT_SEND, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import PRODUCER_ID, SEQUENCE, SendMessageRequestHeader
@@ -47,6 +50,8 @@ STAMP_MAX: Final = 512
 PRODUCER_MAX: Final = 127
 _SPARE: Final = 1000
 
+_OF: Final = "\t"
+"""Between an account and its producer: no producer's name has it."""
 _MARK: Final = f"{PROPERTY_IDEMPOTENT_SEND}\x01".encode()
 _SIZES: Final = Struct(">iiiii")
 _SIZE: Final = Struct(">i")
@@ -215,7 +220,7 @@ class IdempotentSends:
             raise unsupported(request)
         header = request.read(SendMessageRequestHeader)
         pieces = Pieces.of(request.body)
-        asked = _asked(request, header, len(pieces.edges) - 1)
+        asked = _asked(request, header, len(pieces.edges) - 1, account_of(connection))
         # What earlier requests have put can be read then, and the same batch may be among it.
         self._commit_pending()
         self._read_log(now - keep_ms)
@@ -291,7 +296,8 @@ class IdempotentSends:
             if record is None or not _is_same(record, body, properties):
                 raise for_code(
                     ResponseCode.MESSAGE_ILLEGAL,
-                    f"the message is illegal: producer {asked.producer} has sent another as number {number}",
+                    f"the message is illegal: producer {asked.producer.rpartition(_OF)[2]} has sent another "
+                    f"as number {number}",
                 )
 
     # ---- what the log says ----
@@ -375,7 +381,7 @@ class IdempotentSends:
 # ---- batches as they are sent ----
 
 
-def _asked(request: Command, header: SendMessageRequestHeader, count: int) -> Sent:
+def _asked(request: Command, header: SendMessageRequestHeader, count: int, account: str) -> Sent:
     """What a request asks to be stored, at a place that is not known. Raises ResponseError."""
     producer, number = request.ext.get(PRODUCER_ID, ""), request.ext.get(SEQUENCE, "")
     if not header.batch or header.queue_id < 0:
@@ -386,7 +392,15 @@ def _asked(request: Command, header: SendMessageRequestHeader, count: int) -> Se
         )
     if " " in producer or not number.isdecimal() or len(number) > 18:
         raise _illegal(f"{SEQUENCE} is a number from 0 on, and {PRODUCER_ID} has no blank")
-    return Sent(int(number), count, header.topic, header.queue_id, 0, producer)
+    return Sent(int(number), count, header.topic, header.queue_id, 0, _owned(producer, account))
+
+
+def _owned(producer: str, account: str) -> str:
+    """The name of a producer here: with its account, so that another account's numbers are others. Consumers
+    see stamps, so the account is not to be read in it."""
+    if not account:
+        return producer
+    return f"{blake2b(account.encode(), digest_size=8).hexdigest()}{_OF}{producer}"
 
 
 def _gaps(asked: Sent, known: list[Sent]) -> list[tuple[int, int]]:

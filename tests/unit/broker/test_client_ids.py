@@ -12,7 +12,7 @@ from rmq.broker.membership.clients import SILENT_MS
 from rmq.broker.membership.members import KEPT_MS, LEFT_MAX, ClientIds
 from rmq.plugin import ACCOUNT
 from rmq.protocol.bodies import HeartbeatData, ProducerData
-from rmq.protocol.codes import RequestCode
+from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import WARNING
 
@@ -45,11 +45,37 @@ def pushed(rig: Rig, *to: Wire) -> list[int]:
 def test_answers_go_to_the_account_that_brought_the_id(caplog: pytest.LogCaptureFixture) -> None:
     rig, mine, theirs = Rig(), wire("mine"), wire("theirs")
     assert beat(rig, mine) == ""
+    assert pushed(rig, mine, theirs) == [1, 0]
     assert "asker@1 belongs to a client of another account" in beat(rig, theirs)
     assert "client id asker@1 belongs to account mine" in caplog.text
+    rig.broker.on_close(theirs)  # type: ignore[arg-type]
     assert pushed(rig, mine, theirs) == [1, 0]
-    assert beat(rig, theirs)
+
+
+def test_an_id_that_another_account_took_first_brings_it_no_answers() -> None:
+    """It guessed the id, or saw it and was faster after a restart of the broker."""
+    rig, mine, theirs = Rig(), wire("mine"), wire("theirs")
+    beat(rig, theirs)
+    assert beat(rig, mine)
+    answer = rig.one(send(REPLIES, b"17", code=RequestCode.SEND_REPLY_MESSAGE_V2, properties=ANSWER))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "several accounts" in (answer.remark or "")
+    assert [len(one.take()) for one in (mine, theirs)] == [0, 0]
+    rig.broker.on_close(theirs)  # type: ignore[arg-type]
+    rig.let_pass(KEPT_MS)
+    assert beat(rig, mine) == ""
+    assert pushed(rig, mine) == [1]
+
+
+def test_a_dispute_ends_with_the_id_of_one_of_them() -> None:
+    rig, mine, theirs = Rig(), wire("mine"), wire("theirs")
+    beat(rig, mine)
+    beat(rig, theirs)
+    assert pushed(rig, mine, theirs) == [0, 0]
+    body = HeartbeatData("other@1", [ProducerData("askers")]).to_json()
+    assert rig.one(Command.request(RequestCode.HEART_BEAT, None, body), wire=theirs).code == 0
     assert pushed(rig, mine, theirs) == [1, 0]
+    assert rig.clients._ids._others == {}
 
 
 def test_an_id_is_kept_for_answers_that_are_on_their_way() -> None:
@@ -60,7 +86,7 @@ def test_an_id_is_kept_for_answers_that_are_on_their_way() -> None:
     assert pushed(rig, mine, theirs) == [0, 0]
     again = wire("mine")
     assert beat(rig, again) == ""
-    assert pushed(rig, again, theirs) == [1, 0]
+    assert pushed(rig, again, theirs) == [0, 0]
     rig.broker.on_close(again)  # type: ignore[arg-type]
     rig.let_pass(KEPT_MS)
     assert beat(rig, theirs) == ""
@@ -92,15 +118,19 @@ def test_the_ids_of_one_account_leave_those_of_others() -> None:
 def test_an_id_never_changes_its_account_while_it_is_owned(steps: list[tuple[bool, str, str, int]]) -> None:
     ids, now = ClientIds(), 0
     lines: dict[tuple[str, str], Any] = {}
+    here: set[tuple[str, str]] = set()
     for comes, client_id, account, minutes in steps:
         now += minutes * 60_000
         line = lines.setdefault((client_id, account), object())
-        before, connection = ids.owner(client_id, now), ids.connection(client_id)
+        before = ids.owner(client_id, now)
         if comes:
             assert ids.claim(client_id, line, account, now) == (before in (None, account))
             assert ids.owner(client_id, now) == (before or account)
         else:
             ids.leave(client_id, line, now)
             assert ids.owner(client_id, now) == before
-            assert ids.connection(client_id) is (None if connection is line else connection)
+        (here.add if comes else here.discard)((client_id, account))
+        got = ids.connection(client_id)
+        assert got is None or [got] == [lines[one] for one in here if one[0] == client_id]
+        assert ids.is_disputed(client_id) <= (len([one for one in here if one[0] == client_id]) > 0)
     assert sum(map(len, ids._left_by.values())) == len(ids._left)

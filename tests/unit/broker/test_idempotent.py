@@ -8,13 +8,14 @@ import pytest
 
 from rmq.broker.produce import idempotent
 from rmq.broker.produce.idempotent import Sent, SentTable
+from rmq.plugin import ACCOUNT
 from rmq.protocol.codes import FLAG_ONEWAY, IDEMPOTENT_SEND, RequestCode, ResponseCode
 from rmq.protocol.command import ROCKETMQ, Command
 from rmq.protocol.record import decode_batch, encode_batch
 from rmq.store.config import FlushDiskType
 from rmq.testing.disk import MemoryDisk
 
-from .rig import START, Rig, batch, send
+from .rig import START, Rig, Wire, batch, send
 
 HOUR = 3_600_000
 
@@ -108,6 +109,23 @@ def test_producers_and_topics_do_not_know_of_each_other() -> None:
         places(broker.one(numbered(0, 3, **more)))  # type: ignore[arg-type]
     assert stored(broker) == [0, 1, 2, 0, 1, 2]
     assert stored(broker, topic="Other") == [0, 1, 2]
+
+
+def test_a_producer_s_name_is_that_of_its_account() -> None:
+    """Else an account takes another's numbers, whose messages are refused, or taken for sent, for good."""
+    broker, mine, theirs = rig(), Wire(), Wire()
+    mine.state[ACCOUNT], theirs.state[ACCOUNT] = "mine", "theirs"
+    taken = places(broker.one(numbered(0, 3, text="0"), wire=theirs))
+    answer = places(broker.one(numbered(0, 3), wire=mine))
+    assert answer != taken
+    assert stored(broker) == [0, 10, 20, 0, 1, 2]
+    for _ in range(2):
+        broker = restarted(broker)
+        assert places(broker.one(numbered(0, 3), wire=mine)) == answer
+        assert places(broker.one(numbered(0, 3, text="0"), wire=theirs)) == taken
+        refused = broker.one(numbered(0, 3, text="7"), wire=mine)
+        assert "producer run/0/5 has sent another as number 0" in (refused.remark or "")
+    assert all("mine" not in str(message.properties) for message in broker.messages("Orders"))
 
 
 def test_what_was_sent_is_known_after_a_kill_and_a_restart() -> None:
