@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from attrs import field
@@ -29,18 +29,20 @@ if TYPE_CHECKING:
     from rmq.metrics import Metric
     from rmq.protocol.command import Command
     from rmq.protocol.record import Record
-    from rmq.remoting.http import Page
 else:
     from rmq.late_attrs import define, frozen
 
 
 __all__ = [
     "AccessDenied",
+    "Answer",
     "Appended",
+    "Asked",
     "Handler",
     "Hooks",
     "Host",
     "OnAppended",
+    "Page",
     "Peer",
     "Plugin",
     "PluginRefused",
@@ -91,6 +93,28 @@ def account_of(peer: Peer) -> str:
     """The account whose requests a connection brought last; empty when no gate asks for accounts."""
     account: str = peer.state.get(ACCOUNT, "")
     return account
+
+
+@frozen
+class Answer:
+    """The response of a page; `more` are further header lines."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = "text/plain; charset=utf-8"
+    more: tuple[tuple[str, str], ...] = ()
+
+
+@frozen
+class Asked:
+    """A GET request of a page: the text after `?` in its target; its header lines, names in lower case."""
+
+    query: bytes
+    headers: Mapping[bytes, bytes]
+
+
+Page = Callable[[Asked], Awaitable[Answer]]
+"""A page over HTTP."""
 
 
 @frozen
@@ -249,10 +273,6 @@ class Plugin:
         """Whether a peer may send to a topic, and so be shown what was sent there and is undecided yet."""
         return True
 
-    def may_act_for(self, peer: Peer, account: str) -> bool:
-        """Whether a peer may see and decide what an account has under way, such as its half messages."""
-        return True
-
     def on_response(self, peer: Peer, command: Command, response: Command) -> None:
         """See the response to a request, for those answered at once."""
 
@@ -299,7 +319,6 @@ class Hooks:
     """Of the plugins that have `requests`, too."""
     heads: tuple[Callable[[Peer, Command], None], ...] = ()
     publishers: tuple[Callable[[Peer, str], bool], ...] = ()
-    actors: tuple[Callable[[Peer, str], bool], ...] = ()
     responses: tuple[Callable[[Peer, Command, Command], None], ...] = ()
     stored: tuple[Callable[[StoredEvent], None], ...] = ()
     pulled: tuple[Callable[[PulledEvent], None], ...] = ()
@@ -355,16 +374,6 @@ class Hooks:
             self._failed(self.publishers[0], error)
             return False
 
-    def may_act_for(self, peer: Peer, account: str) -> bool:
-        """Whether all gates let a peer act for an account; one that breaks does not. Anybody may where no
-        account is named, and where no gate asks for accounts.
-        """
-        try:
-            return not account or all(gate(peer, account) for gate in self.actors)
-        except Exception as error:
-            self._failed(self.actors[0], error)
-            return False
-
     def listens(self) -> dict[str, str]:
         """What the plugins listen for -> where."""
         return {what: where for _, plugin in self.plugins for what, where in plugin.listens().items()}
@@ -413,7 +422,6 @@ def hooks_of(plugins: Sequence[tuple[str, Plugin]]) -> Hooks:
         runs=tuple(gate for gate in runs if gate.__self__ in gates),
         heads=overridden("on_head"),
         publishers=overridden("may_publish"),
-        actors=overridden("may_act_for"),
         responses=overridden("on_response"),
         stored=overridden("on_stored"),
         pulled=overridden("on_pulled"),

@@ -17,6 +17,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Where `async` may be written; everything else is plain functions over bytes and `now`.
 ASYNC_PLACES = (
     "rmq/remoting/",
+    "rmq/server/http.py",
+    "rmq/server/pages.py",
+    "rmq/server/port_handover.py",
+    "rmq/server/signals.py",
     "rmq/client/",
     "rmq/cli/",
     "rmq/testing/",

@@ -19,9 +19,9 @@ import anyio
 
 from rmq.errors import AccessDenied, RemoteProtocolError
 from rmq.plugin import ACCOUNT, Handler, Host, Peer, Plugin, Run
-from rmq.profile import SECURE
 from rmq.protocol.command import Command
 from rmq.protocol.signature import ACCESS_KEY, PROOF, SIGNATURE
+from rmq.server.profile import SECURE
 from rmq_acl.addresses import host_of
 from rmq_acl.audit import Audit
 from rmq_acl.commands import Commands
@@ -102,14 +102,6 @@ class AclPlugin(Plugin):
             return accounts.is_white(host_of(peer.peer_address))
         account = accounts.table.get(name)
         return account is not None and may(account, TOPIC, topic, PUB)
-
-    def may_act_for(self, peer: Peer, account: str) -> bool:
-        """Whether a connection works for that account, for an administrator, or from a white address."""
-        accounts, name = self.files.accounts, peer.state.get(ACCOUNT)
-        if name is None:
-            return accounts.is_white(host_of(peer.peer_address))
-        mine = accounts.table.get(name)
-        return mine is not None and (name == account or mine.is_unlimited)
 
     def on_response(self, peer: Peer, command: Command, response: Command) -> None:
         """Note that what an administrator asked has failed."""

@@ -18,11 +18,11 @@ from typing import Final
 from attrs import define
 
 from rmq.config import parse_properties
-from rmq.loglimit import LogFormat
 from rmq.protocol import codes
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.signature import ACCESS_KEY
+from rmq.server.log_limit import LogFormat
 
 LINES_MAX: Final = 50
 """Refusals a second."""

@@ -21,13 +21,13 @@ import trio.lowlevel
 from rmq.config import is_loopback
 from rmq.errors import ConfigError
 from rmq.metrics import Histogram, Metric, single
-from rmq.plugin import Host, Peer, Plugin, PulledEvent
-from rmq.profile import cluster_secret
+from rmq.plugin import Answer, Asked, Host, Page, Peer, Plugin, PulledEvent
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.remoting import join_address
-from rmq.remoting.http import Answer, Asked, Page, brings_token
 from rmq.remoting.loop import in_slices
+from rmq.server.http import brings_token
+from rmq.server.profile import cluster_secret
 from rmq_metrics.text import CONTENT_TYPE, ProcessMetrics, text_of
 
 __all__ = ["MetricsPlugin"]

@@ -22,17 +22,17 @@ from rmq.broker.runtime import service
 from rmq.config import dump_properties, from_options, is_loopback, load_all, read_file, with_changes
 from rmq.controller.epochs import FILE as EPOCHS_FILE
 from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
-from rmq.health import Health
-from rmq.loglimit import start_log
 from rmq.plugin import PluginRefused
-from rmq.process import return_large_blocks
-from rmq.profile import applied, exposure, protect_files
 from rmq.protocol import engine
 from rmq.remoting.acceptor import raise_descriptor_limit
-from rmq.remoting.http import tell_supervisor
 from rmq.remoting.loop import bare_errors
-from rmq.remoting.signals import PARENT, obey, stop_without_parent
 from rmq.remoting.tls import TlsConfig, with_file
+from rmq.server.health import Health
+from rmq.server.http import tell_supervisor
+from rmq.server.log_limit import start_log
+from rmq.server.process import return_large_blocks
+from rmq.server.profile import applied, exposure, protect_files
+from rmq.server.signals import PARENT, obey, stop_without_parent
 from rmq.store.config import BrokerRole, StoreConfig
 
 if TYPE_CHECKING:

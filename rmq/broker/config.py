@@ -11,8 +11,8 @@ from attrs import Attribute, Factory, frozen
 
 from rmq.config import at_least, between, each_of, is_loopback, java_key, one_of, setting
 from rmq.errors import ConfigError
-from rmq.loglimit import LogConfig
 from rmq.protocol.codes import MASTER_ID, LanguageCode
+from rmq.server.log_limit import LogConfig
 
 if TYPE_CHECKING:
     from rmq.store.config import StoreConfig

@@ -27,15 +27,15 @@ from rmq.broker.runtime.sibling_processes import LINE, Spread, new_line
 from rmq.cli.output import echo, fail
 from rmq.config import dump_properties, parse_addresses, parse_properties
 from rmq.errors import ConfigError, RmqError
-from rmq.health import Health
-from rmq.loglimit import start_log
-from rmq.plugin import METRICS
+from rmq.plugin import METRICS, Answer, Asked, Page
 from rmq.remoting.address import join_address, split_address
-from rmq.remoting.http import Answer, Asked, Page, served_pages, tell_supervisor
 from rmq.remoting.loop import bare_errors
 from rmq.remoting.network import TcpNetwork
-from rmq.remoting.signals import PARENT, obey
 from rmq.remoting.tls import TlsConfig
+from rmq.server.health import Health
+from rmq.server.http import served_pages, tell_supervisor
+from rmq.server.log_limit import start_log
+from rmq.server.signals import PARENT, obey
 from rmq.store.config import StoreConfig
 
 BROKER: Final = "broker"

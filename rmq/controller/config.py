@@ -9,7 +9,7 @@ from attrs import frozen
 
 from rmq.config import at_least, between, one_of, parse_addresses, setting
 from rmq.errors import ConfigError
-from rmq.loglimit import LogConfig
+from rmq.server.log_limit import LogConfig
 
 COUNTS = (1, 3, 5)
 ALONE = "127.0.0.1"

@@ -27,7 +27,7 @@ import msgspec
 from attrs import field, frozen
 
 from rmq.errors import CorruptRecord, LaterFormat, StoreError
-from rmq.process import VERSION
+from rmq.server.process import VERSION
 from rmq.store.disk import Disk, Segment
 
 NOOP: Final = 0

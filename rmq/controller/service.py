@@ -41,24 +41,24 @@ from rmq.errors import (
     RequestTimeout,
     StoreError,
 )
-from rmq.health import Health
 from rmq.plugin import load, named
-from rmq.process import return_large_blocks
-from rmq.profile import applied, cluster_secret, connection_rate
 from rmq.protocol.codes import CONTROLLER_MESSAGE
 from rmq.protocol.command import Command
 from rmq.protocol.server_auth import ClusterSecret, ServerAuth
 from rmq.remoting.acceptor import Acceptor, raise_descriptor_limit
 from rmq.remoting.address import join_address
 from rmq.remoting.endpoint import RefusingEndpoint
-from rmq.remoting.http import served_pages, tell_supervisor
 from rmq.remoting.limits import Budget, Limits
 from rmq.remoting.loop import Alarm, bare_errors, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import serve
-from rmq.remoting.signals import obey
 from rmq.remoting.tls import TlsConfig
+from rmq.server.health import Health
+from rmq.server.http import served_pages, tell_supervisor
+from rmq.server.process import return_large_blocks
+from rmq.server.profile import applied, cluster_secret, connection_rate
+from rmq.server.signals import obey
 from rmq.shares import Gateways
 from rmq.store.disk import Disk, RealDisk
 

@@ -20,7 +20,7 @@ import msgspec
 from attrs import evolve, field, frozen
 
 from rmq.controller.machine import UnknownCommand
-from rmq.process import VERSION as RELEASE
+from rmq.server.process import VERSION as RELEASE
 
 NOBODY: Final = 0
 """Replicas are numbered from 1."""

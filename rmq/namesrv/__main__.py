@@ -12,12 +12,12 @@ import attrs
 
 from rmq.config import dump_properties, from_options, is_loopback, load_all
 from rmq.errors import ConfigError, PortInUse, RmqError
-from rmq.loglimit import start_log
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.service import run_until_signalled
 from rmq.plugin import PluginRefused
-from rmq.profile import applied, exposure, protect_files
 from rmq.remoting.tls import TlsConfig, with_file
+from rmq.server.log_limit import start_log
+from rmq.server.profile import applied, exposure, protect_files
 
 EXIT_SETTINGS: Final = 2
 EXIT_LISTEN: Final = 3

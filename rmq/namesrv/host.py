@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rmq.errors import LocalProtocolError
 from rmq.metrics import Metric, connection_metrics, single
-from rmq.process import VERSION
+from rmq.server.process import VERSION
 
 if TYPE_CHECKING:
     from rmq.message import Message

@@ -34,7 +34,6 @@ from rmq.controller.requests import ControllerRequests
 from rmq.controller.service import running_member
 from rmq.errors import ConnectFailed, ConnectionLost, RemoteProtocolError, RequestTimeout
 from rmq.files import read_file, replace_file, settings_saver
-from rmq.health import Health
 from rmq.namesrv import kvconfigs
 from rmq.namesrv.config import NamesrvConfig, kv_config_file
 from rmq.namesrv.handlers import Lookup, NameServer, no_route, route_response
@@ -42,8 +41,6 @@ from rmq.namesrv.host import PluginHost
 from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.namesrv.masters import Masters
 from rmq.plugin import load, named
-from rmq.process import return_large_blocks
-from rmq.profile import applied, cluster_secret, connection_rate
 from rmq.protocol.bodies import TopicRouteData
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
@@ -52,15 +49,18 @@ from rmq.protocol.server_auth import ServerAuth
 from rmq.remoting.acceptor import Acceptor, raise_descriptor_limit
 from rmq.remoting.address import join_address
 from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
-from rmq.remoting.http import served_pages, tell_supervisor
 from rmq.remoting.limits import Budget, Limits
 from rmq.remoting.loop import Alarm, bare_errors, current_loop, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import serve
-from rmq.remoting.signals import obey, stop_without_parent
 from rmq.remoting.tls import TlsConfig, certificate_end
 from rmq.remoting.upgrades import WebSocketAccess
+from rmq.server.health import Health
+from rmq.server.http import served_pages, tell_supervisor
+from rmq.server.process import return_large_blocks
+from rmq.server.profile import applied, cluster_secret, connection_rate
+from rmq.server.signals import obey, stop_without_parent
 from rmq.shares import Gateways
 from rmq.store.disk import Disk
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rmq.broker.tables.offsets import Offsets
-from rmq.process import return_large_blocks
 from rmq.protocol.command import Command
+from rmq.server.process import return_large_blocks
 from rmq.testing import MemoryNetwork
 from tests.unit.remoting import test_hostile
 from tests.unit.remoting.transports import certificates

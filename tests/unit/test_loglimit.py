@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq.errors import ConfigError
-from rmq.loglimit import (
+from rmq.server.log_limit import (
     FORM,
     KINDS_MAX,
     LINE_CHARACTERS,

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from rmq.health import Health
-from rmq.process import Supervisor
+from rmq.server.health import Health
+from rmq.server.process import Supervisor
 
 HELD = """
 import sys
-from rmq.process import return_large_blocks
+from rmq.server.process import return_large_blocks
 
 def mib():
     text = open("/proc/self/status").read()

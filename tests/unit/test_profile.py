@@ -14,9 +14,9 @@ from rmq.broker.__main__ import banner, parse, settings
 from rmq.broker.config import BrokerConfig
 from rmq.errors import ConfigError
 from rmq.namesrv.config import NamesrvConfig
-from rmq.profile import applied, protect_files
 from rmq.protocol import engine
 from rmq.remoting.tls import TlsConfig
+from rmq.server.profile import applied, protect_files
 from rmq.store.config import BrokerRole, StoreConfig
 
 

@@ -16,7 +16,7 @@ from rmq.broker.replication.replica_state import slave_names
 from rmq.broker.tables.versioned import Slices
 from rmq.message import SCHEDULE_TOPIC
 from rmq.metrics import Histogram, Kind, Metric, connection_metrics, single
-from rmq.process import VERSION
+from rmq.server.process import VERSION
 
 if TYPE_CHECKING:
     from rmq.broker.broker import Broker

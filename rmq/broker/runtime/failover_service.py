@@ -51,17 +51,17 @@ from rmq.errors import (
     ResponseError,
     StoreError,
 )
-from rmq.health import Health
-from rmq.profile import applied, cluster_secret
 from rmq.remoting.address import join_address
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import RefusingEndpoint
-from rmq.remoting.http import served_pages
-from rmq.remoting.kept_ports import KeptPorts
 from rmq.remoting.loop import Alarm, bare_errors
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.tls import TlsConfig
+from rmq.server.health import Health
+from rmq.server.http import served_pages
+from rmq.server.port_handover import KeptPorts
+from rmq.server.profile import applied, cluster_secret
 from rmq.store.aside import give_up
 from rmq.store.config import BrokerRole, Durability, FlushDiskType, StoreConfig
 from rmq.store.disk import Disk, RealDisk

@@ -75,17 +75,17 @@ from rmq.errors import (
     RmqError,
     StoreError,
 )
-from rmq.health import Health
 from rmq.metrics import Histogram
-from rmq.profile import applied
 from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
-from rmq.remoting.http import served_pages
 from rmq.remoting.loop import Alarm, bare_errors, doubled, in_slices, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.poller import Poller
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import serve_listeners
 from rmq.remoting.tls import TlsConfig, certificate_end
+from rmq.server.health import Health
+from rmq.server.http import served_pages
+from rmq.server.profile import applied
 from rmq.store.config import StoreConfig
 from rmq.store.disk import Disk, RealDisk
 from rmq.store.retention import MOST_FILES

@@ -30,9 +30,7 @@ from rmq.broker.send_batches import make_broker
 from rmq.clock import lease_clock
 from rmq.config import parse_addresses
 from rmq.errors import ConfigError, PortInUse, StoreError
-from rmq.health import Health
 from rmq.plugin import load, named
-from rmq.profile import cluster_secret, connection_rate
 from rmq.protocol.codes import MASTER_ID
 from rmq.protocol.record import host_bytes
 from rmq.protocol.server_auth import ClusterSecret, ServerAuth
@@ -45,6 +43,8 @@ from rmq.remoting.server import open_listeners
 from rmq.remoting.stream import Listener
 from rmq.remoting.tls import TlsConfig, TlsContexts
 from rmq.remoting.upgrades import WebSocketAccess
+from rmq.server.health import Health
+from rmq.server.profile import cluster_secret, connection_rate
 from rmq.shares import Gateways
 from rmq.store.config import BrokerRole, StoreConfig
 from rmq.store.disk import Disk

@@ -16,7 +16,7 @@ from rmq.broker.runtime import failover_service
 from rmq.controller.requests import answer_of, request_of
 from rmq.controller.sets import Remove
 from rmq.errors import PortInUse
-from rmq.health import Health
+from rmq.server.health import Health
 from rmq.store.config import BrokerRole, Durability, FlushDiskType, StoreConfig
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork

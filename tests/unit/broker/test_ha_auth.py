@@ -33,7 +33,6 @@ from rmq.errors import AccessDenied, ConfigError, RemoteProtocolError
 from rmq.namesrv import service as namesrv
 from rmq.namesrv.config import NamesrvConfig
 from rmq.plugin import Peer, Plugin, hooks_of
-from rmq.profile import cluster_secret
 from rmq.protocol.bodies import ClusterInfo, KVTable
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
@@ -42,6 +41,7 @@ from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.pool import Pool
 from rmq.remoting.stream import Stream
 from rmq.remoting.tls import TlsConfig, TlsContexts, tls_client
+from rmq.server.profile import cluster_secret
 from rmq.store.config import BrokerRole, StoreConfig
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork

@@ -32,7 +32,6 @@ from rmq.errors import (
     PortInUse,
     StoreLocked,
 )
-from rmq.health import Health
 from rmq.metrics import Histogram
 from rmq.plugin import Host, Plugin, PluginRefused
 from rmq.protocol.bodies import (
@@ -53,6 +52,7 @@ from rmq.remoting.poller import Poller
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import serve
 from rmq.remoting.tls import TlsConfig
+from rmq.server.health import Health
 from rmq.store.config import BrokerRole, Durability, FlushDiskType, StoreConfig
 from rmq.store.disk import RealDisk
 from rmq.store.store import Store

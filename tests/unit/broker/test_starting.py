@@ -16,15 +16,15 @@ from rmq.broker.__main__ import _way_of_running
 from rmq.broker.config import BrokerConfig
 from rmq.broker.runtime import failover_service, service
 from rmq.errors import RemoteProtocolError
-from rmq.process import VERSION, _version
 from rmq.remoting import accept, websocket
+from rmq.server.process import VERSION, _version
 from rmq.store.config import StoreConfig
 
 NOT_LOADED = (
     "asyncio cattrs click cryptography email h11 importlib.metadata logging.handlers tomllib trio_websocket"
     " wsproto yaml rmq.broker.replication.failover.replica rmq.broker.runtime.failover_service rmq.cli"
     " rmq.client rmq.controller.sets"
-    " rmq.namesrv rmq.remoting.pages rmq.remoting.websocket rmq.spark rmq.testing"
+    " rmq.namesrv rmq.server.pages rmq.remoting.websocket rmq.spark rmq.testing"
 )
 
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from cryptography import x509
 
 from rmq.cli.certs import certs
-from rmq.profile import cluster_secret
 from rmq.remoting.tls import TlsConfig, TlsContexts
+from rmq.server.profile import cluster_secret
 
 
 def run(*arguments: object) -> Result:

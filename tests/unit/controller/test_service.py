@@ -23,15 +23,15 @@ from rmq.controller.requests import answer_of, request_of
 from rmq.controller.service import LOG, run
 from rmq.controller.sets import AlterInSync, Register, Remove, Replica
 from rmq.errors import ConfigError, ConnectFailed, ConnectionLost, RequestTimeout, StoreLocked
-from rmq.health import Health
 from rmq.namesrv import service as namesrv_service
 from rmq.namesrv.config import NamesrvConfig
-from rmq.profile import cluster_secret
 from rmq.protocol.codes import CONTROLLER_MESSAGE, CONTROLLER_STATUS, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.signature import Credentials, signed
 from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.pool import Pool
+from rmq.server.health import Health
+from rmq.server.profile import cluster_secret
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork
 

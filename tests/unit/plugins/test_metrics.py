@@ -30,22 +30,21 @@ from rmq.broker.tables.versioned import drain
 from rmq.client.observability.metrics import ClientMetrics
 from rmq.controller.requests import ControllerRequests
 from rmq.errors import AccessDenied, ConfigError, PortInUse
-from rmq.health import Health
 from rmq.metrics import SECONDS, Histogram, Metric, single
 from rmq.namesrv import service as namesrv_service
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.handlers import NameServer
 from rmq.namesrv.host import PluginHost as NamesrvHost
 from rmq.namesrv.kvconfigs import KvConfigs
-from rmq.plugin import hooks_of
-from rmq.process import VERSION
+from rmq.plugin import Asked, hooks_of
 from rmq.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND
 from rmq.protocol.command import Command
 from rmq.remoting.endpoint import RefusingEndpoint
-from rmq.remoting.http import Asked
 from rmq.remoting.network import TcpNetwork
-from rmq.remoting.pages import serve
 from rmq.remoting.pool import Pool
+from rmq.server.health import Health
+from rmq.server.pages import serve
+from rmq.server.process import VERSION
 from rmq.store.config import FlushDiskType, StoreConfig
 from rmq.store.recovery import Recovery
 from rmq.store.segments import Progress

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from rmq.remoting.kept_ports import KeptPorts
+from rmq.server.port_handover import KeptPorts
 from rmq.testing.network import MemoryNetwork
 
 

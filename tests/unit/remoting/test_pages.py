@@ -10,11 +10,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from rmq.health import Health
-from rmq.remoting.http import Answer, Asked, Page, health_pages
-from rmq.remoting.pages import PAGES, PEERS, serve
 from rmq.remoting.stream import Stream
 from rmq.remoting.upgrades import WebSocketAccess
+from rmq.server.health import Health
+from rmq.server.http import Answer, Asked, Page, health_pages
+from rmq.server.pages import PAGES, PEERS, serve
 from rmq.testing import MemoryNetwork
 
 SERVER = "10.0.0.9:5557"

@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from rmq.loglimit import LogConfig, reopen_log, write_dump
+from rmq.server.log_limit import LogConfig, reopen_log, write_dump
 
 STOP: Final = (signal.SIGTERM, signal.SIGINT)
 RELOAD: Final = tuple(getattr(signal, name) for name in ("SIGHUP",) if hasattr(signal, name))

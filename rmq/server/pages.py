@@ -9,11 +9,12 @@ from typing import Final, NoReturn
 import anyio
 import h11
 
+from rmq.plugin import Answer, Asked, Page
 from rmq.remoting.acceptor import Acceptor, Guest
-from rmq.remoting.http import PROBES, Answer, Asked, Page
 from rmq.remoting.loop import broken_errors
 from rmq.remoting.stream import Listener, Stream
 from rmq.remoting.upgrades import WebSocketAccess
+from rmq.server.http import PROBES
 
 READ_BYTES: Final = 4096
 SECONDS: Final = 10.0

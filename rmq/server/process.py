@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from rmq.health import Health
+from rmq.server.health import Health
 
 _M_TRIM_THRESHOLD: Final = -1  # of mallopt(3), glibc's malloc.h
 _M_MMAP_THRESHOLD: Final = -3

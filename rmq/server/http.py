@@ -6,50 +6,28 @@ import hmac
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
 
 from rmq.errors import ConfigError, PortInUse
-from rmq.health import Health
-from rmq.plugin import METRICS
-from rmq.process import Supervisor
+from rmq.plugin import METRICS, Answer, Asked, Page
 from rmq.remoting.address import join_address
 from rmq.remoting.loop import bare_errors
 from rmq.remoting.network import Network
 from rmq.remoting.upgrades import WebSocketAccess
+from rmq.server.health import Health
+from rmq.server.process import Supervisor
 
 if TYPE_CHECKING:
     from attrs import frozen
 else:
     from rmq.late_attrs import frozen
 
-PLAIN: Final = "text/plain; charset=utf-8"
-
 log = logging.getLogger("rmq.http")
 
-
-@frozen
-class Answer:
-    """What a page says; `more` are further header lines."""
-
-    body: bytes
-    status: int = 200
-    content_type: str = PLAIN
-    more: tuple[tuple[str, str], ...] = ()
-
-
-@frozen
-class Asked:
-    """A GET: what follows `?` in its target, and its header lines by their names in lower case."""
-
-    query: bytes
-    headers: Mapping[bytes, bytes]
-
-
-Page = Callable[[Asked], Awaitable[Answer]]
 
 PROBES: Final = ("/healthz", "/ready")
 """Pages that supervisors ask for: half of the port's places are theirs."""
@@ -155,7 +133,7 @@ async def served_pages(network: Network, config: Probed, health: Health) -> Asyn
     if METRICS not in config.plugins:
         yield Served({})
         return
-    from rmq.remoting.pages import serve  # with h11: 20 ms, for those who have the port
+    from rmq.server.pages import serve  # with h11: 20 ms, for those who have the port
 
     token = _token(config.metrics_token_file) if config.health_details_need_token else b""
     own = (config.metrics_address, socket.gethostname())
