@@ -289,6 +289,7 @@ class Broker(Endpoint):
     def _load(self) -> None:
         """Read the tables from the store's config files. Raises StoreError, RemoteProtocolError."""
         self.files.load(
+            is_slave=self.is_slave,
             versioned={"topics": self.topics, "subscriptionGroup": self.groups},
             large={"consumerOffset": self.offsets, "consumerFilter": self.filters},
             copied={"consumerOffset": self.offsets},

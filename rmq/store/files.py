@@ -53,6 +53,17 @@ class ConfigFiles:
                 return None
         raise StoreError(f"{path} and its .bak are broken: restore one from a backup, or remove both")
 
+    def keep_damaged(self, name: str) -> str:
+        """Copy a broken file and its .bak, for a person to look at, and leave them. Returns the path of the
+        copy. Raises StoreError."""
+        path = self.path(name)
+        with self._lock:
+            for end in ("", ".bak"):
+                if (data := self._disk.load(path + end)) is not None:
+                    self._disk.replace(f"{path}{end}.damaged", data)
+            self._good.pop(name, None)
+        return f"{path}.damaged"
+
     def save(self, name: str, data: bytes) -> None:
         """Write the text so that a crash at any time leaves it or the version before. Raises StoreError,
         DiskFull.

@@ -94,6 +94,10 @@ class StoreSync:
         """
         return self._files.load(name)
 
+    def keep_damaged_config(self, name: str) -> str:
+        """Copy a broken config/<name>.json, which stays; returns the path of the copy. Raises StoreError."""
+        return self._files.keep_damaged(name)
+
     def save_config(self, name: str, data: bytes) -> None:
         """Replace config/<name>.json, keeping the version before as .bak. Blocks. Raises StoreError."""
         self._files.save(name, data)

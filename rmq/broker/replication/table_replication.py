@@ -42,6 +42,8 @@ TOPICS: Final = "topics"
 LOCKS: Final = "queueLocks"
 ANNOUNCED: Final = "announcements"
 SHARED: Final = "sharedTexts"
+PROGRESS: Final = "delayOffset", "timerProgress"
+"""Files of the progress that comes with the log."""
 CONFIRMED: Final = OFFSETS, LOCKS
 """Tables of which followers say what they have."""
 
@@ -219,6 +221,9 @@ class FollowedTables:
 
     def take(self, note: Mapping[str, Any]) -> None:
         """Take a note if it is about a table. Raises RemoteProtocolError."""
+        if self._files.awaited and note.get("progress"):
+            for one in PROGRESS:
+                self._files.told(one)
         name = note.get("table")
         table = self.tables.get(name) if isinstance(name, str) else None
         if table is None or not isinstance(name, str):
@@ -243,6 +248,8 @@ class FollowedTables:
             self._deleted |= dict.fromkeys(deleted, end)
         if table.follow(rows, version, missing):
             self._changed(name)
+        if missing is None:
+            self._files.told(name)
         if name in CONFIRMED and isinstance(serial := note.get("serial"), int) and serial >= 0:
             self._to_report[name] = serial
 

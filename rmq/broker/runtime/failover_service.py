@@ -443,7 +443,8 @@ class _Controlled:
         if self._broker is None:  # its store is being opened
             control.hangs = anyio.current_time() > self._opening_at + OPENING_SECONDS
         else:
-            control.hangs = bool(self._broker.disk_work.hangs())
+            # Without its tables it must not lead, no more than without its disk.
+            control.hangs = bool(self._broker.disk_work.hangs() or self._broker.files.awaited)
             if self._led:
                 self._look_at_disk(self._broker)
         asked_at = control.now()

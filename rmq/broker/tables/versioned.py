@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from attrs import frozen
 
+from rmq.errors import RemoteProtocolError, StoreError
 from rmq.protocol.bodies import DataVersion
 from rmq.protocol.fields import Body
 
@@ -406,9 +407,15 @@ class CopiedTable(Table, Protocol):
         """Have the master's table instead of ours; returns whether it differs. Raises RemoteProtocolError."""
 
 
+FETCHED: Final = frozenset(("topics", "subscriptionGroup", "consumerOffset", "delayOffset", "timerProgress"))
+"""Tables that a master tells its slaves as a whole."""
+DAMAGE: Final = (RemoteProtocolError, StoreError, ValueError, TypeError, AttributeError)
+"""Errors of a file that is no text of its table."""
+
+
 class TableFiles:
     """Reads the tables in the beginning, and collects what is to be written. Tables are known by the names of
-    their files.
+    their files. `awaited` are the tables of a slave whose files were damaged, until its master has told them.
     """
 
     def __init__(self, store: Store) -> None:
@@ -421,10 +428,12 @@ class TableFiles:
         self._small: Mapping[str, ChangingTable] = {}
         self._large: Mapping[str, LargeTable] = {}
         self._copied: Mapping[str, CopiedTable] = {}
+        self.awaited: set[str] = set()
 
     def load(
         self,
         *,
+        is_slave: bool = False,
         versioned: Mapping[str, VersionedTable[Any]],
         small: Mapping[str, ChangingTable],
         large: Mapping[str, LargeTable],
@@ -433,11 +442,36 @@ class TableFiles:
         """Read all tables; they are given here, not before, because they save by this object. Those of the
         others that a slave replaces by a verb of their own are in `copied` too. Raises StoreError,
         RemoteProtocolError.
+
+        A slave begins without a table whose file is damaged, if its master tells that one. The file stays
+        until then: if this broker becomes master before, its start ends by it.
         """
         self.versioned, self._small, self._large, self._copied = versioned, small, large, copied
-        tables: dict[str, Table] = {**versioned, **small, **large}
-        for name, table in tables.items():
-            table.load(self._store.config_text(name))
+        for name in (*versioned, *small, *large):
+            table = self._table(name)
+            try:
+                table.load(self._store.config_text(name))
+            except DAMAGE as error:
+                if not is_slave or name not in FETCHED:
+                    raise
+                kept = self._store.keep_damaged_config(name)
+                log.error(
+                    "the table %s of this slave cannot be read, and is fetched anew from its master; a copy"
+                    " of the file is %s: %s",
+                    *(name, kept, error),
+                )
+                table.load(None)
+                self.awaited.add(name)
+
+    def _table(self, name: str) -> Table:
+        return {**self.versioned, **self._small, **self._large}[name]
+
+    def told(self, name: str) -> None:
+        """The master has told all of a table: it is saved if its file was damaged."""
+        if name in self.awaited:
+            self.awaited.discard(name)
+            self.save_later(name, self._table(name).to_json())
+            log.warning("the table %s is here again, from the master", name)
 
     def save_later(self, name: str, data: bytes) -> None:
         """Write this text with the next `changed`."""
@@ -494,6 +528,11 @@ class TableFiles:
 
     def copying(self, name: str, data: bytes) -> Slices[bool]:
         """As `copy`, in slices."""
+        changed = yield from self._copying(name, data)
+        self.told(name)
+        return changed
+
+    def _copying(self, name: str, data: bytes) -> Slices[bool]:
         copied = self._copied.get(name)
         if copied is not None:
             return (yield from copied.replace(data))
