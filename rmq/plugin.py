@@ -273,6 +273,10 @@ class Plugin:
         """Whether a peer may send to a topic, and so be shown what was sent there and is undecided yet."""
         return True
 
+    def may_act_for(self, peer: Peer, account: str) -> bool:
+        """Whether a peer may see and decide what an account has under way, such as its half messages."""
+        return True
+
     def on_response(self, peer: Peer, command: Command, response: Command) -> None:
         """See the response to a request, for those answered at once."""
 
@@ -319,6 +323,7 @@ class Hooks:
     """Of the plugins that have `requests`, too."""
     heads: tuple[Callable[[Peer, Command], None], ...] = ()
     publishers: tuple[Callable[[Peer, str], bool], ...] = ()
+    actors: tuple[Callable[[Peer, str], bool], ...] = ()
     responses: tuple[Callable[[Peer, Command, Command], None], ...] = ()
     stored: tuple[Callable[[StoredEvent], None], ...] = ()
     pulled: tuple[Callable[[PulledEvent], None], ...] = ()
@@ -374,6 +379,16 @@ class Hooks:
             self._failed(self.publishers[0], error)
             return False
 
+    def may_act_for(self, peer: Peer, account: str) -> bool:
+        """Whether all gates let a peer act for an account; one that breaks does not. Anybody may where no
+        account is named, and where no gate asks for accounts.
+        """
+        try:
+            return not account or all(gate(peer, account) for gate in self.actors)
+        except Exception as error:
+            self._failed(self.actors[0], error)
+            return False
+
     def listens(self) -> dict[str, str]:
         """What the plugins listen for -> where."""
         return {what: where for _, plugin in self.plugins for what, where in plugin.listens().items()}
@@ -422,6 +437,7 @@ def hooks_of(plugins: Sequence[tuple[str, Plugin]]) -> Hooks:
         runs=tuple(gate for gate in runs if gate.__self__ in gates),
         heads=overridden("on_head"),
         publishers=overridden("may_publish"),
+        actors=overridden("may_act_for"),
         responses=overridden("on_response"),
         stored=overridden("on_stored"),
         pulled=overridden("on_pulled"),

@@ -103,6 +103,14 @@ class AclPlugin(Plugin):
         account = accounts.table.get(name)
         return account is not None and may(account, TOPIC, topic, PUB)
 
+    def may_act_for(self, peer: Peer, account: str) -> bool:
+        """Whether a connection works for that account, for an administrator, or from a white address."""
+        accounts, name = self.files.accounts, peer.state.get(ACCOUNT)
+        if name is None:
+            return accounts.is_white(host_of(peer.peer_address))
+        mine = accounts.table.get(name)
+        return mine is not None and (name == account or mine.is_unlimited)
+
     def on_response(self, peer: Peer, command: Command, response: Command) -> None:
         """Note that what an administrator asked has failed."""
         if response.code and any(command is admitted for admitted in self._admitted):

@@ -196,13 +196,14 @@ class Broker(Endpoint):
             on_deadline=self._on_deadline,
             on_sync_wanted=self.wake.flush,
         )
-        check_back = CheckBack(self.clients, self._chance, lambda to, of: self.hooks.may_publish(to, of))
+        check_back = CheckBack(self.clients, self._chance, lambda: self.hooks)
         self.transactions = Transactions(
             settings,
             store,
             self.offsets,
             host=store.store_host,
             ask=check_back.ask,
+            may_act_for=lambda peer, account: self.hooks.may_act_for(peer, account),
             put=put,
             commit=self._commit,
             answer=self.acknowledgement.answer,

@@ -47,6 +47,7 @@ from rmq.message import (
     parse_offset_message_id,
     tags_code,
 )
+from rmq.plugin import account_of
 from rmq.protocol.codes import SYS_COMMIT, SYS_ROLLBACK, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import (
@@ -54,7 +55,12 @@ from rmq.protocol.headers import (
     EndTransactionRequestHeader,
     ResumeCheckHalfMessageRequestHeader,
 )
-from rmq.protocol.properties import encode_properties
+from rmq.protocol.properties import (
+    PROPERTY_ACCOUNT,
+    PROPERTY_DECISION,
+    decode_properties,
+    encode_properties,
+)
 from rmq.protocol.record import PROPERTIES_MAX, Record, decode_record, encode_record, record_of
 from rmq.store.config import BrokerRole
 
@@ -66,6 +72,8 @@ if TYPE_CHECKING:
 
 OP_DONE: Final = "d"
 """Tag of an op message: the half message that it names has ended."""
+_WORDS: Final = {SYS_COMMIT: "committed", SYS_ROLLBACK: "rolled back"}
+_DECISIONS: Final = {word: decision for decision, word in _WORDS.items()}
 _ID: Final = re.compile(r"(?:[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})")
 
 STEP_MESSAGES: Final = 100
@@ -101,8 +109,9 @@ class _Checked(Enum):
 class Transactions:
     """The half messages of `store`.
 
-    `ask(group, topic, request)` sends a check-back about a message for `topic` to a live producer of the
-    group that may send to it, and says whether there was one.
+    `ask(group, account, topic, request)` sends a check-back about a message for `topic` to a live producer of
+    the group that may act for the account and send to the topic, and returns whether there was one.
+    `may_act_for(peer, account)`: whether a peer may end what the account has sent.
     `put(record)` stores a record of the broker's own, `commit()` commits what was put and answers senders;
     both raise StoreError.
     `answer` gives the answer to an end that is in the log, or sees to it that it comes.
@@ -115,10 +124,11 @@ class Transactions:
         offsets: Offsets,
         *,
         host: bytes,
-        ask: Callable[[str, str, Command], bool],
+        ask: Callable[[str, str, str, Command], bool],
         put: Callable[[Record], None],
         commit: Callable[[], None],
         answer: Callable[[Command, Connection], Command | None] = lambda request, connection: request.reply(),
+        may_act_for: Callable[[Connection, str], bool] = lambda peer, account: True,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -128,10 +138,12 @@ class Transactions:
         self._put = put
         self._commit = commit
         self._answer = answer
+        self._may_act_for = may_act_for
         self._next = 0  # queue offset of the first half message that is not settled
         self._ended: dict[int, int] = {}  # queue offset at or above it -> queue offset of its op message
         self._ops: deque[tuple[int, int]] = deque()  # (op's queue offset, half's queue offset), oldest first
-        self._done: set[int] = set()  # what the last op messages ended
+        # What the last op messages ended, and how: a decision, 0 when the op message does not tell.
+        self._done: dict[int, int] = {}
         self._done_in_order: deque[int] = deque()  # the same, oldest first
         self._latest: dict[int, int] = {}  # an open one's first queue offset -> that of its newest copy
         self._replaced: set[int] = set()  # queue offsets at or above `_next` that have a newer copy
@@ -165,7 +177,8 @@ class Transactions:
         for op_offset in range(first, end):
             message = self._message(TRANS_OP_HALF_TOPIC, op_offset)
             if message is not None and message.tags == OP_DONE and message.body.isdigit():
-                self._end(op_offset, int(message.body), is_passed=op_offset < op)
+                decision = _DECISIONS.get(message.properties.get(PROPERTY_DECISION, ""), 0)
+                self._end(op_offset, int(message.body), decision, is_passed=op_offset < op)
         self._pass_at = now_ms + self._settings.broker.transaction_check_interval
 
     def rolled_back(self) -> None:
@@ -174,7 +187,7 @@ class Transactions:
         while self._ops and self._ops[-1][0] >= end:
             half = self._ops.pop()[1]
             self._ended.pop(half, None)
-            self._done.discard(half)
+            self._done.pop(half, None)
 
     def _start_of(self, topic: str) -> int:
         low = self._store.min_offset(topic, 0)
@@ -208,7 +221,7 @@ class Transactions:
         header = request.read(EndTransactionRequestHeader)
         decision = header.commit_or_rollback
         if decision in (SYS_COMMIT, SYS_ROLLBACK):
-            self._decide(header, now_ms)
+            self._decide(header, connection, now_ms)
         else:
             log.info("producer %s leaves %s undecided", connection.peer_address, header.msg_id)
         if request.is_oneway:
@@ -217,20 +230,37 @@ class Transactions:
             self._commit()
         return self._answer(request, connection)
 
-    def _decide(self, header: EndTransactionRequestHeader, now_ms: int) -> None:
-        offset = header.tran_state_table_offset
+    def _decide(self, header: EndTransactionRequestHeader, connection: Connection, now_ms: int) -> None:
+        """Do what an end asks. Raises ResponseError when it is another account's message, and when it has
+        ended by the other decision.
+        """
+        offset, decision = header.tran_state_table_offset, header.commit_or_rollback
+        ended = offset
         if not self._has_ended(offset):
             half = self._checked_half(header)
-            first = _first_of(half)
+            self._check_account(half, connection)
+            ended = first = _first_of(half)
             if not self._has_ended(first):
-                if header.commit_or_rollback == SYS_COMMIT:
+                if decision == SYS_COMMIT:
                     self._put(_committed(half))
                 newest = self._latest.pop(first, offset)
-                self._put_op(first, now_ms)
+                self._put_op(first, now_ms, decision)
                 if newest != first and not self._has_ended(newest):
-                    self._put_op(newest, now_ms)
+                    self._put_op(newest, now_ms, decision)
                 return
+        before = self._done.get(ended, 0)
+        if before and before != decision:
+            remark = f"{header.msg_id} has been {_WORDS[before]} already and cannot be {_WORDS[decision]}"
+            raise for_code(ResponseCode.SYSTEM_ERROR, remark)
         log.info("the transaction of %s has ended already", header.msg_id)
+
+    def _check_account(self, half: StoredMessage, connection: Connection) -> None:
+        account = half.properties.get(PROPERTY_ACCOUNT, "")
+        if account and not self._may_act_for(connection, account):
+            mine = account_of(connection)
+            log.warning("account %s may not end %s of account %s", mine or "-", half.message_id, account)
+            remark = f"the half message {half.message_id} is another account's, which alone may end it"
+            raise for_code(ResponseCode.NO_PERMISSION, remark)
 
     def _has_ended(self, half_offset: int) -> bool:
         return half_offset in self._ended or half_offset in self._done
@@ -255,8 +285,10 @@ class Transactions:
             raise for_code(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
         return half
 
-    def _put_op(self, half_offset: int, now_ms: int) -> None:
+    def _put_op(self, half_offset: int, now_ms: int, decision: int = 0) -> None:
         properties = {PROPERTY_WAIT_STORE: "true", PROPERTY_TAGS: OP_DONE}
+        if decision:
+            properties[PROPERTY_DECISION] = _WORDS[decision]
         record = Record(
             TRANS_OP_HALF_TOPIC,
             0,
@@ -267,15 +299,15 @@ class Transactions:
             tags_code=tags_code(OP_DONE),
         )
         self._put(record)
-        self._end(record.queue_offset, half_offset)
+        self._end(record.queue_offset, half_offset, decision)
         if len(self._ended) >= DRAIN_AT:
             self._pass_settled(self._next)
 
-    def _end(self, op_offset: int, half_offset: int, *, is_passed: bool = False) -> None:
-        self._done.add(half_offset)
+    def _end(self, op_offset: int, half_offset: int, decision: int, *, is_passed: bool = False) -> None:
+        self._done[half_offset] = decision or self._done.get(half_offset, 0)
         self._done_in_order.append(half_offset)
         if len(self._done_in_order) > DONE_KEPT:
-            self._done.discard(self._done_in_order.popleft())
+            self._done.pop(self._done_in_order.popleft(), None)
         if not is_passed:
             self._ops.append((op_offset, half_offset))
             if half_offset >= self._next:
@@ -359,7 +391,7 @@ class Transactions:
         if half is None:
             return _Checked.DONE
         if self._has_ended(_first_of(half)):  # by an end that came when it was not known as its newest copy
-            self._put_op(offset, check.now_ms)
+            self._put_op(offset, check.now_ms, self._done.get(_first_of(half), 0))
             return _Checked.DONE
         return self._check(half, offset, check)
 
@@ -431,14 +463,18 @@ class Transactions:
         )
         topic = half.properties.get(PROPERTY_REAL_TOPIC, "")
         queue_id = _number(half.properties.get(PROPERTY_REAL_QUEUE_ID), 0)
-        shown = attrs.evolve(record, topic=topic, queue_id=queue_id)
+        shown = attrs.evolve(
+            record, topic=topic, queue_id=queue_id, properties=encode_properties(_shown(record))
+        )
         request = Command.request(
             RequestCode.CHECK_TRANSACTION_STATE, header, encode_record(shown, self._host), oneway=True
         )
-        if not self._ask(group, topic, request):
+        account = half.properties.get(PROPERTY_ACCOUNT, "")
+        if not self._ask(group, account, topic, request):
             log.warning(
-                "no producer of group %s that may send to %s is connected to decide on %s",
+                "no producer of group %s%s that may send to %s is connected to decide on %s",
                 group,
+                f" and account {account}" if account else "",
                 topic,
                 half.message_id,
             )
@@ -527,8 +563,15 @@ def _first_of(half: StoredMessage) -> int:
     return first if 0 <= first < half.queue_offset else half.queue_offset
 
 
+def _shown(record: Record) -> dict[str, str]:
+    """The properties of a copy as its producer is shown it."""
+    properties = decode_properties(record.properties)
+    properties.pop(PROPERTY_ACCOUNT, None)
+    return properties
+
+
 def _committed(half: StoredMessage) -> Record:
-    properties = half.properties
+    properties = {name: text for name, text in half.properties.items() if name != PROPERTY_ACCOUNT}
     real_queue = _number(properties.get(PROPERTY_REAL_QUEUE_ID), 0)
     record = record_of(half, properties[PROPERTY_REAL_TOPIC], real_queue, properties)
     record.sys_flag = half.sys_flag & ~SYS_ROLLBACK | SYS_COMMIT

@@ -137,8 +137,14 @@ def record_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
 
 # --- as they are sent ---
 
+PROPERTY_ACCOUNT: Final = "rmqAccount"
+"""Of a half message: the account that sent it, where there are accounts. RocketMQ does not look at it."""
+PROPERTY_DECISION: Final = "rmqDecision"
+"""Of an op message: whether the half message was committed or rolled back. RocketMQ does not look at it."""
+
 INTERNAL_PROPERTIES: Final = frozenset(
     (
+        PROPERTY_ACCOUNT,
         PROPERTY_REAL_TOPIC,
         PROPERTY_REAL_QUEUE_ID,
         PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET,

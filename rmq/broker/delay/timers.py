@@ -14,7 +14,8 @@ were sent. No step is longer than some ms, however large the group.
 `config/timerProgress.json` says up to which time everything is delivered, and how far the group is that is
 being delivered. After a crash what was delivered since it was saved is delivered again: at least once, as
 with delay levels. A message that waits longer than half of what the log is kept for is written anew, so that
-it is never deleted with an old file.
+it is never deleted with an old file. So is one with a delay that was stored before the wall clock was set
+back: it waits no longer than its delay from when that is noticed, and a recall takes the first one away.
 """
 
 from __future__ import annotations
@@ -80,6 +81,9 @@ STEP_LOOKS: Final = 1_000
 """Records that one step looks through for recalls."""
 STEP_BYTES: Final = 1 << 20
 """So much one step delivers or writes anew, and one message more."""
+
+CLOCK_STEP_MS: Final = 1_000
+"""A wall clock that is set back by less is left alone."""
 
 _RECALL_MARK: Final = f"{PROPERTY_RECALLED}\x01".encode()
 
@@ -155,6 +159,11 @@ class Timers:
         self._by_age: deque[int] = deque()  # queue offsets, oldest first; some no longer wait
         self._read = 0  # units below this queue offset are known
         self._delivered_ms = 0
+        self._stepped_ms = 0
+        # After the wall clock was set back: queue offsets to look at, and the time since which delays count.
+        self._doubted: deque[int] = deque()
+        self._noticed_ms = 0
+        self._moved: dict[bytes, int] = {}  # messages that were written anew for that -> their time now
         # A slave delivers nothing: it only keeps what its master says, for when it is made master.
         self._copied: dict[str, int] = {}
         self._is_slave = store.config.broker_role is BrokerRole.SLAVE
@@ -183,12 +192,13 @@ class Timers:
         Raises ResponseError(ILLEGAL_OPERATION) when the time has passed. Whether the message exists is not
         looked up: an unknown handle cancels nothing.
         """
-        if not now_ms < handle.deliver_ms <= now_ms + MAX_AHEAD_MS:
+        due_ms = self._moved.get(_key(handle.topic, handle.unique_key), handle.deliver_ms)
+        if not now_ms < due_ms <= now_ms + MAX_AHEAD_MS:
             raise for_code(ILLEGAL_OPERATION, "recall failed, timestamp invalid")
         # Joined as 5.x does it: no topic has a plus sign.
         properties = {PROPERTY_RECALLED: f"{handle.topic}+{handle.unique_key}"}
         record = Record(handle.topic, 0, b"0", born_timestamp=now_ms, born_host=host)
-        self.take(record, properties, handle.deliver_ms)
+        self.take(record, properties, due_ms)
         return record
 
     def arrived(self, next_offset: int) -> None:
@@ -217,9 +227,10 @@ class Timers:
 
     def step(self, now_ms: int) -> int:
         """Deliver what is due at `now_ms`; returns the time (ms) of the next step, now when more is due."""
+        self._look_at_clock(now_ms)
         if self._deliver(now_ms):
             self.is_changed = True
-        if self._groups or self._roll(now_ms):
+        if self._groups or self._correct() or self._roll(now_ms):
             return now_ms
         self._delivered_ms = now_ms
         idle = now_ms + 60_000
@@ -301,6 +312,8 @@ class Timers:
         properties = message.properties
         try:
             topic, queue_id = properties[PROPERTY_REAL_TOPIC], int(properties[PROPERTY_REAL_QUEUE_ID])
+            if self._moved:
+                self._moved.pop(_key(topic, properties.get(PROPERTY_UNIQUE_KEY, "")), None)
             if group.recalled and _key(topic, properties.get(PROPERTY_UNIQUE_KEY, "")) in group.recalled:
                 return 0
             record = record_of(message, topic, queue_id, properties)
@@ -360,6 +373,79 @@ class Timers:
             raise failure
         return bool(rolled) or (bool(by_age) and looks > 0)
 
+    # ---- a wall clock that was set back ----
+
+    def _look_at_clock(self, now_ms: int) -> None:
+        """Doubt what waits when the wall clock was set back, while this ran or just before it began."""
+        before, self._stepped_ms = self._stepped_ms, now_ms
+        if not before and self._read:
+            before = self._store.message_time(TIMER_TOPIC, 0, self._read - 1)
+        if now_ms < before - CLOCK_STEP_MS:
+            self._doubted, self._noticed_ms = deque(self._by_age), now_ms
+
+    def _correct(self) -> bool:
+        """Look at some of what is doubted; says whether there is more. A message that was stored at a time
+        that is still to come, and asked for a delay, is written anew with that delay from when it is noticed.
+        """
+        looks = written = 0
+        moved: list[tuple[int, bytes, int]] = []
+        failure: StoreError | None = None
+        while self._doubted and looks < STEP_LOOKS and written < STEP_BYTES:
+            offset = self._doubted[0]
+            looks += 1
+            due_ms = self._waiting.get(offset)
+            stored = -1 if due_ms is None else self._store.message_time(TIMER_TOPIC, 0, offset)
+            if due_ms is not None and stored > self._noticed_ms + CLOCK_STEP_MS:
+                try:
+                    found = self._moved_to(offset, due_ms)
+                except StoreError as error:
+                    failure = error
+                    break
+                if found is not None:
+                    key, earlier_ms, size = found
+                    moved.append((offset, key, earlier_ms))
+                    written += size
+            self._doubted.popleft()
+        try:
+            if self._store.has_pending:
+                self._commit()
+        except BaseException:
+            self._doubted.extendleft(offset for offset, _, _ in reversed(moved))
+            raise
+        for offset, key, earlier_ms in moved:
+            del self._waiting[offset]
+            self._moved[key] = earlier_ms
+        self.is_changed |= bool(moved)
+        if failure is not None:
+            raise failure
+        return bool(self._doubted)
+
+    def _moved_to(self, offset: int, due_ms: int) -> tuple[bytes, int, int] | None:
+        """Put a message with the time that its delay gives now, and a recall of the one that waits. Returns
+        its key, that time and the bytes of it; None when it waits as it should, or no recall can name it.
+        """
+        message = self._message(offset)
+        if message is None or PROPERTY_RECALLED in message.properties:
+            return None
+        properties = dict(message.properties)
+        topic, unique_key = properties.get(PROPERTY_REAL_TOPIC, ""), properties.get(PROPERTY_UNIQUE_KEY, "")
+        earlier_ms = self._noticed_ms + _delay_ms(properties, due_ms)
+        if not unique_key or earlier_ms >= due_ms:
+            return None
+        recall = {
+            PROPERTY_RECALLED: f"{topic}+{unique_key}",
+            PROPERTY_REAL_TOPIC: topic,
+            PROPERTY_REAL_QUEUE_ID: properties[PROPERTY_REAL_QUEUE_ID],
+            PROPERTY_OUT_MS: str(due_ms),
+        }
+        properties[PROPERTY_OUT_MS] = str(earlier_ms)
+        again = record_of(message, TIMER_TOPIC, 0, properties, earlier_ms)
+        cancel = Record(TIMER_TOPIC, 0, b"0", encode_properties(recall), tags_code=due_ms)
+        cancel.born_timestamp, cancel.born_host = self._noticed_ms, again.born_host
+        self._put_record(again)
+        self._put_record(cancel)
+        return _key(topic, unique_key), earlier_ms, again.size
+
     # ---- progress ----
 
     def load(self, data: bytes | None) -> None:
@@ -410,6 +496,15 @@ class Timers:
         if part[0] > progress["deliveredMs"]:
             progress |= {"partMs": part[0], "partNext": part[1]}
         return progress
+
+
+def _delay_ms(properties: Mapping[str, str], due_ms: int) -> int:
+    """The delay that a message asked for; no less than its time if it asked for a time."""
+    for name, factor in ((PROPERTY_DELAY_SEC, 1000), (PROPERTY_DELAY_MS, 1)):
+        text = properties.get(name)
+        if text is not None:
+            return int(text) * factor if text.isascii() and text.isdigit() else due_ms
+    return due_ms
 
 
 def _may_recall(data: memoryview) -> bool:

@@ -1,4 +1,8 @@
-"""Check-backs: which producer is asked for the end of a half message."""
+"""Check-backs: which producer is asked for the end of a half message.
+
+A producer group is a name, and any account may give it. So a half message belongs to the account that sent
+it: only connections that may act for that account are shown the message, and only they end it.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +13,28 @@ if TYPE_CHECKING:
     from random import Random
 
     from rmq.broker.membership.clients import Clients
+    from rmq.plugin import Hooks
     from rmq.protocol.command import Command
-    from rmq.remoting.connection import Connection
 
 
 class CheckBack:
-    """Check-backs to producers. `may_publish(connection, topic)`: whether a peer may send to a topic."""
+    """Check-backs to producers. `hooks()` gives the plug-ins' hooks that hold now."""
 
-    def __init__(
-        self, clients: Clients, chance: Random, may_publish: Callable[[Connection, str], bool]
-    ) -> None:
+    def __init__(self, clients: Clients, chance: Random, hooks: Callable[[], Hooks]) -> None:
         self._clients = clients
         self._chance = chance
-        self._may_publish = may_publish
+        self._hooks = hooks
 
-    def ask(self, group: str, topic: str, request: Command) -> bool:
-        """Send a check-back, which holds the message, to some live producer of the group that may send to its
-        topic; whether there is one."""
+    def ask(self, group: str, account: str, topic: str, request: Command) -> bool:
+        """Send a check-back, which holds the message, to some live producer of the group that may act for the
+        account and send to the topic; whether there is one."""
+        hooks = self._hooks()
         members = [
             member
             for member in self._clients.producers(group)
-            if not member.connection.is_closed and self._may_publish(member.connection, topic)
+            if not member.connection.is_closed
+            and hooks.may_act_for(member.connection, account)
+            and hooks.may_publish(member.connection, topic)
         ]
         if not members:
             return False

@@ -50,6 +50,7 @@ from rmq.protocol.codes import PERM_READ, PERM_WRITE, SYS_MULTI_TAGS, ResponseCo
 from rmq.protocol.headers import RECALL_HANDLE, RecallHandle
 from rmq.protocol.properties import (
     INTERNAL_PROPERTIES,
+    PROPERTY_ACCOUNT,
     PROPERTY_DELAY_MS,
     PROPERTY_DELIVER_MS,
     dead_letter_properties,
@@ -414,12 +415,19 @@ class Append:
     # ---- messages that do not go straight to their topic ----
 
     def detour(
-        self, record: Record, group: str, properties: dict[str, str], now: int, limit: int | None
+        self,
+        record: Record,
+        group: str,
+        properties: dict[str, str],
+        now: int,
+        limit: int | None,
+        account: str = "",
     ) -> Records:
         """Turn the record of a retried, delayed or half message into the record that is stored for it.
 
         `group` is that of a retry topic, else empty; `limit` how often its message is retried, None for the
-        group's own number. `properties` are the message's, after `check_properties`. Raises ResponseError.
+        group's own number. `properties` are the message's, after `check_properties`; `account` is that of the
+        sender, which a half message belongs to. Raises ResponseError.
         """
         if group:
             config = self.known_group(group)
@@ -430,6 +438,8 @@ class Append:
         if not group and self._is_half(properties):
             for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC):
                 self._topics.create_retry(topic, PERM_WRITE | PERM_READ, 1)
+            if account:
+                properties[PROPERTY_ACCOUNT] = account
             self._prepare(record, properties)
             return (record,)
         level = self._delay_level(properties)

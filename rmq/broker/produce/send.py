@@ -155,7 +155,7 @@ class Send:
         )
         records: Records = (record,)
         if rare or target.group:
-            records = self._detour(request, header, target, record, now)
+            records = self._detour(request, header, target, record, now, account_of(connection))
         append.put(record)
         if not request.flag & FLAG_ONEWAY:
             senders = self._acknowledgement.pending
@@ -174,12 +174,18 @@ class Send:
         return self._append.admit(header.topic, partial(self._make_topic, header, connection))
 
     def _detour(
-        self, request: Command, header: SendMessageRequestHeader, target: Target, record: Record, now: int
+        self,
+        request: Command,
+        header: SendMessageRequestHeader,
+        target: Target,
+        record: Record,
+        now: int,
+        account: str,
     ) -> Records:
         properties = decode_properties(header.properties or "")
         self._append.check_properties(properties)
         limit = header.max_reconsume_times if request.version >= VERSION_WITH_OWN_LIMIT else None
-        return self._append.detour(record, target.group, properties, now, limit)
+        return self._append.detour(record, target.group, properties, now, limit, account)
 
     def _send_batch(
         self,

@@ -40,6 +40,7 @@ import hashlib
 import hmac
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
+from heapq import nlargest
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
@@ -573,6 +574,22 @@ def find_cut(store: Store, theirs: int) -> Search:
         else:
             high = middle[0]
     return cut
+
+
+def last_records(store: Store, count: int) -> list[int]:
+    """Where the last `count` records start that queues know, the last first."""
+    last: list[tuple[int, str, int]] = []
+    for topic, queue_id in store.queues():
+        unit = store.unit(topic, queue_id, store.max_offset(topic, queue_id) - 1)
+        if unit is not None:
+            last.append((unit[0], topic, queue_id))
+    found: list[int] = []
+    # A record is among the last ones only if its queue's last record is.
+    for _, topic, queue_id in nlargest(count, last):
+        low, high = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
+        units = (store.unit(topic, queue_id, at) for at in range(max(low, high - count), high))
+        found += [unit[0] for unit in units if unit is not None]
+    return nlargest(count, found)
 
 
 def last_record(store: Store, limit: int) -> tuple[int, int] | None:

@@ -35,6 +35,7 @@ from rmq.broker.replication.sessions import (
     check_cut,
     find_cut,
     fingerprint,
+    last_records,
     named_hello,
     question,
 )
@@ -89,6 +90,8 @@ HELLO_SECONDS = 3.0
 """For so long a slave waits whether its master is one of ours."""
 COMPLAIN_SECONDS = 60.0
 """How often a slave that has stopped says so."""
+END_RECORDS = 8
+"""So many of its last records a slave of a controlled set compares with its master's before it copies on."""
 DAMAGED_SECONDS = 60.0
 """Pause of a slave before it asks for damaged bytes again."""
 NOT_FOUND = "can not find message by the offset"
@@ -403,6 +406,7 @@ class Follower:
                     log.warning("our log reaches %d: it is cut at %d", store.max_physical_offset, cut)
                     go_back(self._broker)  # before, so that a crash in between leaves nothing undelivered
                     self._broker.store.truncate(cut)
+                await self._compare_end(stream, greeting)
             except Expired as error:
                 self._begin_anew(str(error))
                 is_same = False
@@ -415,6 +419,20 @@ class Follower:
         low = start if _is_empty(store) else store.min_physical_offset
         control.follow(greeting.epoch, greeting.epochs, start=low, is_same=is_same)
         return start
+
+    async def _compare_end(self, stream: Stream, greeting: MasterLog) -> None:
+        """Compare the last records of our log, all of which the master must have, with its own. Where epochs
+        begin says nothing of bytes that a disk has lost or changed. Raises Diverged.
+        """
+        store = self._broker.store
+        positions = [at for at in last_records(store, END_RECORDS) if at >= greeting.start]
+        await stream.send_all(b"".join(map(question, positions)))
+        for position in positions:
+            if not await self._is_same(stream, position):
+                raise Diverged(
+                    f"the record at {position} is not the same in our log and in the master's, though both"
+                    " are of one epoch: a disk here or there has lost or changed bytes (`rmq store compare`)"
+                )
 
     async def _align_records(self, stream: Stream, greeting: MasterLog | None) -> int:
         """By questions, which record is where."""
@@ -464,6 +482,10 @@ class Follower:
     async def _same(self, stream: Stream, physical_offset: int) -> bool:
         """Whether the master has the record that we have there."""
         await stream.send_all(question(physical_offset))
+        return await self._is_same(stream, physical_offset)
+
+    async def _is_same(self, stream: Stream, physical_offset: int) -> bool:
+        """The answer to one that was asked."""
         with anyio.move_on_after(REQUEST_SECONDS):
             theirs = await read_note(stream)
             return theirs == {"at": physical_offset, **fingerprint(self._broker.store.read(physical_offset))}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
+from attrs import evolve
 
 from rmq.store.audit import check
+from rmq.store.config import DivergedLog
 from tests.sim.brokers import Node, Set, controlled_set
 
 FOLDER = "/store"
@@ -71,6 +73,48 @@ async def test_a_replica_whose_log_lost_its_end_comes_back_as_a_new_one(
         await found.end(second)
         await found.end(first)
         assert check(second.disk, FOLDER).is_clean
+
+
+def change_end(node: Node, back: int = 3) -> None:
+    """Change a byte of the last record's properties, which no CRC covers."""
+    name, data = max((one for one in log_files(node).items() if any(one[1])), key=lambda one: one[0])
+    at = len(data.rstrip(b"\0")) - back
+    node.disk.flip(f"{FOLDER}/commitlog/{name}", at)
+
+
+@pytest.mark.parametrize("where", ["slave", "master"])
+@pytest.mark.parametrize("policy", [DivergedLog.stop, DivergedLog.aside])
+async def test_a_follower_whose_end_is_not_its_masters_does_not_come_in_sync(
+    autojump_clock: trio.testing.MockClock,
+    caplog: pytest.LogCaptureFixture,
+    where: str,
+    policy: DivergedLog,
+) -> None:
+    async with controlled_set(2) as (found, client):
+        found.store_config = evolve(found.store_config, ha_diverged_log=policy)
+        first, second = found.nodes
+        await found.begin(client)
+        async with client.producer("P") as producer:
+            for number in range(20):
+                assert await found.send(producer, f"a{number}")
+            await found.end(second)
+            await found.until(inSync=[1])
+            change_end(second if where == "slave" else first)
+            kept = log_files(second)
+            await found.start(second)
+            await trio.sleep(10)
+            await found.sent(producer, "goes on")
+            text = "is not the same in our log and in the master's"
+            assert text in caplog.text
+            if policy is DivergedLog.stop:
+                assert (await found.status())["inSync"] == [1]
+                assert "STOPPED following" in caplog.text
+                assert log_files(second) == kept
+            else:
+                await found.until(inSync=[1, 2])
+                assert log_files(second, f"{FOLDER}/aside/commitlog") == kept
+                await trio.sleep(2)
+                assert found.log_digest(first) == found.log_digest(second)
 
 
 async def test_the_only_copy_in_sync_stays_where_it_is(

@@ -356,3 +356,72 @@ def test_what_waits_long_is_written_anew_before_its_file_is_deleted(bench: Bench
     bench.at(START + 39 * DAY)
     assert bench.delivered() == [b"a"]
     assert handle.deliver_ms == START + 39 * DAY
+
+
+# ---- a wall clock that was set back ----
+
+HOUR = 3_600_000
+
+
+def send_delayed(bench: Bench, body: bytes, seconds: int) -> RecallHandle:
+    key = "K" + body[:9].decode()
+    properties = {"UNIQ_KEY": key, "TIMER_DELAY_SEC": str(seconds)}
+    due_ms = deliver_time(properties, bench.now)
+    assert due_ms is not None
+    record = Record("Real", 3, body, born_timestamp=bench.now, keys=(key,))
+    bench.timers.take(record, properties, due_ms)
+    bench.store.put(record)
+    bench.commit()
+    return RecallHandle("Real", "broker-a", due_ms, key)
+
+
+def test_a_delay_that_was_asked_for_with_a_clock_ahead_is_counted_from_when_that_is_noticed(
+    bench: Bench,
+) -> None:
+    bench.at(START)
+    send_delayed(bench, b"before", 60)
+    bench.at(START + 10 * HOUR)  # the clock is ten hours ahead
+    assert bench.delivered() == [b"before"]
+    send_delayed(bench, b"delayed", 60)
+    bench.send(b"at a time", START + 10 * HOUR + 60_000)
+    bench.at(START + 5_000)  # it is right again
+    bench.at(START + 64_999)
+    assert bench.delivered() == [b"before"]
+    bench.at(START + 65_000)
+    assert bench.delivered() == [b"before", b"delayed"]
+    bench.saved = bench.timers.to_json()
+    bench.restart()
+    bench.at(START + 9 * HOUR)
+    assert bench.delivered() == [b"before", b"delayed"]
+    bench.at(START + 11 * HOUR)
+    assert bench.delivered() == [b"before", b"delayed", b"at a time"], "and not the first one again"
+    assert len(bench.timers) == 0
+
+
+def test_a_corrected_delay_is_known_after_a_restart_and_can_be_recalled(bench: Bench) -> None:
+    bench.at(START + 10 * HOUR)
+    send_delayed(bench, b"delayed", 60)
+    handle = send_delayed(bench, b"recalled", 60)
+    bench.saved = bench.timers.to_json()
+    bench.restart()
+    bench.at(START)
+    bench.store.put(bench.timers.recall(handle, HOST, bench.now))
+    bench.commit()
+    bench.at(START + 60_000)
+    assert bench.delivered() == [b"delayed"]
+    bench.at(START + 11 * HOUR)
+    assert bench.delivered() == [b"delayed"]
+
+
+def test_a_failed_write_of_a_correction_is_tried_again(bench: Bench) -> None:
+    bench.at(START + 10 * HOUR)
+    for number in range(250):
+        send_delayed(bench, b"m%03d" % number, 60)
+    bench.fail = StoreError("the disk is full")
+    with pytest.raises(StoreError):
+        bench.at(START)
+    bench.fail = None
+    bench.at(START + 60_000)
+    assert sorted(bench.delivered()) == [b"m%03d" % number for number in range(250)]
+    bench.at(START + 11 * HOUR)
+    assert len(bench.delivered()) == 250

@@ -84,7 +84,7 @@ class Bench:
             raise self.fail
         self.store.commit()
 
-    def ask(self, group: str, topic: str, request: Command) -> bool:
+    def ask(self, group: str, account: str, topic: str, request: Command) -> bool:
         self.asked.append((group, request))
         return self.online
 
@@ -164,7 +164,8 @@ def test_a_commit_delivers_with_the_half_messages_place_and_writes_an_op(bench: 
     assert message.prepared_transaction_offset == half.physical_offset
     assert message.properties["TRAN_MSG"] == "true"
     (op,) = bench.stored(TRANS_OP_HALF_TOPIC)
-    assert (op.body, op.tags, op.properties) == (b"0", "d", {"WAIT": "true", "TAGS": "d"})
+    assert (op.body, op.tags) == (b"0", "d")
+    assert op.properties == {"WAIT": "true", "TAGS": "d", "rmqDecision": "committed"}
     assert bench.transactions.open_count == 0
 
 

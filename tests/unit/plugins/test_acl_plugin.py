@@ -662,3 +662,34 @@ def test_no_client_id_makes_a_line_of_the_audit_log(guarded: Guarded) -> None:
         guarded.ask(Command.request(Code.GET_BROKER_CONFIG, {"clientId": id_, "topic": id_}), who)
     assert [line.split(" ")[1] for line in guarded.lines()] == ["refused"] * 2
     assert all(line.isprintable() for line in guarded.lines())
+
+
+def test_a_half_message_belongs_to_the_account_that_sent_it(guarded: Guarded) -> None:
+    """Both accounts may write the topic, and both name the same producer group."""
+    guarded.update("other01", topic_perms="Orders=PUB")
+    properties = "TRAN_MSG\x01true\x02PGROUP\x01payers\x02UNIQ_KEY\x01K"
+    assert guarded.ask(send(properties=properties, sys_flag=4), OWNER).code == 0
+    rig, lines = guarded.rig, {"owner01": Wire("10.0.0.1:4"), "other01": Wire("10.0.0.2:4")}
+    body = HeartbeatData("c", [ProducerData("payers")]).to_json()
+    for who in (OWNER, OTHER):
+        beat = signed(Command.request(Code.HEART_BEAT, None, body), who)
+        assert rig.one(beat, wire=lines[who.access_key]).code == 0
+    for _ in range(5):
+        rig.let_pass(60_000)
+        for _ in range(4):
+            rig.broker.step_transactions()
+    assert len(lines["owner01"].take()) == 5
+    assert lines["other01"].take() == []
+    white = Wire("10.5.5.9:1")
+    assert guarded.plugin.may_act_for(white, "owner01")  # type: ignore[arg-type]
+    end = {"producerGroup": "payers", "tranStateTableOffset": "0", "commitLogOffset": "0", "msgId": "K"}
+
+    def decide(decision: int, who: Credentials) -> int:
+        return guarded.ask(
+            Command.request(Code.END_TRANSACTION, {**end, "commitOrRollback": str(decision)}), who
+        ).code
+
+    assert decide(12, OTHER) == 16
+    assert decide(8, OWNER) == 0
+    assert rig.bodies("Orders") == [b"hello"]
+    assert decide(12, MANAGER) == 1
