@@ -22,9 +22,16 @@ SPARK_VERSIONS = "tests/interop/test_spark_versions.py"
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The tests that need neither Java nor a network."""
+    """The first part of the tests, which needs neither Java nor a network (the second: `nox -s slow`)."""
     session.install("-e", ".[test]")
     session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def slow(session: nox.Session) -> None:
+    """The second part of the tests, which tests/slow.txt names: processes, Spark, seeds of the simulation."""
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "pytest", "-m", "slow", "tests", "-n", "2", *session.posargs)
 
 
 @nox.session

@@ -1,10 +1,16 @@
-"""What every test may use: the vectors taken from Apache RocketMQ 4.9.7."""
+"""Golden vectors for every test, the two parts of the tests, and the line that names the tests left out.
+
+The README's test command runs the first part, on all cores. `slow.txt` names the tests of the second
+part, which CI runs beside the first: `nox -s slow`.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -16,13 +22,85 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "checks"))
 
 
 LONG = ("interop", "crash", "campaign", "packages", "runbooks")
-"""Marks of tests that take as long as they take: pyproject.toml's limit of time is for the others."""
+"""Marks of tests without the time limit of pyproject.toml."""
+
+TOGETHER = ("tests/spark/", "tests/sim/")
+"""Folders whose tests one worker runs: they share one Spark session, or one run of the simulation's seeds."""
+
+SESSIONS = {
+    "slow": "slow",
+    "long": "long",
+    "interop": "interop",
+    "crash": "crash",
+    "campaign": "fuzz, nox -s hostile",
+    "packages": "packages",
+    "runbooks": "runbooks",
+}
+"""The nox session for each mark that the default run leaves out."""
+
+TABLE = Path(__file__).parent / "slow.txt"
+
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+"""The number of tests that a run leaves out, by mark."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def slow_tests(table: str) -> frozenset[str]:
+    """The entries of the table: files and functions. A line has the seconds first, `#` begins a comment."""
+    rows = (line.split() for line in table.splitlines() if line and not line.startswith("#"))
+    return frozenset(name for _, name in rows)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves tests out by their marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slow = slow_tests(TABLE.read_text("utf-8"))
     for item in items:
+        function = item.nodeid.partition("[")[0]
+        if function in slow or function.partition("::")[0] in slow:
+            item.add_marker(pytest.mark.slow)
         if any(item.get_closest_marker(mark) for mark in LONG):
             item.add_marker(pytest.mark.timeout(0))
+        if group := next(filter(item.nodeid.startswith, TOGETHER), None):
+            item.add_marker(pytest.mark.xdist_group(group))
+        elif item.nodeid.startswith("tests/system/"):  # the processes of a file's fixture serve all its tests
+            item.add_marker(pytest.mark.xdist_group(function.partition("::")[0]))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEFT_OUT] = Counter()
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items:
+        mark = next((mark for mark in SESSIONS if item.get_closest_marker(mark)), None)
+        if mark is not None:
+            item.config.stash[LEFT_OUT][mark] += 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """One process for a run of named tests, whose start would take longer than the tests."""
+    named = config.invocation_params.args and config.args_source.name != "TESTPATHS"
+    return 0 if named else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)  # of a worker of pytest-xdist
+    if output is not None:
+        output["left_out"] = dict(session.config.stash[LEFT_OUT])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the counts from a worker; all workers collect the same tests."""
+    counts = getattr(node, "workeroutput", {}).get("left_out")
+    if counts is not None:
+        node.config.stash[LEFT_OUT] = Counter(counts)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for mark, count in sorted(config.stash[LEFT_OUT].items()):
+        terminalreporter.write_line(f"left out: {count} tests marked {mark} (nox -s {SESSIONS[mark]})")
 
 
 @pytest.hookimpl(wrapper=True)

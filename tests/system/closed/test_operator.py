@@ -184,6 +184,7 @@ def test_a_member_without_a_handler_cannot_take_a_message_again(closed: Closed) 
 
 
 def test_the_doctor_counts_dead_letters(closed: Closed) -> None:
+    closed.ok("group", "create", "readers")
     closed.ok("topic", "create", "%DLQ%readers", "--queues", "1")
     closed.ok("pub", "%DLQ%readers", "given up")
 

@@ -13,7 +13,7 @@ from rmq.errors import LocalProtocolError, RemoteProtocolError
 from rmq.protocol import headers
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import JSON, ROCKETMQ, Command, next_opaque
-from rmq.protocol.frames import Decoder, encode
+from rmq.protocol.frames import SKIPPED_FRAMES, Decoder, encode
 
 SEND = headers.SendMessageRequestHeader(
     "Group", "Topic", "TBW102", 4, 1, 0, 1_700_000_000_000, 0, "TAGS\x01a", 2, True, False, 16, "broker-a"
@@ -205,8 +205,8 @@ def test_bytes_that_drip_are_not_kept_one_by_one() -> None:
     assert len(decoder.feed(frame[-1:])) == 1
 
 
-def test_a_frame_of_a_length_that_grows_over_the_limit_ends_at_once() -> None:
+def test_a_frame_too_long_to_be_dropped_ends_at_its_length() -> None:
     decoder = Decoder(1000)
-    decoder.feed(struct.pack(">i", 1000))
+    decoder.feed(struct.pack(">ii", 1000 * SKIPPED_FRAMES, 100))
     with pytest.raises(RemoteProtocolError, match="limit of 1000"):
-        Decoder(1000).feed(struct.pack(">i", 1001))
+        Decoder(1000).feed(struct.pack(">ii", 1000 * SKIPPED_FRAMES + 1, 100))
