@@ -165,6 +165,7 @@ class Broker(Endpoint):
             now_ms=now_ms,
             on_change=self._on_topics_change,
             log_end=lambda: store.max_physical_offset,
+            first_record=self._first_record,
         )
         self.groups = Groups(
             settings, save=partial(save, "subscriptionGroup"), now_ms=now_ms, on_change=self._tell_slaves
@@ -572,11 +573,23 @@ class Broker(Endpoint):
 
     def append_raw(self, physical_offset: int, data: memoryview) -> None:
         """Append bytes of the master's log, and wake the pulls that wait for them. Raises StoreError."""
-        arrivals = self.store.append_raw(physical_offset, data)
-        self._arrived(arrivals)
+        for at, part in self.followed.parts(physical_offset, data):
+            arrivals = self.store.append_raw(at, part)
+            self.followed.settle()
+            self._arrived(arrivals)
         self.wake.reput()
         if self.replica.flushes_copies:
             self.wake.flush()
+
+    def _first_record(self, topic: str, queues: int) -> int | None:
+        """Where the first record of a topic lies that its first queues have; None when they have none."""
+        store = self.store
+        units = (store.unit(topic, number, store.min_offset(topic, number)) for number in range(queues))
+        return min((unit[0] for unit in units if unit is not None), default=None)
+
+    def unlisted_topics(self) -> list[str]:
+        """The topics that have queues in the store and no row in the table."""
+        return sorted({topic for topic, _ in self.store.queues()} - self.topics.table.keys())
 
     # ---- for the parts and the plugins ----
 

@@ -9,13 +9,19 @@ controllers within `CONTROLLED_OFFSETS_SECONDS`.
 A note has the name of the table, `rows`, which are the text of its file with these rows only, and `gone`, the
 names of deleted rows, with `end`, where the master's log ended then: a slave that has all up to there removes
 the queues of deleted topics, as its master did. Or, in a piece of a whole table, `whole`: whether it is the
-first piece, and the last. Who does not know such notes passes over them, and copies tables by requests on, as
-RocketMQ's slaves do.
+first piece, and the last. The last piece of the topics has `end`, too, and `unlisted`, the topics that have
+queues at the master and no row: a slave that was away while topics were deleted removes the queues of those
+rows that it has and the master has not, unless they are unlisted. Who does not know such notes passes over
+them, and copies tables by requests on, as RocketMQ's slaves do.
+
+A topic that was deleted and made again while a slave was away has another creation: the slave removes the
+queues that it has of the earlier topic when its log reaches the offset at which the present one was made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from attrs import define
@@ -27,7 +33,10 @@ if TYPE_CHECKING:
     from rmq.broker.replication.plugin_state import SharedTexts
     from rmq.broker.replication.replica_state import DeliveryProgress
     from rmq.broker.tables.versioned import Changes, TableFiles, Tables
+    from rmq.protocol.bodies import TopicConfig
     from rmq.store.store import Store
+
+log = logging.getLogger("rmq.broker")
 
 ROWS: Final = 500
 """At most so many rows are in a note; its making and taking hold the loop for a few ms."""
@@ -111,17 +120,20 @@ class _Told:
 
 class TableFeed:
     """A master's: what is to be told to one slave of ours. Times are in seconds, of any clock; `end` says
-    where the log ends, `offsets_s` is between two notes about offsets."""
+    where the log ends, `unlisted` which topics have queues and no row, `offsets_s` is between two notes about
+    offsets."""
 
     def __init__(
         self,
         tables: Mapping[str, StreamedTable],
         end: Callable[[], int],
         *,
+        unlisted: Callable[[], list[str]] = list,
         offsets_s: float = OFFSETS_SECONDS,
         is_awaited: Callable[[str, int], bool] = lambda table, serial: False,
     ) -> None:
         self._end = end
+        self._unlisted = unlisted
         self._is_awaited = is_awaited
         self.offsets_s = offsets_s
         self._had: dict[str, int] = {}
@@ -138,7 +150,7 @@ class TableFeed:
         """The next note, None when there is none now. It goes out before any more of the log."""
         for told in self._urgent:
             if note := told.note():
-                return note | {"end": self._end()} if note.get("gone") else note
+                return note | self._deletions(told.name, note)
         for told in self._offsets:
             if (told.left or now - self._offsets_at >= self.offsets_s or self._is_wanted(told)) and (
                 note := told.note()
@@ -146,6 +158,12 @@ class TableFeed:
                 self._offsets_at = now
                 return note
         return None
+
+    def _deletions(self, table: str, note: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a note that a slave needs to remove what is deleted here."""
+        if table == TOPICS and note.get("whole", ())[1:] == [True]:
+            return {"end": self._end(), "unlisted": self._unlisted()}
+        return {"end": self._end()} if note.get("gone") else {}
 
     def _is_wanted(self, told: _Told) -> bool:
         """Whether somebody waits for what is not told yet, and all is had that is."""
@@ -205,7 +223,8 @@ class FollowedTables:
         self._collected: dict[str, dict[str, Any]] = {}
         self._to_report: dict[str, int] = {}
         self._held: int | None = None
-        self._deleted: dict[str, int] = {}  # topics -> where the master's log ended then
+        # topics -> where the master's log ended when they were deleted, or when the present one was made
+        self._deleted: dict[str, int] = {}
 
     def share(self, shared: SharedTexts) -> None:
         """Tell and take these, too, from the next link on."""
@@ -244,14 +263,33 @@ class FollowedTables:
                 return
             self._collected.pop(name, None)
             rows, missing = collected, None
-        elif name == TOPICS and isinstance(end := note.get("end"), int):
-            self._deleted |= dict.fromkeys(deleted, end)
+        if name == TOPICS:
+            self._note_ended(rows, missing, note)
         if table.follow(rows, version, missing):
             self._changed(name)
         if missing is None:
             self._files.told(name)
         if name in CONFIRMED and isinstance(serial := note.get("serial"), int) and serial >= 0:
             self._to_report[name] = serial
+
+    def _note_ended(
+        self, rows: Mapping[str, TopicConfig], gone: Collection[str] | None, note: Mapping[str, Any]
+    ) -> None:
+        """Note the topics that are no more, or are others, before these rows take the place of ours."""
+        known = self._topics.table
+        if gone is None and isinstance(unlisted := note.get("unlisted"), list):
+            kept = rows.keys() | set(unlisted)
+            self._deleted = {topic: at for topic, at in self._deleted.items() if topic not in kept}
+            # Also those whose row went before a restart, and whose queues stayed.
+            gone = {*known, *(topic for topic, _ in self._store.queues())} - kept - self._topics.from_start
+        if gone and isinstance(end := note.get("end"), int):
+            self._deleted |= dict.fromkeys(gone, end)
+        for name, row in rows.items():
+            before, creation = known.get(name), row.creation
+            if creation is None:
+                self._deleted.pop(name, None)
+            elif before is None or before.creation != creation:
+                self._deleted[name] = creation.log_offset
 
     @property
     def has_reports(self) -> bool:
@@ -272,15 +310,31 @@ class FollowedTables:
                 self._held = self._store.max_physical_offset
             self._save_topics()
 
+    def parts(self, physical_offset: int, data: memoryview) -> Iterator[tuple[int, memoryview]]:
+        """Bytes of the log in parts that end where `settle` has something to do."""
+        end = physical_offset + len(data)
+        for at in sorted({at for at in self._deleted.values() if physical_offset < at < end}):
+            yield physical_offset, data[: at - physical_offset]
+            physical_offset, data = at, data[at - physical_offset :]
+        yield physical_offset, data
+
     def settle(self) -> None:
         """The log has grown: remove the queues of topics that are deleted, once all is here that had been
         written before. Of a topic that is there again they begin anew with its first message."""
         if self._deleted:
             end = self._store.max_physical_offset
             for topic in [topic for topic, at in self._deleted.items() if at <= end]:
-                del self._deleted[topic]
-                if self._topics.get(topic) is None:
-                    self._store.remove_topic(topic)
+                self._remove_before(topic, self._deleted.pop(topic))
+
+    def _remove_before(self, topic: str, physical_offset: int) -> None:
+        """Remove the queues of a topic unless they have messages of the present topic of that name."""
+        store = self._store
+        queues = [(name, queue_id) for name, queue_id in store.queues() if name == topic]
+        lasts = [store.unit(*queue, store.max_offset(*queue) - 1) for queue in queues]
+        is_old = all(last is None or last[0] < physical_offset for last in lasts)
+        if queues and (is_old or self._topics.get(topic) is None):
+            log.warning("topic %s was deleted at the master: its %d queues are removed", topic, len(queues))
+            store.remove_topic(topic)
 
     def reportable(self, physical_offset: int) -> int:
         """How much of the log up to there may be reported as kept: nothing that came after a topic which is

@@ -171,6 +171,7 @@ class _SlaveLink:
         feed = TableFeed(
             broker.followed.tables,
             lambda: broker.store.max_physical_offset,
+            unlisted=broker.unlisted_topics,
             offsets_s=OFFSETS_SECONDS if control is None else CONTROLLED_OFFSETS_SECONDS,
             is_awaited=broker.acknowledgement.rows.is_awaited,
         )

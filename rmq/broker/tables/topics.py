@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 SCHEDULE_QUEUES: Final = 18
 BENCHMARK_QUEUES: Final = 1024
 TRACE_PLUGIN: Final = "trace"
+QUEUES_LOOKED_AT: Final = 16
+"""Queues of a topic that is made, at least, which are looked at for messages."""
 UNSAVED_MAX: Final = 1_000
 """Topics made by sends that wait to be saved. Else such sends are soon all that the broker may let wait."""
 ENDS_KEPT: Final = 10_000
@@ -102,8 +104,11 @@ class Topics(VersionedTable[TopicConfig]):
         now_ms: Callable[[], int],
         on_change: Callable[[], None],
         log_end: Callable[[], int] = lambda: 0,
+        first_record: Callable[[str, int], int | None] = lambda topic, queues: None,
     ) -> None:
-        """`log_end` is the physical offset at which the next record will lie."""
+        """`log_end` is the physical offset at which the next record will lie, `first_record` that of the
+        first one of a topic, in so many queues; None when these have none.
+        """
         from_start = {made.topic_name: made for made in system_topics(settings.broker)}
         super().__init__(
             "topic", "topicConfigTable", from_start, save=save, now_ms=now_ms, on_change=on_change
@@ -113,6 +118,7 @@ class Topics(VersionedTable[TopicConfig]):
         self._settings = settings
         self._system = SYSTEM_TOPICS.union(from_start)
         self._log_end = log_end
+        self._first_record = first_record
         self._ends: dict[str, int] = {}  # of deleted topics: the highest end of their queues
         self._leaving: dict[str, TopicCreation] = {}  # of topics that are being deleted
         self._created_ms = 0  # the last creation's
@@ -283,7 +289,10 @@ class Topics(VersionedTable[TopicConfig]):
         else:
             self._created_ms = max(self._now_ms(), self._created_ms + 1)
             earlier_end = self._ends.get(topic.topic_name, 0)
-            creation = TopicCreation(self._created_ms, self._log_end(), earlier_end)
+            # Queues that are there without a row, as where topics.json was lost, are the topic's own.
+            first = self._first_record(topic.topic_name, max(topic.write_queue_nums, QUEUES_LOOKED_AT))
+            begin = self._log_end() if first is None else first
+            creation = TopicCreation(self._created_ms, begin, earlier_end)
         return topic if topic.creation == creation else attrs.evolve(topic, creation=creation)
 
     def set_ordered(self, ordered: Collection[str]) -> None:

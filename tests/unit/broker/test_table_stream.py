@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq.broker.replication import table_replication
-from rmq.broker.replication.sessions import HELLO, REPORT, MasterSession, SlaveSession
+from rmq.broker.replication.sessions import HELLO, REPORT, MasterSession, SlaveSession, encode_note
 from rmq.broker.replication.table_replication import OFFSETS_SECONDS, TableFeed
 from rmq.broker.tables import versioned
 from rmq.broker.wakeups import Wakeups
@@ -33,7 +33,11 @@ class Link:
     def __init__(self, master: Rig, to: Rig, now: float = 0.0) -> None:
         self.master, self.to, self.now = master, to, now
         broker = master.broker
-        feed = TableFeed(broker.followed.tables, lambda: master.store.max_physical_offset)
+        feed = TableFeed(
+            broker.followed.tables,
+            lambda: master.store.max_physical_offset,
+            unlisted=broker.unlisted_topics,
+        )
         self.session = MasterSession(master.store, now, greet=broker.replica.greeting, tables=feed.note)
         self.session.received(HELLO, now)
         self.session.frame(now)  # the greeting
@@ -154,6 +158,108 @@ def test_the_queues_of_a_deleted_topic_go_when_all_is_there_that_was_written_bef
     assert topics(to) == topics(master) == {"B", "C"}
     assert to.bodies("B") == master.bodies("B") == [b"anew"]
     assert to.bodies("C") == [b"hello"]
+
+
+def queues_of(rig: Rig) -> set[str]:
+    return {topic for topic, _ in rig.store.queues()}
+
+
+def delete(rig: Rig, topic: str) -> None:
+    command = Command.request(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic))
+    assert rig.one(command).code == 0
+
+
+def a_pair_with_messages() -> tuple[Rig, Rig]:
+    """A master and a slave, which have topics A, B and C with three messages each, and no link."""
+    master, to = Rig(), slave()
+    for topic in ("A", "B", "C"):
+        master.topics.update(TopicConfig(topic, 2, 2))
+        for number in range(3):
+            assert master.one(send(topic, body=b"%d" % number)).code == 0
+        assert master.one(send(topic, body=b"x", queue_id=1)).code == 0
+    Link(master, to).run()
+    assert queues_of(to) == {"A", "B", "C"}
+    return master, to
+
+
+@pytest.mark.parametrize("anew", [0, 1, 5])
+@pytest.mark.parametrize("taken", [1, 1 << 30])
+def test_a_slave_that_was_away_forgets_topics_that_are_gone_or_were_made_again(anew: int, taken: int) -> None:
+    master, to = a_pair_with_messages()
+    for topic in ("A", "B"):
+        assert master.one(send(topic, body=b"unseen")).code == 0
+        delete(master, topic)
+    master.topics.update(TopicConfig("B", 2, 2))
+    for number in range(anew):
+        assert master.one(send("B", body=b"anew %d" % number)).code == 0
+    assert master.one(send("C", body=b"3")).code == 0
+
+    link = Link(master, to)
+    link.now += 2 * OFFSETS_SECONDS
+    link.send()
+    while link.wire:
+        link.take(taken)
+
+    assert queues_of(to) == queues_of(master)
+    assert to.topics.get("A") is None
+    assert to.bodies("B") == master.bodies("B") == [b"anew %d" % number for number in range(anew)]
+    assert to.bodies("C") == master.bodies("C") == [b"0", b"1", b"2", b"3"]
+    for queue_id in (0, 1):
+        place = "B", queue_id
+        assert to.store.min_offset(*place) == master.store.min_offset(*place) == 0
+        assert to.store.max_offset(*place) == master.store.max_offset(*place)
+
+
+def test_queues_that_a_deletion_left_before_a_restart_go_with_the_next_link() -> None:
+    master, to = a_pair_with_messages()
+    assert master.one(send("A", body=b"unseen")).code == 0
+    delete(master, "A")
+    Link(master, to).slave.received(_topics_note(master), 0.0)
+    assert (to.topics.get("A"), "A" in queues_of(to)) == (None, True)  # its log does not reach there
+    to.broker.followed._deleted.clear()  # as by a restart
+    Link(master, to).run()
+    assert queues_of(to) == queues_of(master) == {"B", "C"}
+
+
+def _topics_note(master: Rig) -> bytes:
+    note = {"table": "topics", "rows": master.topics.text_of([]).decode(), "gone": ["A"]}
+    return encode_note(note | {"end": master.store.max_physical_offset})
+
+
+def test_a_slave_keeps_the_queues_that_its_master_has_without_a_row_and_those_that_take_them_over() -> None:
+    """As after topics.json of the master was lost: its messages are there when the topic is made again."""
+    master, to = a_pair_with_messages()
+    master.topics.forget(["A", "B"])  # rows only
+    master.topics.update(TopicConfig("B", 2, 2))
+    creation = master.topics.table["B"].creation
+    assert creation is not None
+    assert creation.log_offset < master.store.max_physical_offset
+
+    link = Link(master, to)
+    link.run()
+    assert to.topics.get("A") is None
+    assert queues_of(to) == queues_of(master) == {"A", "B", "C"}
+    master.topics.update(TopicConfig("A", 2, 2))
+    assert master.one(send("A", body=b"3")).code == 0
+    link.run()
+    assert to.bodies("A") == master.bodies("A") == [b"0", b"1", b"2", b"3"]
+    assert to.bodies("B") == [b"0", b"1", b"2"]
+
+
+def test_settings_of_a_topic_made_again_do_not_keep_the_queues_of_the_earlier_one() -> None:
+    master, to = a_pair_with_messages()
+    assert master.one(send("A", body=b"unseen")).code == 0
+    delete(master, "A")
+    master.topics.update(TopicConfig("A", 2, 2))
+    link = Link(master, to)
+    link.now += 2 * OFFSETS_SECONDS
+    for queues in (2, 3):
+        master.topics.update(TopicConfig("A", queues, queues))
+        link.send(1)
+        link.take()
+    link.run()
+    assert to.topics.table["A"].write_queue_nums == 3
+    assert queues_of(to) == queues_of(master) == {"B", "C"}
 
 
 def test_what_is_always_there_is_not_taken_away() -> None:
