@@ -1,9 +1,9 @@
 """Runs many seeds: python -m tests.sim --seeds 0:1000, or --hours 0.5.
 
-Of all kinds it takes in turn one seed of real brokers and `PARTS` of each of the others. A seed of any kind
-is 75 to 90 simulated seconds, and one of the others takes some thirty times less time of a core: so three
-quarters of the time go to real brokers, and most cluster-hours come of the others. 500 cluster-hours in an
-hour on two cores need a turn (nine seeds) in 2.7 s of a core.
+Of all kinds it takes in turn one seed of real brokers, one of damaged folders, and `PARTS` of each of the
+others. A seed of any kind is 75 to 90 simulated seconds, and one of the controllers or sets takes some thirty
+times less time of a core: so most of the time goes to real brokers, and most cluster-hours come of those.
+A seed of folders takes about two seconds of a core.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Final
 from tests.sim.brokers import BrokerSimulation
 from tests.sim.campaign import LIMIT_SECONDS, Campaign, Kind
 from tests.sim.controllers import Simulation
+from tests.sim.folders import FolderSimulation
 from tests.sim.sets import SetSimulation
 
-PARTS: Final[Mapping[Kind, int]] = {Simulation: 4, SetSimulation: 4, BrokerSimulation: 1}
+PARTS: Final[Mapping[Kind, int]] = {Simulation: 4, SetSimulation: 4, BrokerSimulation: 1, FolderSimulation: 1}
 STOPPED: Final = 130
 """The exit code after Ctrl-C, as shells have it."""
 

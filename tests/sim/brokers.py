@@ -60,6 +60,7 @@ from tests.sim.broker_traffic import (
     check_copies,
 )
 from tests.sim.pauses import MACHINE, Pauses, pausable
+from tests.sim.replica_bytes import check_replicas
 from tests.sim.seeded import seeded
 from tests.sim.virtual_loop import no_sockets, virtual_clock
 
@@ -549,6 +550,7 @@ class BrokerSimulation:
             report = audit(node.disk, "/store")
             if not report.is_clean:
                 raise Violation(f"{node.host}: {report.findings[:5]}")
+        check_replicas({node.host: node.disk for node in found.nodes})
 
     def _chance(self) -> random.Random:
         return random.Random(self.chance.getrandbits(64))
