@@ -51,6 +51,13 @@ class ControllerSettings(LogConfig):
         unit="ms",
         validator=at_least(200),
     )
+    controller_gather_ms: int = setting(
+        10_000,
+        help="After a restart of all replicas of a set those in sync are waited for so long, and the one with"
+        " the longest log is the master: the folder of one may be an old copy.",
+        unit="ms",
+        validator=at_least(0),
+    )
     unclean_election: bool = setting(
         False,
         help="Elect a replica that is not in sync when no other lives: messages that were acknowledged are"

@@ -15,7 +15,18 @@ from attrs import frozen
 from rmq.config import is_loopback, parse_addresses
 from rmq.controller.elections import Elections, Heartbeat
 from rmq.controller.raft import ChangeUnderWay, NotLeader, Raft
-from rmq.controller.sets import AlterInSync, BrokerSet, BrokerSets, Lease, Outcome, Register, Remove, encode
+from rmq.controller.sets import (
+    Adopt,
+    AlterInSync,
+    BrokerSet,
+    BrokerSets,
+    Confirmed,
+    Lease,
+    Outcome,
+    Register,
+    Remove,
+    encode,
+)
 from rmq.errors import ConfigError
 
 log = logging.getLogger("rmq.controller")
@@ -55,7 +66,8 @@ class Answer:
     `is_leased`: the replica may act as master for `lease_s`, counted from when it asked, less the drift.
     `hands_over`: it is the master, and another is wanted; it may resign before its last lease is over.
     `controllers`: to a heartbeat and to changes of them, the addresses of all that are members. `leaving`: to
-    a heartbeat, the numbers of the replicas that have stopped in order."""
+    a heartbeat, the numbers of the replicas that have stopped in order. `is_behind`: to a heartbeat; the
+    controllers' table is older than what the replica was told, which it is to tell (`Adopt`)."""
 
     refusal: str = ""
     broker_set: BrokerSet | None = None
@@ -65,9 +77,10 @@ class Answer:
     hands_over: bool = False
     controllers: tuple[str, ...] = ()
     leaving: tuple[int, ...] = ()
+    is_behind: bool = False
 
 
-Question = Heartbeat | Register | AlterInSync | Remove | Want | Add | Drop
+Question = Heartbeat | Register | AlterInSync | Adopt | Remove | Want | Add | Drop
 Reply = Callable[[Answer | NotLeader], None]
 
 
@@ -135,13 +148,15 @@ class Controller:
             self._led = self._last_led = self.raft.term
             if is_new_term:
                 self._electing, self._leasing = {}, 0
-            self.elections.begin(now, is_new_term=is_new_term)
+            self.elections.begin(now, is_new_term=is_new_term, inherited=self.sets.sets)
         for elect in self.elections.due(self.sets.sets, now):
             if not self._is_proposed(elect.name):
                 log.warning("%s: %d is to be master after epoch %d", elect.name, elect.master, elect.epoch)
                 index, term = self.raft.propose(encode(elect), now)
                 self._electing[elect.name] = index
                 self._waiting[index] = term, partial(self._elected, is_unclean=elect.is_unclean)
+        for points in self.elections.evidence.unsaved(self.sets.sets, now):
+            self.raft.propose(encode(Confirmed(points)), now)
         lease_s = self.elections.wanted_lease(now)
         if lease_s is not None and self._leasing <= self.raft.applied:
             before_s = self.elections.agreed_s
@@ -160,21 +175,26 @@ class Controller:
         known = self.sets.sets.get(heartbeat.name)
         if known is None:
             return Answer(f"there is no broker set {heartbeat.name}: register")
+        is_behind = self.elections.evidence.knows_more(heartbeat, known)
         if why := self.elections.refusal(heartbeat, known):
-            return Answer(why)
+            return Answer(why, is_behind=is_behind)
         if heartbeat.number not in known.replicas:
             return Answer(f"replica {heartbeat.number} of {heartbeat.name} was removed: register", known)
         is_leased = self.elections.hear(heartbeat, known, now)
         hands_over = known.master == heartbeat.number and self.elections.is_wanted_away(known)
         lease_s, members = self.elections.lease_s, self._members()
         leaving = self.elections.leaving(known)
-        return Answer("", known, heartbeat.number, is_leased, lease_s, hands_over, members, leaving)
+        return Answer(
+            "", known, heartbeat.number, is_leased, lease_s, hands_over, members, leaving, is_behind
+        )
 
     def _wanted(self, want: Want, now: float) -> Answer:
         known = self.sets.sets.get(want.name)
         if known is None:
             names = ", ".join(sorted(self.sets.sets)) or "none"
             return Answer(f"the controllers know no broker set {want.name}; they know: {names}")
+        if self.elections.evidence.has_lost(want.name, want.number):
+            return Answer(f"replica {want.number} of {want.name} lacks messages that were confirmed", known)
         if want.number not in known.in_sync:
             there = ", ".join(map(str, known.in_sync))
             return Answer(f"{want.name} has no replica {want.number} in sync; in sync: {there}", known)
@@ -227,11 +247,13 @@ class Controller:
 
     # ---- the log ----
 
-    def _refused(self, command: Register | AlterInSync | Remove, now: float) -> str:
+    def _refused(self, command: Register | AlterInSync | Adopt | Remove, now: float) -> str:
         """Why the log is not asked; empty when it is. The log has no time, and knows not who lives."""
         known = self.sets.sets.get(command.name)
         if known is None or isinstance(command, AlterInSync):
             return ""
+        if isinstance(command, Adopt):
+            return self._refused_adoption(known, command.broker_set, now)
         if isinstance(command, Remove):
             one, number = known.replicas.get(command.number), command.number
             if one is None or not self.elections.lives(known.name, number, now):
@@ -242,6 +264,9 @@ class Controller:
             )
         number = known.number_of(command.replica.identity)
         one, new = known.replicas.get(number), command.replica
+        if one is None and self._may_be_old(known, now):
+            # An older table would give it a number that another replica has.
+            return f"the master of {known.name} was not heard yet, which may know of more replicas: wait"
         if one is None or (one.address, one.ha_address) == (new.address, new.ha_address):
             return ""
         if not self.elections.may_live(known.name, number, now):
@@ -251,7 +276,31 @@ class Controller:
             " that one's, remove config/controller.json here"
         )
 
-    def _propose(self, command: Register | AlterInSync | Remove, reply: Reply, now: float) -> None:
+    def _may_be_old(self, known: BrokerSet, now: float) -> bool:
+        evidence = self.elections.evidence
+        return evidence.is_behind(known) or (
+            evidence.is_inherited(known.name) and now < self.elections.are_earlier_over_at + evidence.gather_s
+        )
+
+    def _refused_adoption(self, known: BrokerSet, told: BrokerSet, now: float) -> str:
+        """Within an epoch the later version holds. Of a later epoch there may be one that is later still, and
+        its master may have a lease."""
+        elections = self.elections
+        if told.epoch == known.epoch:
+            log.error(
+                "%s: the controllers have version %d of epoch %d, replicas were told version %d: the table is"
+                " an old one, and takes theirs",
+                *(known.name, known.version, known.epoch, told.version),
+            )
+            return ""
+        if now < elections.are_earlier_over_at or not elections.evidence.all_heard(known, told):
+            return (
+                f"{known.name} is at epoch {known.epoch} here, and was at {told.epoch}: all of its replicas"
+                " must be heard before that is believed"
+            )
+        return ""
+
+    def _propose(self, command: Register | AlterInSync | Adopt | Remove, reply: Reply, now: float) -> None:
         if len(self._waiting) >= WAITING_MAX:
             reply(Answer("too many requests wait: try again"))
             return

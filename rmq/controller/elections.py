@@ -18,18 +18,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from typing import Final
 
 from attrs import frozen
 
+from rmq.controller.evidence import GATHER_SECONDS, UNKNOWN, Evidence, Point
 from rmq.controller.sets import NOBODY, BrokerSet, Elect
 
 log = logging.getLogger("rmq.controller")
-
-HAD_MAX: Final = 100_000
-"""Replicas of which it is kept what they had."""
-UNKNOWN: Final = -1
-"""The reach of a log that is not open yet."""
 
 
 @frozen
@@ -38,7 +33,11 @@ class Heartbeat:
     is flushed, UNKNOWN before it has opened it. A master that `resigned` acts no more in its epoch, whatever
     it is answered: another epoch may begin at once. Who is `leaving` has stopped: others need not wait for
     it. The disk of one that `hangs` has taken nothing for a while: it could not begin an epoch. `identity` is
-    the replica's, empty of an older version."""
+    the replica's, empty of an older version.
+
+    `knows` is the epoch and version of the set that it was told last; `acted` the epoch that it has led or
+    followed since it started, 0 for none yet; `confirmed` a master's: the end of a record that all in sync
+    had on their disks, and the epoch in which they said so. Older versions say none of the three."""
 
     name: str
     number: int
@@ -49,19 +48,22 @@ class Heartbeat:
     leaving: bool = False
     hangs: bool = False
     identity: str = ""
+    knows: tuple[int, int] = (0, 0)
+    acted: int = UNKNOWN
+    confirmed: Point = (0, 0)
 
 
 class Elections:
     """See the module. `is_unclean`: elect a replica that is not in sync when no other lives; messages that
-    were acknowledged are lost by it."""
+    were acknowledged are lost by it. `gather_s`: so long replicas in sync are waited for after a restart of
+    all of them."""
 
-    def __init__(self, lease_s: float, *, is_unclean: bool = False) -> None:
+    def __init__(self, lease_s: float, *, is_unclean: bool = False, gather_s: float = GATHER_SECONDS) -> None:
         self.setting_s = self.agreed_s = lease_s
         self.is_unclean = is_unclean
+        self.evidence = Evidence(gather_s)
         self._since = math.inf
         self._heard: dict[tuple[str, int], tuple[float, Heartbeat]] = {}
-        # (set, identity) -> the most that it ever said to have on its disk: epoch, reach
-        self._had: dict[tuple[str, str], tuple[int, int]] = {}
         self._leased: dict[str, float] = {}  # set -> until when its last lease lasts
         self._wanted: dict[str, tuple[int, int]] = {}  # set -> epoch, and who shall be master after it
         # set -> epoch and version that an election, proposed but maybe not agreed on yet, ends
@@ -82,10 +84,13 @@ class Elections:
         is_due = self.setting_s > self.agreed_s or now >= self._earlier_over
         return self.setting_s if self.setting_s != self.agreed_s and is_due else None
 
-    def begin(self, now: float, *, is_new_term: bool = True) -> None:
+    def begin(
+        self, now: float, *, is_new_term: bool = True, inherited: Mapping[str, BrokerSet] | None = None
+    ) -> None:
         """This controller leads from now on: an earlier leader may have granted leases until now. In a new
-        term all that was proposed before is agreed on or gone."""
+        term all that was proposed before is agreed on or gone. `inherited` are the sets in its table."""
         self._since = now
+        self.evidence.begin(now, is_new_term=is_new_term, inherited=inherited or {})
         if is_new_term:
             self._ending = {}
         self._heard, self._leased, self._wanted = {}, {}, {}
@@ -111,9 +116,8 @@ class Elections:
         is_other = replica is None or replica.incarnation != heartbeat.incarnation
         if is_other or self.refusal(heartbeat, broker_set):
             return False
-        if self._has_lost(heartbeat, broker_set):
-            return False
         self._heard[broker_set.name, heartbeat.number] = now, heartbeat
+        self.evidence.hear(heartbeat, broker_set, now)
         is_master = broker_set.master == heartbeat.number and broker_set.epoch == heartbeat.epoch
         is_ending = self._ending.get(broker_set.name) == (broker_set.epoch, broker_set.version)
         if is_master and heartbeat.resigned:
@@ -124,24 +128,6 @@ class Elections:
         # By an earlier leader it may have a longer one than is granted now.
         self._leased[broker_set.name] = max(now + self.lease_s, self._earlier_over)
         return True
-
-    def _has_lost(self, heartbeat: Heartbeat, broker_set: BrokerSet) -> bool:
-        """Whether a replica has less on its disk than it once said, as after a backup was put back. It may
-        have acknowledged what it lacks: only a master that lives can give it back."""
-        if heartbeat.reach == UNKNOWN or heartbeat.number not in broker_set.in_sync:
-            return False
-        key = broker_set.name, broker_set.replicas[heartbeat.number].identity
-        if len(self._had) >= HAD_MAX:
-            self._had.clear()
-        had, has = self._had.get(key, (0, 0)), (heartbeat.epoch, heartbeat.reach)
-        self._had[key] = max(had, has)
-        if has < had:
-            log.error(
-                "replica %d of %s had its log up to %d in epoch %d, and has it up to %d in epoch %d: it is"
-                " not elected (was an old copy of its store put back?)",
-                *(heartbeat.number, broker_set.name, had[1], had[0], has[1], has[0]),
-            )
-        return has < had
 
     def want(self, broker_set: BrokerSet, number: int) -> None:
         """A replica shall be the next master: the present one gets no lease any more, and is followed when
@@ -177,6 +163,11 @@ class Elections:
             and one[1].incarnation == broker_set.replicas[number].incarnation
         )
 
+    @property
+    def are_earlier_over_at(self) -> float:
+        """When no lease of an earlier leader lasts any more."""
+        return self._earlier_over
+
     def may_live(self, name: str, number: int, now: float) -> bool:
         """As `lives`, also when this controller leads for so short a time that it cannot have heard."""
         return now < self._earlier_over or self.lives(name, number, now)
@@ -195,6 +186,7 @@ class Elections:
                 if elect is not None:
                     # From here on no lease: the old master, back in time, would act beside the new one.
                     self._ending[elect.name] = elect.epoch, elect.version
+                    self.evidence.elected(elect.name, is_unclean=elect.is_unclean)
                     found.append(elect)
         return found
 
@@ -206,9 +198,12 @@ class Elections:
         return min((time for time in times if time > now), default=math.inf)
 
     def _next(self, broker_set: BrokerSet, now: float) -> Elect | None:
-        name = broker_set.name
+        name, evidence = broker_set.name, self.evidence
+        if evidence.is_behind(broker_set):
+            return None  # the table is older than what a replica was told
         living = [number for number in broker_set.replicas if self.lives(name, number, now)]
         in_sync = [number for number in broker_set.in_sync if number in living]
+        in_sync = [number for number in in_sync if not evidence.has_lost(name, number)]
         in_sync = [number for number in in_sync if not self._heard[name, number][1].leaving] or in_sync
         # Who waits for its disk can neither lead nor have what others wait for, until its disk is back.
         is_any_left = bool(in_sync)
@@ -222,6 +217,8 @@ class Elections:
         elif broker_set.master in living and not self._heard[name, broker_set.master][1].hangs:
             return None  # it lost its lease and is back: the next heartbeat renews it
         if ready := [number for number in in_sync if self._heard[name, number][1].reach != UNKNOWN]:
+            if not evidence.is_gathered(broker_set, ready, now):
+                return None
             return self._elect(broker_set, self._best(name, ready), in_sync)
         if in_sync:
             return None  # it opens its log

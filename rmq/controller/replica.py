@@ -16,6 +16,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from rmq.controller.epochs import Epochs as Epochs
 from rmq.controller.epochs import as_epochs as as_epochs
 from rmq.controller.epochs import begun as begun
@@ -53,9 +55,15 @@ class Replica:
 
     def tell(self, broker_set: BrokerSet) -> bool:
         """Take a set of the controllers; returns whether there is a new epoch, which `lead` or `follow` must
-        begin. What is older than what is known is left aside."""
+        begin. What is older than what is known is left aside, and so is what was not agreed on with this
+        master: within its epoch nobody comes in sync but by its proposal, so the controllers' table was an
+        old one. What is known gets a later version then, which they are to take over."""
         known = self.broker_set
         if known is not None and (broker_set.epoch, broker_set.version) < (known.epoch, known.version):
+            return False
+        is_ours = known is not None and self._leads(known) and broker_set.epoch == known.epoch
+        if known is not None and is_ours and not set(broker_set.in_sync).issubset(self._possible(known)):
+            self.broker_set = evolve(known, version=broker_set.version + 1)
             return False
         if known is None or (broker_set.epoch, broker_set.version) > (known.epoch, known.version):
             self._proposed.clear()  # what was proposed from another version never comes to hold now
@@ -91,12 +99,10 @@ class Replica:
     def is_master(self, now: float) -> bool:
         """Whether it may take and acknowledge messages now."""
         known = self.broker_set
-        return (
-            known is not None
-            and known.master == self.number
-            and known.epoch == self.epoch
-            and now < self._lease_until
-        )
+        return known is not None and self._leads(known) and now < self._lease_until
+
+    def _leads(self, broker_set: BrokerSet) -> bool:
+        return broker_set.master == self.number and broker_set.epoch == self.epoch
 
     # ---- a master: who is in sync, what is acknowledged ----
 
@@ -113,9 +119,11 @@ class Replica:
 
     def awaited(self) -> frozenset[int]:
         """Who must have a message before it is acknowledged."""
-        known = self.broker_set
-        assert known is not None, "no set is known"
-        return frozenset(known.in_sync).union(*self._proposed)
+        assert self.broker_set is not None, "no set is known"
+        return self._possible(self.broker_set)
+
+    def _possible(self, broker_set: BrokerSet) -> frozenset[int]:
+        return frozenset(broker_set.in_sync).union(*self._proposed)
 
     def safe_offset(self, flushed: int, now: float, *, least: int = 1) -> int:
         """Up to where messages are acknowledged now; `flushed` is our own disk. With fewer than `least` in
@@ -128,9 +136,15 @@ class Replica:
     def confirm(self, flushed: int, now: float) -> int | None:
         """A master: look again at up to where all have the log, and return it. Unlike what may have been
         acknowledged it does not begin at the end of the log that an epoch begins with."""
-        if self.is_master(now):
-            self.confirmed = max(self.confirmed or 0, min(flushed, self._awaited_reach(flushed)))
+        agreed = self.agreed(flushed, now)
+        if agreed is not None:
+            self.confirmed = max(self.confirmed or 0, agreed)
         return self.confirmed
+
+    def agreed(self, flushed: int, now: float) -> int | None:
+        """Up to where all that are waited for have said in this epoch that they have the log; None unless
+        this is the master."""
+        return min(flushed, self._awaited_reach(flushed)) if self.is_master(now) else None
 
     def _awaited_reach(self, flushed: int) -> int:
         """How far all others have it that are waited for; `flushed` when there are none."""
@@ -146,7 +160,7 @@ class Replica:
         wanted = {self.number}
         for number in known.replicas:
             is_behind = now - self._caught_up_at.get(number, -math.inf) > self._lag_s
-            has_all = self._reach.get(number, -1) >= self.acknowledged
+            has_all = self._reach.get(number, -1) >= max(self.acknowledged, self.confirmed or 0)
             if not is_behind and (number in known.in_sync or has_all):
                 wanted.add(number)
         found = tuple(sorted(wanted))

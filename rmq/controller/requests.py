@@ -15,7 +15,7 @@ import msgspec
 from rmq.controller.controller import Add, Answer, Controller, Drop, Question, Want
 from rmq.controller.elections import Heartbeat
 from rmq.controller.raft import NotLeader
-from rmq.controller.sets import NOBODY, AlterInSync, Register, Remove
+from rmq.controller.sets import NOBODY, Adopt, AlterInSync, Register, Remove
 from rmq.errors import RemoteProtocolError
 from rmq.metrics import Metric, single
 from rmq.protocol.codes import (
@@ -38,7 +38,7 @@ SIGNED_CODES: Final = frozenset((CONTROLLER_MESSAGE, CONTROLLER_ASK))
 LEADER: Final = "leader"
 
 _OF_BROKERS: Final[Mapping[str, type[Any]]] = {
-    one.__name__: one for one in (Heartbeat, Register, AlterInSync)
+    one.__name__: one for one in (Heartbeat, Register, AlterInSync, Adopt)
 }
 _OF_OPERATORS: Final[Mapping[str, type[Any]]] = {one.__name__: one for one in (Want, Remove, Add, Drop)}
 

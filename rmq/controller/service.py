@@ -149,7 +149,8 @@ class Member:
                 ", ".join(raft.members),
             )
         lease_s = self._config.controller_lease_ms / 1000
-        elections = Elections(lease_s, is_unclean=self._config.unclean_election)
+        gather_s = self._config.controller_gather_ms / 1000
+        elections = Elections(lease_s, is_unclean=self._config.unclean_election, gather_s=gather_s)
         self._requests.start(Controller(raft, sets, elections))
         return journal
 

@@ -57,6 +57,9 @@ class BrokerSet:
     began: str = ""
     """Who began it, and in which life: tells it from another set of this name, of controllers that lost
     their table or are those of another cluster."""
+    confirmed: tuple[int, int] = (0, 0)
+    """An epoch, and the end of a record that all in sync had on their disks in it: a replica in sync that
+    lacks it has lost messages. Behind what its master says by some seconds."""
 
     def number_of(self, identity: str) -> int:
         """The number of the replica of that identity; NOBODY when there is none."""
@@ -116,13 +119,36 @@ class Lease:
     ms: int
 
 
+@frozen
+class Adopt:
+    """A replica was told a later version of its set than the table has: the table is an old one, and is to
+    have what it was told."""
+
+    broker_set: BrokerSet
+
+    @property
+    def name(self) -> str:
+        """The set's."""
+        return self.broker_set.name
+
+
+@frozen
+class Confirmed:
+    """The confirmed points of some sets, by their names: epoch and end of a record each."""
+
+    points: dict[str, tuple[int, int]]
+
+
 VERSION: Final = 1
 """Of the commands. A command of version 1 is a list of name and fields; one of a later version has the
 version as a third item. Give a command a later version whenever members that know it only by an earlier one
 would do something else: those stop applying then (`Raft.stopped`)."""
 
-Command = Register | AlterInSync | Elect | Remove | Lease
-_COMMANDS: Final[tuple[type[Command], ...]] = (Register, AlterInSync, Elect, Remove, Lease)
+Command = Register | AlterInSync | Elect | Remove | Lease | Adopt | Confirmed
+_COMMANDS: Final[tuple[type[Command], ...]] = (
+    *(Register, AlterInSync, Elect, Remove, Lease),
+    *(Adopt, Confirmed),
+)
 _PAIR: Final = 0x92
 """The first byte of a snapshot with a lease: a list of two."""
 _DECODERS: Final = {one.__name__: msgspec.msgpack.Decoder(one) for one in _COMMANDS}
@@ -180,6 +206,10 @@ class BrokerSets:
             case Lease():
                 self.lease_ms = max(1, command.ms)
                 return Outcome()
+            case Adopt():
+                return self._adopt(command.broker_set)
+            case Confirmed():
+                return self._confirm(command.points)
 
     def snapshot(self) -> bytes:
         """All sets; and the lease, unless it is as in the beginning: earlier versions know the sets only."""
@@ -285,7 +315,38 @@ class BrokerSets:
         changed = evolve(
             known, epoch=known.epoch + 1, version=known.version + 1, master=command.master, in_sync=in_sync
         )
+        if command.is_unclean:  # what was confirmed is lost
+            changed = evolve(changed, confirmed=(0, 0))
         return self._done(changed)
+
+    def _adopt(self, told: BrokerSet) -> Outcome:
+        known = self.sets.get(told.name)
+        if known is None or (known.cluster, known.began) != (told.cluster, told.began):
+            return Outcome(f"{told.name} is another set here, or none", known)
+        if (told.epoch, told.version) <= (known.epoch, known.version):
+            return Outcome(f"{told.name} is at epoch {known.epoch}, version {known.version}", known)
+        is_sound = (
+            told.in_sync and set(told.in_sync) <= set(told.replicas) and len(told.replicas) <= REPLICAS_MAX
+        )
+        if not is_sound or told.master not in (NOBODY, *told.in_sync):
+            return Outcome("those in sync are replicas of the set, the master among them", known)
+        is_same = told.epoch == known.epoch
+        adopted = evolve(
+            told,
+            replicas=_joined(known.replicas, told.replicas),
+            next_number=max(known.next_number, told.next_number),
+            # In the older table it may have been started again since: it leads no more.
+            master=NOBODY if is_same and known.master == NOBODY else told.master,
+            confirmed=max(known.confirmed, told.confirmed) if is_same else told.confirmed,
+        )
+        return self._done(adopted)
+
+    def _confirm(self, points: dict[str, tuple[int, int]]) -> Outcome:
+        for name, (epoch, end) in points.items():
+            known = self.sets.get(name)
+            if known is not None and known.epoch == epoch:
+                self.sets[name] = evolve(known, confirmed=(epoch, max(end, known.confirmed[1])))
+        return Outcome()
 
     def _remove(self, command: Remove) -> Outcome:
         known = self.sets.get(command.name)
@@ -307,6 +368,24 @@ class BrokerSets:
         assert set(changed.in_sync) <= set(changed.replicas), changed
         self.sets[changed.name] = changed
         return Outcome("", changed, number)
+
+
+def _joined(known: dict[int, Replica], told: dict[int, Replica]) -> dict[int, Replica]:
+    """The replicas of the later version of a set, as they registered last, by the table that lacked it too.
+    One that the table gave a number which another has, or another number than it had, registers anew."""
+    identities = {one.identity for one in told.values()}
+    rest = {
+        number: one for number, one in known.items() if number not in told and one.identity not in identities
+    }
+    joined = dict(told)
+    for number, one in told.items():
+        mine = known.get(number)
+        if mine is not None and mine.identity == one.identity and mine.incarnation > one.incarnation:
+            joined[number] = mine
+    for number in sorted(rest):
+        if len(joined) < REPLICAS_MAX:
+            joined[number] = rest[number]
+    return joined
 
 
 def _is_of_another(known: BrokerSet | None, command: Register) -> str:

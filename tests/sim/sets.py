@@ -21,7 +21,7 @@ from rmq.controller.controller import Answer, Controller, Question
 from rmq.controller.elections import Elections, Heartbeat
 from rmq.controller.raft import NotLeader, Raft
 from rmq.controller.replica import Epochs, Replica, common_end
-from rmq.controller.sets import AlterInSync, BrokerSets, Register
+from rmq.controller.sets import Adopt, AlterInSync, BrokerSets, Register
 from rmq.controller.sets import Replica as Registered
 from tests.sim.controllers import Member, Simulation, Violation
 
@@ -50,6 +50,7 @@ class Broker:
     replica: Replica | None = None
     changing: bool = False
     sent: dict[int, int] = field(factory=dict)  # offset -> value that a client waits for
+    agreed: tuple[int, int] = (0, 0)  # as `Heartbeat.confirmed`
 
     def clock(self, now: float) -> float:
         return self.offset + self.rate * now
@@ -171,7 +172,7 @@ class SetSimulation(Simulation):
         if broker.is_up:
             return
         broker.is_up, broker.life, broker.replica, broker.changing = True, broker.life + 1, None, False
-        broker.sent = {}
+        broker.sent, broker.agreed = {}, (0, 0)
         self.tick(broker, broker.life)
 
     def tick(self, broker: Broker, life: int) -> None:
@@ -191,12 +192,35 @@ class SetSimulation(Simulation):
             self.ask(broker, question, lambda answer: self.registered(broker, answer))
             return
         epoch = max(replica.epoch, broker.known)  # as `Control.heartbeat`
-        heartbeat = Heartbeat("s", replica.number, broker.life, epoch, broker.flushed)
+        heartbeat = Heartbeat(
+            "s",
+            replica.number,
+            broker.life,
+            epoch,
+            broker.flushed,
+            identity=broker.name,
+            knows=self.known(replica),
+            acted=replica.epoch,
+            confirmed=self.agreed(broker, replica, asked_at),
+        )
         self.ask(broker, heartbeat, lambda answer: self.beaten(broker, answer, asked_at, heartbeat.epoch))
         if replica.is_master(asked_at):
             self.master_beat(broker, replica)
         else:
             self.slave_beat(broker, replica)
+
+    def known(self, replica: Replica) -> tuple[int, int]:
+        """Epoch and version of the set as a replica knows it."""
+        known = replica.broker_set
+        return (0, 0) if known is None else (known.epoch, known.version)
+
+    def agreed(self, broker: Broker, replica: Replica, now: float) -> tuple[int, int]:
+        """As `Control._agree`; records are whole here."""
+        agreed = replica.agreed(broker.flushed, now)
+        if agreed is not None:
+            before = broker.agreed[1] if broker.agreed[0] == replica.epoch else 0
+            broker.agreed = replica.epoch, max(agreed, before)
+        return broker.agreed
 
     def registered(self, broker: Broker, answer: Answer) -> None:
         if broker.replica is None and answer.number and answer.broker_set is not None:
@@ -205,6 +229,9 @@ class SetSimulation(Simulation):
 
     def beaten(self, broker: Broker, answer: Answer, asked_at: float, epoch: int) -> None:
         replica = broker.replica
+        if answer.is_behind and replica is not None and replica.broker_set is not None:
+            self.count("table taken over")
+            self.ask(broker, Adopt(replica.broker_set), lambda answer: None)
         if replica is None or answer.broker_set is None:
             return
         self.learn(broker, answer)

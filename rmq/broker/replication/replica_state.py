@@ -85,7 +85,8 @@ class ReplicaState:
         self.acknowledged: int | None = None
         self.copies = False
         """Whether this broker was a slave when it ran last, of any master."""
-        self.is_changed = False
+        self._is_changed = False
+        self._confirmed = 0  # as it was saved, or known before the log was set aside
         self.is_following = False
         self.slave_ids: dict[str, str] = {}
         """A master's: the broker ids of slaves of ours by their ends of the links."""
@@ -108,12 +109,13 @@ class ReplicaState:
             known = table["acknowledged"]
             self.acknowledged = None if known is None else int(known)
             self.copies = bool(table.get("copies", False))
+            self._confirmed = int(table.get("confirmed", 0))
         except (TypeError, KeyError, ValueError) as error:
             raise RemoteProtocolError(f"replication.json cannot be read: {error!r}") from None
 
     def to_json(self) -> bytes:
         """The text of replication.json."""
-        self.is_changed = False
+        self._is_changed, self._confirmed = False, self.confirmed
         return json.dumps(
             {
                 "logId": self.log_id,
@@ -121,8 +123,26 @@ class ReplicaState:
                 "leads": self.is_leader,
                 "acknowledged": self.acknowledged,
                 "copies": self.copies,
+                "confirmed": self._confirmed,
             }
         )
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the text has changed since it was made last."""
+        return self._is_changed or self.confirmed != self._confirmed
+
+    @property
+    def confirmed(self) -> int:
+        """In a controlled set: up to where all that were waited for had our log, as far as this replica knew,
+        now or before it started. No later master lacks that, unless messages were lost."""
+        return max(self._confirmed, 0 if self.control is None else self.control.known_confirmed)
+
+    def unconfirm(self, end: int) -> None:
+        """Our log ends there, or the rest of it was set aside."""
+        self._confirmed, self._is_changed = min(self._confirmed, end), True
+        if self.control is not None:
+            self.control.unconfirm(end)
 
     def save(self) -> None:
         """Save now. Raises StoreError."""
@@ -192,7 +212,7 @@ class ReplicaState:
         if isinstance(safe, int) and self.acknowledged is not None:
             safe = min(safe, self._store.max_physical_offset)
             if safe > self.acknowledged:
-                self.acknowledged, self.is_changed = safe, True
+                self.acknowledged, self._is_changed = safe, True
 
     def begin(self) -> None:
         """The broker begins, as its settings say: as a slave, or as a master, which may lack what the master
@@ -202,7 +222,7 @@ class ReplicaState:
         if not is_slave and (self.copies or (self.log_id and not self.is_leader)):
             self._store.may_have_lost()
         if self.copies != is_slave:
-            self.copies, self.is_changed = is_slave, True
+            self.copies, self._is_changed = is_slave, True
         if not is_slave:
             self.lead()
 

@@ -449,6 +449,13 @@ class _Controlled:
                 self._look_at_disk(self._broker)
         asked_at = control.now()
         answer = await self._ask(control.heartbeat())
+        if answer.is_behind and (adopt := control.adopt()) is not None:
+            adopted = await self._ask(adopt)
+            if adopted.refusal:
+                self._complain(adopted.refusal, is_refusal=True)
+            else:
+                control.altered(adopted)
+                return
         if answer.refusal:
             self._complain(answer.refusal, is_refusal=True)
             await self._register()

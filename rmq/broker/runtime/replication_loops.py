@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import anyio
 
 from rmq.broker.broker import Broker
-from rmq.broker.replication.failover.delivery_checkpoint import go_back
+from rmq.broker.replication.failover.delivery_checkpoint import go_back, lost_by_cut
 from rmq.broker.replication.failover.poll_handover import ToldPulls, WaitingPulls
 from rmq.broker.replication.replica_state import LOG_ID_FIELD, SLAVE_FIELD
 from rmq.broker.replication.sessions import (
@@ -403,10 +403,12 @@ class Follower:
         elif is_same:
             try:
                 cut = control.cut(store, greeting, state.log_id)
-                if cut < store.max_physical_offset:
+                is_same = cut == store.max_physical_offset or not self._set_aside_confirmed(cut, greeting)
+                if is_same and cut < store.max_physical_offset:
                     log.warning("our log reaches %d: it is cut at %d", store.max_physical_offset, cut)
                     go_back(self._broker)  # before, so that a crash in between leaves nothing undelivered
                     self._broker.store.truncate(cut)
+                    state.unconfirm(cut)
                 await self._compare_end(stream, greeting)
             except Expired as error:
                 self._begin_anew(str(error))
@@ -420,6 +422,14 @@ class Follower:
         low = start if _is_empty(store) else store.min_physical_offset
         control.follow(greeting.epoch, greeting.epochs, start=low, is_same=is_same)
         return start
+
+    def _set_aside_confirmed(self, cut: int, master: MasterLog) -> bool:
+        """Set our log aside where a cut would take what all in sync once had; returns whether it does."""
+        lost = lost_by_cut(self._broker.store, self._broker.replica.confirmed, cut)
+        if lost:
+            log.error("MESSAGES WERE LOST by the master of epoch %d: %s", master.epoch, lost)
+            self._begin_anew(lost)
+        return bool(lost)
 
     async def _compare_end(self, stream: Stream, greeting: MasterLog) -> None:
         """Compare the last records of our log, all of which the master must have, with its own. Where epochs
@@ -467,6 +477,7 @@ class Follower:
         except StoreError as error:
             raise Diverged(f"{reason}; and our log cannot be set aside: {error}") from None
         self._reported = 0
+        self._broker.replica.unconfirm(0)
         log.warning("%s. Our log lies in %s now, and the master's is copied from its start", reason, folder)
 
     async def _search(self, stream: Stream, search: Search, *, asks: bool) -> int | None:

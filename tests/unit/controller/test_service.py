@@ -255,7 +255,9 @@ async def test_all_controllers_are_replaced_one_at_a_time_and_know_what_was_agre
         status = await three.status(leader)
         assert sorted(status["members"]) == new
         assert [one["name"] for one in status["sets"]] == ["s"]
-        answer = await three.ask(Heartbeat("s", 1, 1, 1, 5))
+        refusal = (await three.ask(register("b"))).refusal
+        assert "was not heard yet" in refusal  # it may know of a replica of that number
+        answer = await three.ask(Heartbeat("s", 1, 1, 1, 5, identity="a", knows=(1, 1)))
         assert answer.controllers == tuple(new)
         assert (await three.ask(register("b"))).number == 2
 
@@ -357,6 +359,7 @@ async def test_a_disk_that_fails_makes_a_controller_start_again_from_its_journal
         with pytest.raises(NotLeader):
             answer_of(await three.pool.call(leader, request_of(register("b")), 5.0))
         await trio.sleep(10)
+        await three.ask(Heartbeat("s", 1, 1, 1, 5, identity="a", knows=(1, 1)))
         assert (await three.ask(register("b"))).number == 2
         await trio.sleep(1)
         states = [await three.status(address) for address in ADDRESSES]

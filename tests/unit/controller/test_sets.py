@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq.controller.elections import UNKNOWN, Elections, Heartbeat
+from rmq.controller.elections import Elections, Heartbeat
 from rmq.controller.machine import UnknownCommand
 from rmq.controller.sets import (
     NOBODY,
@@ -18,35 +18,12 @@ from rmq.controller.sets import (
     Command,
     Elect,
     Lease,
-    Outcome,
     Register,
     Remove,
     Replica,
     encode,
 )
-
-
-def replica(identity: str, life: int = 1) -> Replica:
-    return Replica(identity, life, f"{identity}:10911", f"{identity}:10912")
-
-
-def register(identity: str, life: int = 1, *, is_founder: bool = True, name: str = "s") -> Register:
-    return Register("c", name, replica(identity, life), is_founder)
-
-
-def do(sets: BrokerSets, *commands: Command) -> Outcome:
-    outcome = Outcome()
-    for command in commands:
-        outcome = sets.apply(encode(command))
-    return outcome
-
-
-def three() -> tuple[BrokerSets, BrokerSet]:
-    """A set of three replicas in sync, the first its master."""
-    sets = BrokerSets()
-    outcome = do(sets, register("a"), register("b"), register("c"), AlterInSync("s", 1, 1, (1, 2, 3)))
-    assert outcome.broker_set is not None
-    return sets, outcome.broker_set
+from tests.unit.controller.tables import do, heartbeat, register, replica, three
 
 
 def test_the_first_replica_founds_the_set_unless_it_is_a_slave() -> None:
@@ -215,10 +192,6 @@ def test_a_snapshot_is_what_earlier_versions_read_until_there_is_another_lease()
         assert (sets.lease_ms, list(sets.sets)) == (lease_ms, names)
 
 
-def heartbeat(number: int, epoch: int = 1, reach: int = 0, life: int = 1) -> Heartbeat:
-    return Heartbeat("s", number, life, epoch, reach)
-
-
 def test_nobody_is_elected_while_a_lease_may_last() -> None:
     sets, known = three()
     elections = Elections(3.0)
@@ -315,29 +288,6 @@ def test_a_master_that_resigned_is_followed_at_once_by_another_if_one_lives() ->
         assert not elections.hear(Heartbeat("s", 1, 1, 1, 9, resigned=True), known, 10.2)
         (elect,) = elections.due(sets.sets, 10.2)
         assert (elect.master, elect.in_sync) == elected
-
-
-def test_a_replica_in_sync_that_has_less_than_it_had_is_not_heard_until_it_has_it_again() -> None:
-    """Its folder is an old copy, which may lack what it acknowledged."""
-    sets, known = three()
-    elections = Elections(3.0)
-    elections.begin(0.0)
-
-    def hears(number: int, epoch: int, reach: int, now: float) -> bool:
-        elections.hear(heartbeat(number, epoch, reach), sets.sets["s"], now)
-        return elections.lives("s", number, now)
-
-    assert hears(2, 1, 70, 1.0)
-    assert not hears(2, 1, 69, 5.0)
-    assert not hears(2, 1, 69, 5.1)
-    assert hears(2, 1, 70, 5.2)
-    assert hears(2, 1, UNKNOWN, 9.0)  # its log is not open yet
-    assert hears(3, 1, 5, 9.0)
-    do(sets, Elect("s", known.epoch, known.version, 1, (1, 2, 3)))
-    assert hears(2, 2, 40, 13.0)  # the next epoch began before
-    assert not hears(2, 1, 90, 17.0)
-    do(sets, AlterInSync("s", 2, known.version + 1, (1, 3)))
-    assert hears(2, 1, 3, 17.0)  # who is not in sync need not have anything
 
 
 def test_an_earlier_life_of_a_replica_says_nothing() -> None:

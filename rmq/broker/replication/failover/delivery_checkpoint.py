@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from rmq.broker.replication.sessions import last_record
 from rmq.broker.tables.versioned import drain
 from rmq.protocol import json
 
 if TYPE_CHECKING:
     from rmq.broker.broker import Broker
+    from rmq.store.store import Store
 
 NAME: Final = "confirmedProgress"
 
@@ -55,3 +57,15 @@ def go_back(broker: Broker) -> None:
     if text is not None:
         broker.delivery.take(json.loads(text))
         broker.store.save_configs(drain(broker.saving()))
+
+
+def lost_by_cut(store: Store, confirmed: int, cut: int) -> str:
+    """Why our log may not be cut there: it has whole records beyond that all in sync had, `confirmed`, so
+    that the master has lost them and ours may be the only copy. Empty when there are none."""
+    last = last_record(store, min(confirmed, store.max_physical_offset))
+    if last is None or last[1] <= cut:
+        return ""
+    return (
+        f"its log is the same as ours up to {cut} only, and all in sync had ours up to {last[1]} (was"
+        " an old copy of its store put back?). Ours is set aside, not cut"
+    )

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 from rmq.broker.replication.sessions import Diverged, Expired, MasterLog, begin
 from rmq.controller.controller import Answer
-from rmq.controller.elections import UNKNOWN, Heartbeat
+from rmq.controller.elections import Heartbeat
 from rmq.controller.epochs import FILE, Epochs, as_epochs, before_all, common_end, joined, since
+from rmq.controller.evidence import UNKNOWN
 from rmq.controller.replica import Replica
-from rmq.controller.sets import AlterInSync, BrokerSet, Register
+from rmq.controller.sets import Adopt, AlterInSync, BrokerSet, Register
 from rmq.controller.sets import Replica as Member
 from rmq.errors import RemoteProtocolError, StoreCopied, StoreError
 from rmq.metrics import Metric, single
@@ -152,6 +153,7 @@ class Control:
         """Requests that this slave has handed on to its master, and that it refused to hand on."""
         self.answered_for_slaves = 0
         self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES)
+        self._agreed = (0, 0)  # an epoch, and the end of a record that all in sync had in it
 
     # ---- with the controllers ----
 
@@ -192,6 +194,7 @@ class Control:
         self._look_at_lease()
         self._flushed = self.flushed()
         epoch = max(replica.epoch, self._file.last)
+        known = replica.broker_set
         return Heartbeat(
             self._name,
             replica.number,
@@ -202,7 +205,27 @@ class Control:
             leaving=self.leaves,
             hangs=self.hangs,
             identity=self._member.identity,
+            knows=(0, 0) if known is None else (known.epoch, known.version),
+            acted=replica.epoch,
+            confirmed=self._agree(),
         )
+
+    def _agree(self) -> tuple[int, int]:
+        """A master's: the end of a record that all in sync have, and the epoch in which they said so. They
+        may have a part of the next record, which a power cut takes from them: the log's ends that were seen
+        here are ends of records."""
+        replica, now = self._replica, self._clock()
+        agreed = replica.agreed(self._flushed, now)
+        if agreed is not None:
+            end = next((end for _, end in reversed(self._samples) if end <= agreed), 0)
+            before = self._agreed[1] if self._agreed[0] == replica.epoch else 0
+            self._agreed = replica.epoch, max(end, before)
+        return self._agreed
+
+    def adopt(self) -> Adopt | None:
+        """What the controllers are to take over, whose table is older than what they told this replica."""
+        known = self._replica.broker_set
+        return None if known is None else Adopt(known)
 
     def heard(self, answer: Answer, asked_at: float) -> None:
         """Take the answer to a heartbeat that was sent at `asked_at`. Raises StoreCopied."""
@@ -340,9 +363,18 @@ class Control:
         if found is None or found < max(master.start, store.min_physical_offset):
             until = "unknown, they share no epoch that is kept" if found is None else f"{found}"
             raise Expired(f"the end that our log has in common with the master's has expired: {until}")
-        if (replica := self._replica).confirmed is not None:
-            replica.confirmed = min(replica.confirmed, found)  # it is less after an unclean election only
         return found
+
+    @property
+    def known_confirmed(self) -> int:
+        """Up to where consumers may read, as it was known last; 0 before anything is known."""
+        return 0 if self.replica is None else self.replica.confirmed or 0
+
+    def unconfirm(self, end: int) -> None:
+        """Our log ends there now, after a cut or where it was set aside."""
+        replica = self._replica
+        if replica.confirmed is not None:
+            replica.confirmed = min(replica.confirmed, end)
 
     # ---- a master ----
 

@@ -1,0 +1,230 @@
+"""Evidence: what the heartbeats of a set's replicas say against an election by the controllers' table alone.
+
+The table may be older than what was agreed on: an old journal was put back, or its last frame was damaged.
+Then it names replicas as in sync that are not. A replica's folder may be older than what was acknowledged,
+too: a copy was put back. So the leader compares:
+
+- the version of the set that a replica was told with the version in the table. Where a replica knows more,
+  nobody is elected before the table has what it knows (`Adopt` in `sets.py`);
+- the log of a replica in sync with the set's confirmed point: a record's end that all in sync had on their
+  disks, by the master's word. A replica that lacks it has lost messages, and is not elected. The point is in
+  the journal, too (`Confirmed`), at most `SAVE_SECONDS` old, so that the next leader knows it;
+- after a restart of everything, the logs of all in sync with each other, for `gather_s` at most;
+- where the table is in doubt, the logs of all replicas, however long that takes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rmq.controller.elections import Heartbeat
+    from rmq.controller.sets import BrokerSet
+
+log = logging.getLogger("rmq.controller")
+
+UNKNOWN: Final = -1
+"""The reach of a log that is not open yet; of `acted`: the sender is of a version that does not say it."""
+GATHER_SECONDS: Final = 10.0
+SAVE_SECONDS: Final = 10.0
+"""Between two entries of the log that keep confirmed points."""
+SAVED_SETS: Final = 1_000
+"""Confirmed points in one entry."""
+COMPLAIN_SECONDS: Final = 60.0
+"""Between two log lines about the same replica."""
+
+Point = tuple[int, int]
+"""An epoch, and the end of a record that all in sync had on their disks in it."""
+
+
+class Evidence:
+    """What the leading controller has heard, set by set. See the module; `gather_s` is in seconds."""
+
+    def __init__(self, gather_s: float = GATHER_SECONDS) -> None:
+        self.gather_s = gather_s
+        self.is_doubtful = False
+        """The table itself is in doubt: inherited sets are not elected for before all replicas were heard."""
+        self._inherited: set[str] = set()
+        self._since = 0.0
+        self._heard: dict[tuple[str, int], Heartbeat] = {}
+        self._knows: dict[tuple[str, int], tuple[int, int]] = {}
+        self._confirmed: dict[str, Point] = {}
+        self._ahead: dict[str, tuple[int, int]] = {}
+        self._lost: dict[tuple[str, int], float] = {}  # when the log said so last
+        self._lives: dict[tuple[str, int], int] = {}  # the incarnation whose log was looked at last
+        self._began_with: dict[str, Point] = {}  # confirmed points of the table that it began with
+        self._gathering: dict[str, tuple[int, float]] = {}  # epoch, and since when replicas are waited for
+        self._complained: dict[str, float] = {}
+        self._saved_at = 0.0
+
+    def begin(self, now: float, *, is_new_term: bool, inherited: Mapping[str, BrokerSet]) -> None:
+        """Lead from now on, by a table that has the sets `inherited`."""
+        self._heard, self._knows, self._ahead, self._lost = {}, {}, {}, {}
+        self._gathering, self._complained = {}, {}
+        self._since = self._saved_at = now
+        self._inherited, self._lives = set(inherited), {}
+        self._began_with = {name: one.confirmed for name, one in inherited.items()}
+        if is_new_term:
+            self._confirmed = {}
+
+    # ---- heartbeats ----
+
+    def knows_more(self, heartbeat: Heartbeat, broker_set: BrokerSet) -> bool:
+        """Take the version that a replica of the set knows; returns whether the table is older."""
+        if not _is_replica(heartbeat, broker_set):
+            return False
+        name = broker_set.name
+        self._knows[name, heartbeat.number] = heartbeat.knows
+        self._ahead[name] = max(heartbeat.knows, self._ahead.get(name, (0, 0)))
+        return heartbeat.knows > (broker_set.epoch, broker_set.version)
+
+    def hear(self, heartbeat: Heartbeat, broker_set: BrokerSet, now: float) -> None:
+        """Take a heartbeat of a replica's present life."""
+        name, number = broker_set.name, heartbeat.number
+        self.knows_more(heartbeat, broker_set)
+        self._heard[name, number] = heartbeat
+        epoch = broker_set.epoch
+        point, is_master = heartbeat.confirmed, number == broker_set.master and heartbeat.epoch == epoch
+        if is_master and point[0] == epoch and point[1]:
+            self._confirmed[name] = _later(point, self._confirmed.get(name, (0, 0)))
+        if number == broker_set.master and heartbeat.knows[0] == epoch and not self.is_behind(broker_set):
+            self._inherited.discard(name)  # its living master knows no more than the table
+        self._look_at_log(heartbeat, broker_set, now)
+
+    def _look_at_log(self, heartbeat: Heartbeat, broker_set: BrokerSet, now: float) -> None:
+        name, number = broker_set.name, heartbeat.number
+        if heartbeat.reach == UNKNOWN:
+            return
+        life = self._lives.get((name, number), heartbeat.incarnation)
+        self._lives[name, number] = heartbeat.incarnation
+        # A log loses nothing while its broker runs. What has just come there may be confirmed by the master
+        # sooner than this replica says that it has it.
+        has_started = heartbeat.acted == 0 or life != heartbeat.incarnation or (name, number) in self._lost
+        point = self.confirmed(broker_set) if has_started else self._began_with.get(name, (0, 0))
+        if number not in broker_set.in_sync or (heartbeat.epoch >= point[0] and heartbeat.reach >= point[1]):
+            if self._lost.pop((name, number), None) is not None:
+                log.warning("replica %d of %s has what was confirmed", number, name)
+            return
+        said = self._lost.get((name, number))
+        if said is not None and now < said + COMPLAIN_SECONDS:
+            return
+        self._lost[name, number] = now
+        log.error(
+            "replica %d of %s has its log up to %d in epoch %d, and all in sync had it up to %d in epoch %d:"
+            " it is not elected (was an old copy of its store put back?)",
+            *(number, name, heartbeat.reach, heartbeat.epoch, point[1], point[0]),
+        )
+
+    # ---- what they say ----
+
+    def confirmed(self, broker_set: BrokerSet) -> Point:
+        """The set's confirmed point, by its master and by the journal."""
+        return _later(broker_set.confirmed, self._confirmed.get(broker_set.name, (0, 0)))
+
+    def has_lost(self, name: str, number: int) -> bool:
+        """Whether a replica in sync lacks what was confirmed, by its last heartbeat."""
+        return (name, number) in self._lost
+
+    def is_behind(self, broker_set: BrokerSet) -> bool:
+        """Whether a replica knows a later version of the set than the table has."""
+        return self._ahead.get(broker_set.name, (0, 0)) > (broker_set.epoch, broker_set.version)
+
+    def is_inherited(self, name: str) -> bool:
+        """Whether the table says of a set what no living master has confirmed to this leader."""
+        return name in self._inherited
+
+    def all_heard(self, broker_set: BrokerSet, later: BrokerSet) -> bool:
+        """Whether each replica of two versions of a set was heard, and none knows more than the later one."""
+        numbers = {**broker_set.replicas, **later.replicas}
+        known = [self._knows.get((broker_set.name, number)) for number in numbers]
+        return all(one is not None and one <= (later.epoch, later.version) for one in known)
+
+    def is_gathered(self, broker_set: BrokerSet, ready: Collection[int], now: float) -> bool:
+        """Whether enough replicas were heard to elect one of `ready`, which are in sync and have their logs
+        open. One that has acted in its present life was seen to follow, or leads; of those that have just
+        started each may have an old folder, so all in sync are waited for, `gather_s` at most."""
+        name = broker_set.name
+        if self.is_doubtful and name in self._inherited:
+            return self._is_best_of_all(broker_set, ready, now)
+        if any(self._has_acted(name, number, broker_set.epoch) for number in ready):
+            return True
+        missing = [number for number in broker_set.in_sync if not self._has_said(name, number)]
+        epoch, since = self._gathering.get(name, (0, 0.0))
+        if epoch != broker_set.epoch:
+            since = now
+            self._gathering[name] = broker_set.epoch, since
+        if missing and now < since + self.gather_s:
+            self._complain(name, now, "all replicas have just started: %s in sync are waited for", missing)
+            return False
+        if missing:
+            log.error(
+                "%s: replicas %s in sync were not heard for %g s after a restart of all: a master is elected"
+                " without them",
+                *(name, missing, self.gather_s),
+            )
+        return True
+
+    def _has_acted(self, name: str, number: int, epoch: int) -> bool:
+        heard = self._heard.get((name, number))
+        return heard is not None and (heard.acted > 0 or (heard.acted == UNKNOWN and heard.epoch == epoch))
+
+    def _has_said(self, name: str, number: int) -> bool:
+        heard = self._heard.get((name, number))
+        return heard is not None and heard.reach != UNKNOWN
+
+    def _is_best_of_all(self, broker_set: BrokerSet, ready: Collection[int], now: float) -> bool:
+        name = broker_set.name
+        missing = [number for number in broker_set.replicas if not self._has_said(name, number)]
+        if missing:
+            self._complain(name, now, "the table is in doubt: replicas %s are waited for", missing)
+            return False
+        best = max(self._rank(name, number) for number in broker_set.replicas)
+        if max(self._rank(name, number) for number in ready) < best:
+            self._complain(name, now, "the table is in doubt, and %s in sync lack what others have", ready)
+            return False
+        return True
+
+    def _rank(self, name: str, number: int) -> tuple[int, int]:
+        heard = self._heard[name, number]
+        return heard.epoch, heard.reach
+
+    def _complain(self, name: str, now: float, text: str, numbers: Collection[int]) -> None:
+        if now >= self._complained.get(name, now):
+            self._complained[name] = now + COMPLAIN_SECONDS
+            log.error(f"%s: no master is elected, {text}", name, ", ".join(map(str, numbers)))
+
+    def elected(self, name: str, *, is_unclean: bool) -> None:
+        """An election is proposed: the set is as this leader says from now on."""
+        self._gathering.pop(name, None)
+        self._inherited.discard(name)
+        if is_unclean:  # what was confirmed may be lost with it
+            self._confirmed.pop(name, None)
+            self._began_with.pop(name, None)
+
+    # ---- the journal ----
+
+    def unsaved(self, sets: Mapping[str, BrokerSet], now: float) -> list[dict[str, Point]]:
+        """The confirmed points that are to be kept in the log now, `SAVED_SETS` at most in each part."""
+        if now < self._saved_at + SAVE_SECONDS:
+            return []
+        self._saved_at = now
+        found = [name for name, point in self._confirmed.items() if _is_new(sets.get(name), point)]
+        parts = [found[first : first + SAVED_SETS] for first in range(0, len(found), SAVED_SETS)]
+        return [{name: self._confirmed[name] for name in names} for names in parts]
+
+
+def _is_new(broker_set: BrokerSet | None, point: Point) -> bool:
+    if broker_set is None or point[0] != broker_set.epoch:
+        return False
+    return _later(point, broker_set.confirmed) != broker_set.confirmed
+
+
+def _is_replica(heartbeat: Heartbeat, broker_set: BrokerSet) -> bool:
+    replica = broker_set.replicas.get(heartbeat.number)
+    return replica is not None and heartbeat.identity == replica.identity
+
+
+def _later(one: Point, other: Point) -> Point:
+    return max(one[0], other[0]), max(one[1], other[1])

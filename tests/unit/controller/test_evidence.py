@@ -1,0 +1,189 @@
+"""What heartbeats say against an election by the controllers' table alone."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+
+from rmq.controller.elections import Elections
+from rmq.controller.evidence import UNKNOWN
+from rmq.controller.sets import (
+    Adopt,
+    AlterInSync,
+    BrokerSet,
+    BrokerSets,
+    Confirmed,
+    Elect,
+    Register,
+)
+from tests.unit.controller.tables import do, heartbeat, replica, three
+
+
+def test_a_replica_in_sync_that_lacks_what_was_confirmed_is_not_elected_until_it_has_it() -> None:
+    """Its folder is an old copy, which may lack what it acknowledged."""
+    sets, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0)
+
+    def lost(number: int, epoch: int, reach: int) -> bool:
+        elections.hear(evolve(heartbeat(number, epoch, reach), acted=0), sets.sets["s"], 1.0)
+        return elections.evidence.has_lost("s", number)
+
+    elections.hear(evolve(heartbeat(1, reach=90), confirmed=(1, 70)), known, 1.0)
+    assert not lost(2, 1, 70)
+    assert lost(2, 1, 69)
+    assert lost(2, 1, UNKNOWN)  # its log is not open yet
+    assert lost(2, 1, 69)
+    assert not lost(2, 1, 70)
+    assert lost(3, 1, 5)
+    assert not lost(2, 1, 75)
+    elections.hear(heartbeat(1, reach=90), known, 1.0)  # its lease ends at 4
+    elections.hear(evolve(heartbeat(2, reach=69), acted=1), known, 9.0)  # its master had its report before
+    (elect,) = elections.due(sets.sets, 9.0)
+    assert (elect.master, elect.in_sync) == (2, (2,))
+    do(sets, Elect("s", known.epoch, known.version, 1, (1, 2, 3)))
+    elections.hear(evolve(heartbeat(1, epoch=2, reach=90), confirmed=(2, 80)), sets.sets["s"], 10.0)
+    assert lost(2, 1, 90)  # it did not follow the epoch in which that was confirmed
+    do(sets, AlterInSync("s", 2, known.version + 1, (1, 3)))
+    assert not lost(2, 1, 3)  # who is not in sync need not have anything
+
+
+def test_what_was_confirmed_is_known_to_the_next_leader_and_gone_after_an_unclean_election() -> None:
+    sets, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0)
+    elections.hear(evolve(heartbeat(1, reach=90), confirmed=(1, 70)), known, 1.0)
+    assert elections.evidence.unsaved(sets.sets, 5.0) == []
+    assert elections.evidence.unsaved(sets.sets, 10.0) == [{"s": (1, 70)}]
+    do(sets, Confirmed({"s": (1, 70), "t": (1, 1)}))
+    assert elections.evidence.unsaved(sets.sets, 20.0) == []
+    assert sets.sets["s"].version == known.version  # a change of who is in sync that is on its way holds
+
+    restored = BrokerSets()
+    restored.restore(sets.snapshot())
+    after = Elections(3.0, is_unclean=True)
+    after.begin(100.0, inherited=restored.sets)
+    for number in (2, 3):
+        after.hear(heartbeat(number, reach=60 + number), restored.sets["s"], 110.0)
+    assert after.evidence.has_lost("s", 2)
+    (elect,) = after.due(restored.sets, 110.0)
+    assert (elect.master, elect.is_unclean) == (3, True)
+    do(restored, elect)
+    after.hear(heartbeat(3, epoch=2, reach=63), restored.sets["s"], 111.0)
+    assert not after.evidence.has_lost("s", 3)
+    do(restored, Confirmed({"s": (1, 70)}))  # a late word of the epoch before
+    assert restored.sets["s"].confirmed == (0, 0)
+
+
+def test_a_replica_that_has_lost_messages_is_complained_of_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0)
+    elections.hear(evolve(heartbeat(1, reach=90), confirmed=(1, 70)), known, 1.0)
+    for number in range(400):
+        elections.hear(evolve(heartbeat(2, reach=7), acted=0), known, 1.0 + 0.3 * number)
+    assert len([one for one in caplog.records if one.levelname == "ERROR"]) == 2
+    elections.hear(heartbeat(2, reach=70), known, 122.0)
+    elections.hear(evolve(heartbeat(2, reach=7), acted=0), known, 123.0)
+    assert len([one for one in caplog.records if one.levelname == "ERROR"]) == 3
+
+
+def test_after_a_restart_of_all_those_in_sync_are_waited_for_and_the_longest_log_taken() -> None:
+    """The folder of one may be an old copy, and nobody was seen to follow in its present life."""
+    sets, known = three()
+    for heard_at, elected in ((12.0, 3), (None, 2)):
+        elections = Elections(3.0, gather_s=10.0)
+        elections.begin(0.0, inherited=sets.sets)
+        found = []
+        now = 0.0
+        while not found:
+            now += 0.5
+            elections.hear(evolve(heartbeat(1, reach=600), acted=0), without_master(known), now)
+            elections.hear(evolve(heartbeat(2, reach=700), acted=0), without_master(known), now)
+            if heard_at is not None and now >= heard_at:
+                elections.hear(evolve(heartbeat(3, reach=900), acted=0), without_master(known), now)
+            found = elections.due({"s": without_master(known)}, now)
+        assert found[0].master == elected
+        assert now == (13.0 if heard_at is None else heard_at)
+
+
+def test_one_that_was_seen_to_follow_is_elected_without_those_that_are_silent() -> None:
+    sets, known = three()
+    for acted, heard in ((1, True), (0, False)):
+        elections = Elections(3.0)
+        elections.begin(0.0, inherited=sets.sets)
+        elections.hear(evolve(heartbeat(2, reach=7), acted=acted), without_master(known), 4.0)
+        assert bool(elections.due({"s": without_master(known)}, 4.0)) is heard
+
+
+def test_by_a_table_in_doubt_nobody_is_elected_before_all_replicas_were_heard() -> None:
+    """It may lack that 3 is in sync no more: a longer log of one that it has not in sync says so."""
+    sets, known = three()
+    do(sets, AlterInSync("s", 1, known.version, (1, 3)))
+    table = {"s": without_master(sets.sets["s"])}
+    for reaches, elected in (((9, 5, 5), [1]), ((5, 9, 5), []), ((5, None, 9), [])):
+        elections = Elections(3.0)
+        elections.begin(0.0, inherited=table)
+        elections.evidence.is_doubtful = True
+        for number, reach in enumerate(reaches, 1):
+            if reach is not None:
+                elections.hear(evolve(heartbeat(number, reach=reach), acted=1), table["s"], 99.0)
+        assert [one.master for one in elections.due(table, 99.0)] == elected
+
+
+def test_a_table_in_doubt_is_as_any_other_once_its_living_master_knows_no_more() -> None:
+    sets, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0, inherited=sets.sets)
+    elections.evidence.is_doubtful = True
+    elections.hear(evolve(heartbeat(1, reach=9), acted=1, knows=(1, known.version), identity="a"), known, 4.0)
+    assert not elections.evidence.is_inherited("s")
+    elections.hear(evolve(heartbeat(2, reach=9), acted=1), known, 7.1)
+    assert [one.master for one in elections.due(sets.sets, 7.1)] == [2]
+
+
+def test_nobody_is_elected_by_a_table_that_is_older_than_what_a_replica_was_told() -> None:
+    sets, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0, inherited=sets.sets)
+    elections.hear(heartbeat(3, reach=9), known, 4.0)
+    later = evolve(known, version=known.version + 1, in_sync=(1, 3))
+    told = evolve(heartbeat(2, reach=5), knows=(1, later.version), identity="b")
+    assert elections.evidence.knows_more(told, known)
+    assert not elections.evidence.knows_more(evolve(told, identity="x"), known)
+    elections.hear(told, known, 4.0)
+    assert elections.due(sets.sets, 4.0) == []
+    assert not do(sets, Adopt(later)).refusal
+    assert sets.sets["s"].in_sync == (1, 3)
+    assert [one.master for one in elections.due(sets.sets, 4.0)] == [3]
+
+
+def test_an_older_table_takes_what_its_master_was_told_and_gives_no_number_twice() -> None:
+    sets, known = three()
+    full = evolve(
+        known,
+        version=9,
+        in_sync=(1, 4),
+        next_number=6,
+        replicas={**known.replicas, 4: replica("d", 3), 5: replica("e")},
+    )
+    do(sets, Register("c", "s", replica("x")), Register("c", "s", replica("e", 2)))
+    assert sets.sets["s"].replicas[4].identity == "x"
+    assert not do(sets, Adopt(full)).refusal
+    found = sets.sets["s"]
+    assert (found.version, found.in_sync, found.master) == (9, (1, 4), 1)
+    assert [(number, one.identity) for number, one in found.replicas.items()] == [
+        *((1, "a"), (2, "b"), (3, "c"), (4, "d"), (5, "e"))
+    ]
+    assert found.replicas[5].incarnation == 2
+    assert do(sets, Register("c", "s", replica("x"))).number == 6
+    assert "is at epoch 1, version 9" in do(sets, Adopt(full)).refusal
+    assert "another set" in do(sets, Adopt(evolve(full, version=11, began="z 1"))).refusal
+    assert "in sync are replicas" in do(sets, Adopt(evolve(full, version=11, in_sync=(7,)))).refusal
+
+
+def without_master(broker_set: BrokerSet) -> BrokerSet:
+    """As after its master was started again."""
+    return evolve(broker_set, master=0)
