@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from rmq.errors import ConfigError
 
@@ -46,12 +46,12 @@ class Shares:
         free = self.most - self.used
         if count > free:
             return f"{self.used} of {self.most} are taken"
-        held = self._held
+        held, allowed = self._held, free
         for name in holders:
             # A network holds what its parts hold: it may have twice as much as one of them.
-            if held.get(name, 0) + count > free:
+            if held.get(name, 0) + count > allowed:
                 return f"{held.get(name, 0)} of {self.most} are taken by {name}, {free} are free"
-            free *= 2
+            allowed *= 2
         return ""
 
     def take(self, holders: Holders, count: int = 1) -> bool:
@@ -87,7 +87,7 @@ class Holding(Protocol):
         """``host:port`` of the other side."""
 
     @property
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         """What is kept with the connection."""
 
 
@@ -121,10 +121,25 @@ def by_account_and_address(gateways: Gateways | None = None) -> HoldersOf:
     of_address = by_address(gateways)
 
     def holders_of(connection: Holding) -> Holders:
-        account = connection.state.get(ACCOUNT)
-        return (f"account {account}",) if account else of_address(connection.peer_address)
+        state = connection.state
+        if account := state.get(ACCOUNT):
+            return (_OF_ACCOUNT + account,)
+        known: Holders | None = state.get(_ADDRESS)
+        if known is None:
+            known = state[_ADDRESS] = of_address(connection.peer_address)
+        return known
 
     return holders_of
+
+
+_OF_ACCOUNT: Final = "account "
+_ADDRESS: Final = "holders"
+"""The key in a connection's state of the holders that its address is."""
+
+
+def is_account(name: str) -> bool:
+    """Whether a holder's name is an account's."""
+    return name.startswith(_OF_ACCOUNT)
 
 
 def by_address(gateways: Gateways | None = None) -> Callable[[str], Holders]:

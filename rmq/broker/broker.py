@@ -175,7 +175,7 @@ class Broker(Endpoint):
         self.clients = Clients(
             settings, groups=self.groups, topics=self.topics, filters=self.filters, clock=self.clock
         )
-        self.locks = Locks(self.clock)
+        self.locks = Locks(self.clock, settings.holders_of)
         tables = self.topics, self.groups, self.offsets, self.clients, self.filters, self.stats, self.locks
         return Tables(*tables)
 
@@ -209,7 +209,7 @@ class Broker(Endpoint):
             commit=self._commit,
             answer=self.acknowledgement.answer,
         )
-        self.flow = FlowControl(settings, store, self.acknowledgement, self.clock)
+        self.flow = FlowControl(settings, store, self.acknowledgement, self.clock, lambda: self._connection)
         self.append = Append(
             settings,
             store,
@@ -270,14 +270,14 @@ class Broker(Endpoint):
             on_deleted=self._on_topic_deleted,
             wake_clean=self.wake.clean,
         )
-        self.long_answers = LongAnswers(self.wake.long_answers)
+        self.long_answers = LongAnswers(self.wake.long_answers, settings.holders_of)
         self.progress = Progress(settings, store, tables, self.long_answers)
         self.expiry = Expiry(settings, store, tables)
         self._members_at = 0
 
     def _make_callers(self, address: str) -> None:
         """The parts that ask clients and wait for their answers."""
-        self.pending_requests = PendingRequests(self.clock, self._on_deadline)
+        self.pending_requests = PendingRequests(self.clock, self._on_deadline, self.settings.holders_of)
         self.client_requests = ClientRequests(self.settings, self.store, self.clients, self.pending_requests)
         self.request_reply = RequestReply(
             self.settings,

@@ -13,6 +13,7 @@ from rmq.config import at_least, between, each_of, is_loopback, java_key, one_of
 from rmq.errors import ConfigError
 from rmq.protocol.codes import MASTER_ID, LanguageCode
 from rmq.server.log_limit import LogConfig
+from rmq.shares import Gateways, by_account_and_address
 
 if TYPE_CHECKING:
     from rmq.store.config import StoreConfig
@@ -431,6 +432,8 @@ class Settings:
     def __init__(self, broker: BrokerConfig, store: StoreConfig) -> None:
         self.broker = broker
         self.store = store
+        self.holders_of = by_account_and_address(Gateways(broker.trusted_gateways))
+        """Under which names a connection's entries in bounded tables are counted."""
         self._watchers: list[Callable[[], None]] = []
 
     def derive(self, work: Callable[[], None]) -> None:

@@ -45,6 +45,7 @@ from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Budget, turn_is_over
 from rmq.saved_answers import SavedAnswers
+from rmq.shares import Gateways, by_address
 
 log = logging.getLogger("rmq.namesrv")
 
@@ -108,7 +109,8 @@ class NameServer(Endpoint):
         limits = RouteLimits(
             config.max_brokers, config.max_queue_entries, topics_of_broker=config.max_topics_of_broker
         )
-        self.routes = RouteTable(limits)
+        of_address = by_address(Gateways(config.trusted_gateways))
+        self.routes = RouteTable(limits, lambda source: of_address(source.peer_address))
         self.kv_configs = kv_configs
         self.acceptors: Mapping[str, Acceptor] = acceptors or {}
         self.budget = budget or Budget()

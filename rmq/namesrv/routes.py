@@ -30,6 +30,7 @@ from rmq.protocol.bodies import (
     TopicRouteData,
 )
 from rmq.protocol.codes import MASTER_ID, PERM_READ, PERM_WRITE, TOPIC_UNIT, TOPIC_UNIT_SUB
+from rmq.shares import NOBODY, Holders, Shares
 
 log = logging.getLogger("rmq.namesrv")
 
@@ -93,11 +94,17 @@ class BrokerLiveInfo:
 
 class RouteTable:
     """The tables of brokers, their topics and clusters. Queries give copies, so that callers may
-    keep them.
+    keep them. `holders_of(source)` says under which names the brokers of a connection count, and
+    their topics.
     """
 
-    def __init__(self, limits: RouteLimits | None = None) -> None:
+    def __init__(
+        self,
+        limits: RouteLimits | None = None,
+        holders_of: Callable[[Any], Holders] = lambda source: NOBODY,
+    ) -> None:
         self.limits = limits or RouteLimits()
+        self._holders_of = holders_of
         self.expiry_ms = EXPIRY_MS
         self.topic_queue_table: dict[str, dict[str, QueueData]] = {}
         self.broker_addr_table: dict[str, BrokerData] = {}
@@ -107,7 +114,9 @@ class RouteTable:
         self.changes = 0
         """Goes up whenever topics, brokers or clusters may have changed."""
         self._last_masters: dict[str, str] = {}  # of sets of controllers that have none now
-        self._queue_entries = 0
+        self._brokers = Shares(self.limits.brokers)
+        self._entries = Shares(self.limits.queue_entries)
+        self._makers: dict[str, Holders] = {}  # of a broker name that has topics
         self._topics_of: Counter[str] = Counter()  # of a broker name
         self._brokers_of: Counter[Any] = Counter()  # of a source
 
@@ -149,7 +158,7 @@ class RouteTable:
                 self._keep_topics(
                     who.broker_name, {t.topic_name for t in wrapper.topic_config_table.values()}
                 )
-            self._take_topics(who.broker_name, wrapper.topic_config_table.values())
+            self._take_topics(who.broker_name, wrapper.topic_config_table.values(), source)
         self._follow(held.source if held is not None else None, source)
         self.broker_live_table[who.broker_addr] = BrokerLiveInfo(
             who, wrapper.data_version, source, now_ms, digest
@@ -258,8 +267,9 @@ class RouteTable:
 
     def _check_room(self, who: Registration, source: Any, topics: Iterable[str]) -> None:
         held = self.broker_live_table.get(who.broker_addr)
-        if held is None and len(self.broker_live_table) >= self.limits.brokers:
-            raise SystemFailure(None, f"the name server already has {self.limits.brokers} brokers")
+        holders = self._holders_of(source)
+        if held is None and (full := self._brokers.full(holders)):
+            raise SystemFailure(None, f"no more brokers may register: {full}, see maxBrokers")
         moves = held is None or held.source is not source
         if moves and self._brokers_of[source] >= self.limits.brokers_of_source:
             most = self.limits.brokers_of_source
@@ -268,8 +278,8 @@ class RouteTable:
             return
         table, name = self.topic_queue_table, who.broker_name
         new = sum(1 for topic in topics if name not in table.get(topic, ()))
-        if self._queue_entries + new > self.limits.queue_entries:
-            raise SystemFailure(None, f"the name server already has {self._queue_entries} topic entries")
+        if full := self._entries.full(self._makers.get(name, holders), new):
+            raise SystemFailure(None, f"no more topics may register: {full}, see maxQueueEntries")
         count = self._topics_of[name] + new
         if count > self.limits.topics_of_broker:
             most = self.limits.topics_of_broker
@@ -283,9 +293,11 @@ class RouteTable:
             return
         if source is not None:
             self._brokers_of[source] += 1
+            self._brokers.add(self._holders_of(source))
         if before is not None:
             assert self._brokers_of[before] > 0, "each broker is counted for one connection"
             self._brokers_of[before] -= 1
+            self._brokers.give(self._holders_of(before))
             if not self._brokers_of[before]:
                 del self._brokers_of[before]
 
@@ -316,11 +328,11 @@ class RouteTable:
             self.filter_server_table.pop(before, None)
         return before is None
 
-    def _take_topics(self, broker_name: str, topics: Iterable[TopicConfig]) -> None:
+    def _take_topics(self, broker_name: str, topics: Iterable[TopicConfig], source: Any) -> None:
         for topic in topics:
             queues = self.topic_queue_table.setdefault(topic.topic_name, {})
             if broker_name not in queues:
-                self._queue_entries += 1
+                self._entries.add(self._makers.setdefault(broker_name, self._holders_of(source)))
                 self._topics_of[broker_name] += 1
             queues[broker_name] = QueueData(
                 broker_name, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag
@@ -379,12 +391,13 @@ class RouteTable:
         for topic in topics:
             queues = self.topic_queue_table.get(topic, {})
             if queues.pop(broker_name, None) is not None:
-                self._queue_entries -= 1
+                self._entries.give(self._makers[broker_name])
                 self._topics_of[broker_name] -= 1
                 if not queues:
                     del self.topic_queue_table[topic]
         if not self._topics_of[broker_name]:
             del self._topics_of[broker_name]
+            self._makers.pop(broker_name, None)
 
     # What administrators change.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from attrs import define, field
 
@@ -12,7 +14,7 @@ from rmq.shares import NOBODY, Gateways, Shares, by_account_and_address, by_addr
 @define
 class Peer:
     peer_address: str
-    state: dict[str, object] = field(factory=dict)
+    state: dict[str, Any] = field(factory=dict)
 
 
 @pytest.mark.parametrize(("holders", "left"), [(1, 500), (2, 334), (3, 250), (9, 100)])

@@ -33,6 +33,7 @@ from rmq.protocol.headers import (
     QueryTopicConsumeByWhoRequestHeader,
     ResetOffsetRequestHeader,
 )
+from rmq.shares import HoldersOf, Shares, by_account_and_address
 
 if TYPE_CHECKING:
     from attrs import frozen
@@ -143,7 +144,10 @@ class LongAnswers:
     that a task runs the slices of `finish` between other work; without it an answer is finished at once.
     """
 
-    def __init__(self, on_wanted: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, on_wanted: Callable[[], None] | None = None, holders_of: HoldersOf | None = None
+    ) -> None:
+        self._holders_of = holders_of or by_account_and_address()
         self._on_wanted = on_wanted or (lambda: drain(self.finish()))
         self._line: deque[_Begun] = deque()
 
@@ -158,7 +162,10 @@ class LongAnswers:
         except StopIteration as done:
             return request.reply(body=done.value)
         same = sum(begun.connection is connection for begun in self._line)
-        if len(self._line) >= LINE_MAX or same >= LINE_OF_A_PEER:
+        shares = Shares(LINE_MAX)
+        for begun in self._line:
+            shares.add(self._holders_of(begun.connection))
+        if shares.full(self._holders_of(connection)) or same >= LINE_OF_A_PEER:
             remark = f"{same} long answers to this connection are being made, {len(self._line)} in all"
             raise for_code(ResponseCode.SYSTEM_BUSY, f"{remark}: ask again later")
         self._line.append(_Begun(request, connection, work))

@@ -14,6 +14,8 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
+from rmq.shares import NOBODY, Holders, Shares
+
 if TYPE_CHECKING:
     from attrs import define
 
@@ -39,7 +41,8 @@ _LONG: Final = 1024
 class HeldPull:
     """A pull that found nothing. `offset` moves on over messages that its filter refused.
 
-    `request` needs no text map and no body: `header` has all that is used again. `account` is whose it is.
+    `request` needs no text map and no body: `header` has all that is used again. `holders` is under whose
+    names it counts.
     """
 
     connection: Connection
@@ -47,7 +50,7 @@ class HeldPull:
     header: PullMessageRequestHeader
     offset: int
     deadline: float
-    account: str = ""
+    holders: Holders = NOBODY
     is_answered: bool = False
 
 
@@ -70,8 +73,8 @@ class HeldPulls:
     `on_deadline(at)` is called with each new deadline, so that `step` is called by then.
 
     The property `count` is what they are limited by: one for each pull, and one more for each KiB of its
-    expression. It is kept for each connection and each account too. While it `is_silent` a pull is to be held
-    also if there is something for it.
+    expression. It is kept for each connection, and in `shares` for each account or address. While it
+    `is_silent` a pull is to be held also if there is something for it.
     """
 
     def __init__(
@@ -84,12 +87,12 @@ class HeldPulls:
         self._resume = resume
         self._on_deadline = on_deadline
         self.count = 0
+        self.shares = Shares(0)
         self.is_silent = False
         self._pulls: dict[tuple[str, int], dict[HeldPull, None]] = {}
         self._rounds: dict[tuple[str, int], _Round] = {}  # of queues with more pulls than a turn has room for
         self._tries = TRIES_OF_A_TURN
         self._of_connection: dict[Connection, dict[HeldPull, None]] = {}
-        self._of_account: dict[str, int] = {}
         self._long: dict[Connection, int] = {}  # what expressions add
         self._timers: list[tuple[float, int, HeldPull]] = []
         self._order = count()
@@ -103,10 +106,6 @@ class HeldPulls:
         mine = self._of_connection.get(connection)
         return 0 if mine is None else len(mine) + self._long.get(connection, 0)
 
-    def held_by_account(self, account: str) -> int:
-        """The pulls held for an account; none are counted for the empty one, which is nobody's."""
-        return self._of_account.get(account, 0)
-
     def hold_pull(self, pull: HeldPull) -> None:
         """Keep a pull until its queue grows past its offset, its time is over, or its connection closes."""
         connection, header = pull.connection, pull.header
@@ -116,10 +115,7 @@ class HeldPulls:
             connection.reset_on_close()
         self._pulls.setdefault((header.topic, header.queue_id), {})[pull] = None
         self._of_connection.setdefault(connection, {})[pull] = None
-        self.count += 1
-        text = header.subscription
-        if pull.account or (text and len(text) >= _LONG):
-            self._count(pull, 1)
+        self._count(pull, 1)
         heappush(self._timers, (pull.deadline, next(self._order), pull))
         if len(self._timers) > 64 + 2 * self.count:
             self._drop_stale_timers()
@@ -243,11 +239,8 @@ class HeldPulls:
         ):  # its answer overfilled the outbox, which closed the connection, which dropped it
             return
         pull.is_answered = True
-        self.count -= 1
+        self._count(pull, -1)
         assert self.count >= 0
-        text = pull.header.subscription
-        if pull.account or (text and len(text) >= _LONG):
-            self._count(pull, -1)
         key = (pull.header.topic, pull.header.queue_id)
         pulls = self._pulls[key]
         del pulls[pull]
@@ -260,12 +253,14 @@ class HeldPulls:
                 del self._of_connection[pull.connection]
 
     def _count(self, pull: HeldPull, sign: int) -> None:
-        """Count what is not always there: the account, and what a long expression adds."""
-        extra = len(pull.header.subscription or "") // _LONG * sign
-        self.count += extra
-        _add(self._long, pull.connection, extra)
-        if pull.account:
-            _add(self._of_account, pull.account, sign + extra)
+        """Count a pull, and what a long expression adds."""
+        text, count = pull.header.subscription, sign
+        if text and len(text) >= _LONG:
+            extra = len(text) // _LONG * sign
+            count += extra
+            _add(self._long, pull.connection, extra)
+        self.count += count
+        self.shares.add(pull.holders, count)
 
     def _drop_stale_timers(self) -> None:
         self._timers = [timer for timer in self._timers if not timer[2].is_answered]

@@ -31,7 +31,6 @@ from rmq.message import (
     RETRY_PREFIX,
     tags_code,
 )
-from rmq.plugin import ACCOUNT, account_of
 from rmq.protocol import json
 from rmq.protocol.codes import (
     MASTER_ID,
@@ -46,6 +45,7 @@ from rmq.protocol.frames import encode_pull_reply_head
 from rmq.protocol.headers import PullMessageRequestHeader
 from rmq.protocol.properties import encode_properties
 from rmq.protocol.record import Record
+from rmq.shares import Holders, Shares, is_account
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
@@ -222,6 +222,7 @@ class Pull:
                 header.queue_id,
                 header.commit_offset,
                 connection.peer_address,
+                connection,
             )
         return None
 
@@ -259,9 +260,9 @@ class Pull:
         if not self._settings.broker.broker_permission & PERM_READ:
             raise _forbidden(f"the broker[{self._settings.broker.broker_ip1}] pulling message is forbidden")
         name = header.consumer_group
-        group = self._groups.table.get(name) or self._groups.get(name, account_of(connection))
+        group = self._groups.table.get(name) or self._groups.get(name, self._settings.holders_of(connection))
         if group is None:
-            raise self._groups.unknown(name, account_of(connection))
+            raise self._groups.unknown(name, self._settings.holders_of(connection))
         if not group.consume_enable:
             raise _forbidden(f"subscription group no permission, {name}")
         return group
@@ -415,13 +416,10 @@ class Pull:
         return result
 
     def _hold(self, request: Command, header: PullMessageRequestHeader, connection: Connection) -> None:
-        config, held_pulls, account = (
-            self._settings.broker,
-            self.held_pulls,
-            connection.state.get(ACCOUNT, ""),
-        )
+        config, held_pulls = self._settings.broker, self.held_pulls
+        holders = self._settings.holders_of(connection)
         if held_pulls.count >= self._room:
-            self._check_room(connection, account)
+            self._check_room(connection, holders)
         self._stats.miss()
         wait_ms, most = header.suspend_timeout_millis, config.max_suspend_time_mills
         if not config.long_polling_enable:
@@ -434,26 +432,29 @@ class Pull:
             wait_ms = wait_ms if is_told else min(wait_ms, ELSEWHERE_MS)
         deadline = held_pulls.clock() + wait_ms / 1000
         request.shrink()  # senders choose how large the rest of it is
-        held = HeldPull(connection, request, header, header.queue_offset, deadline, account)
+        held = HeldPull(connection, request, header, header.queue_offset, deadline, holders)
         held_pulls.hold_pull(held)
         if is_told and self.on_waiting is not None:
             self.on_waiting(held)
 
-    def _check_room(self, connection: Connection, account: str) -> None:
-        """Raise ResponseError when as many pulls wait as may: in all, of a connection, or of an account."""
-        config, held_pulls = self._settings.broker, self.held_pulls
+    def _check_room(self, connection: Connection, holders: Holders) -> None:
+        """Raise ResponseError when as many pulls wait as may: in all, of a connection, of an account, or of
+        an account's or address's share."""
+        config, held_pulls, busy = self._settings.broker, self.held_pulls, ""
+        shares = held_pulls.shares
+        shares.most = config.pull_thread_pool_queue_capacity
         places = (
-            (held_pulls.count, config.pull_thread_pool_queue_capacity, "pullThreadPoolQueueCapacity"),
             (held_pulls.held_by(connection), config.max_held_pulls_of_connection, "maxHeldPullsOfConnection"),
-            (held_pulls.held_by_account(account), config.max_held_pulls_of_account, "maxHeldPullsOfAccount"),
+            (_of_account(shares, holders), config.max_held_pulls_of_account, "maxHeldPullsOfAccount"),
         )
         for held, most, setting in places:
             if held >= most:
-                raise for_code(
-                    ResponseCode.SYSTEM_BUSY,
-                    "[OVERLOAD]system busy, start flow control for a while: "
-                    f"{held} pulls wait for messages, {setting} is {most}",
-                )
+                busy = f"{held} pulls wait for messages, {setting} is {most}"
+        if full := shares.full(holders):
+            busy = f"pulls wait for messages: {full} (pullThreadPoolQueueCapacity)"
+        if busy:
+            text = f"[OVERLOAD]system busy, start flow control for a while: {busy}"
+            raise for_code(ResponseCode.SYSTEM_BUSY, text)
 
     def _resume(self, held: HeldPull, last: bool) -> bool:
         """Try a held pull again; whether it is answered. A refusal is an answer."""
@@ -553,10 +554,14 @@ def _of_record(accepts: MessageFilter | None) -> Callable[[memoryview], bool] | 
 def _room(config: BrokerConfig) -> int:
     """So many waiting pulls cannot be over any limit, whosever they are."""
     return min(
-        config.pull_thread_pool_queue_capacity,
+        config.pull_thread_pool_queue_capacity // 2,  # less is no holder's share
         config.max_held_pulls_of_connection,
         config.max_held_pulls_of_account,
     )
+
+
+def _of_account(shares: Shares, holders: Holders) -> int:
+    return shares.held(holders[0]) if holders and is_account(holders[0]) else 0
 
 
 def _size_of(plan: Plan) -> int:

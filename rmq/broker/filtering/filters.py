@@ -36,6 +36,7 @@ from rmq.protocol.json import JAVA
 from rmq.protocol.properties import decode_properties
 from rmq.protocol.record import property_bytes
 from rmq.remoting.limits import AddressRate, network_of
+from rmq.shares import NOBODY, Holders, Shares
 
 if TYPE_CHECKING:
     from attrs import define, frozen
@@ -227,6 +228,7 @@ class Filter:
     client_version: int
     bits: list[int] = field(repr=False)
     dead_ms: int = 0
+    holders: Holders = field(default=NOBODY, repr=False)
 
     @property
     def is_dead(self) -> bool:
@@ -262,8 +264,8 @@ class FilterTable:
             config.max_error_rate_of_bloom_filter, config.expect_consumer_num_use_filter
         )
         self._table: dict[str, dict[str, Filter]] = {}
-        self._count = 0
-        self._characters = 0
+        self._filters = Shares(FILTERS_MAX)
+        self._characters = Shares(CHARACTERS_MAX)
         self._second = 0
         self._at_once = AT_ONCE
         settings.derive(self._settings_changed)
@@ -327,43 +329,43 @@ class FilterTable:
 
     # --- what clients announce ---
 
-    def register(self, group: str, wanted: Iterable[SubscriptionData]) -> None:
+    def register(self, group: str, wanted: Iterable[SubscriptionData], holders: Holders = NOBODY) -> None:
         """Take what a member of the group announces; the group's filters for other topics are dead then."""
         topics = set()
         for subscription in wanted:
             topics.add(subscription.topic)
-            self.take(group, subscription)
+            self.take(group, subscription, holders)
         for known in self._of(group):
             if known.topic not in topics:
                 self._die(known)
 
-    def take(self, group: str, wanted: SubscriptionData) -> None:
+    def take(self, group: str, wanted: SubscriptionData, holders: Holders = NOBODY) -> None:
         """Take what the group announces of one topic, unless it is by tags, or filters are not allowed."""
         has_filter = wanted.sub_string and not is_tag_type(wanted.expression_type)
         if has_filter and self._settings.broker.enable_property_filter:
-            self._register(group, wanted)
+            self._register(group, wanted, holders)
 
     def unregister(self, group: str) -> None:
         """The group has no member left."""
         for known in self._of(group):
             self._die(known)
 
-    def _register(self, group: str, wanted: SubscriptionData) -> None:
+    def _register(self, group: str, wanted: SubscriptionData, holders: Holders) -> None:
         known = self.get(wanted.topic, group)
         if known is None:
-            self._put(group, wanted)
+            self._put(group, wanted, holders)
             return
         same = (known.expression, known.expression_type) == (wanted.sub_string, wanted.expression_type)
         newer = wanted.sub_version - known.client_version if self.is_possible(known.client_version) else 1
         if newer > 0 and not same:
-            self._put(group, wanted)
+            self._put(group, wanted, holders)
         elif newer > 0 or (newer == 0 and known.is_dead):
             known.client_version, known.dead_ms = wanted.sub_version, 0
             self.is_changed = True
         elif not same:
             log.warning("group %s: a filter not newer than %s is ignored: %s", group, known, wanted)
 
-    def _put(self, group: str, wanted: SubscriptionData) -> None:
+    def _put(self, group: str, wanted: SubscriptionData, holders: Holders) -> None:
         """Put a filter in, compiled if there is filtering at all; one that cannot be compiled takes the old
         one away."""
         self.is_changed = True
@@ -377,19 +379,18 @@ class FilterTable:
             self._now_ms(),
             wanted.sub_version,
             self._bits(group, wanted.topic),
+            holders=holders,
         )
         before = self.get(wanted.topic, group)
         if before is not None:
             self._remove(before)
-        characters = self._characters + len(made.expression)
-        if self._count >= FILTERS_MAX or characters > CHARACTERS_MAX:
-            log.warning(
-                "%s:%s is not kept: %d filters of %d characters are here, at most %d of %d are taken",
-                *(group, wanted.topic, self._count, self._characters, FILTERS_MAX, CHARACTERS_MAX),
-            )
+        characters = len(made.expression)
+        full = self._filters.full(holders) or self._characters.full(holders, characters)
+        if full:
+            log.warning("%s:%s is not kept, of filters or their characters %s", group, wanted.topic, full)
             return
-        self._count += 1
-        self._characters = characters
+        self._filters.add(holders)
+        self._characters.add(holders, characters)
         self._table.setdefault(wanted.topic, {})[group] = made
         if not self._settings.broker.enable_property_filter or self._prepare(made):
             log.info("filter registered: %s", made)
@@ -417,8 +418,8 @@ class FilterTable:
     def _remove(self, known: Filter) -> None:
         table = self._table[known.topic]
         del table[known.group]
-        self._count -= 1
-        self._characters -= len(known.expression)
+        self._filters.give(known.holders)
+        self._characters.give(known.holders, len(known.expression))
         if not table:
             del self._table[known.topic]
 
@@ -492,7 +493,8 @@ class FilterTable:
     def _load(self, row: dict[str, Any]) -> None:
         group, topic, expression = row["consumerGroup"], row["topic"], row["expression"]
         kind, version = row["expressionType"], int(row["clientVersion"])
-        self._put(group, SubscriptionData(topic, expression, sub_version=version, expression_type=kind))
+        saved = SubscriptionData(topic, expression, sub_version=version, expression_type=kind)
+        self._put(group, saved, NOBODY)
         known = self.get(topic, group)
         if known is not None:
             known.born_ms = int(row["bornTime"])

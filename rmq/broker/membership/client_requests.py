@@ -46,6 +46,7 @@ from rmq.protocol.headers import (
 )
 from rmq.protocol.properties import decode_properties, encode_properties
 from rmq.protocol.signature import unsigned
+from rmq.shares import Holders, HoldersOf, Shares, by_account_and_address
 
 if TYPE_CHECKING:
     from attrs import define, frozen
@@ -69,7 +70,8 @@ BYTES_MAX: Final = 64 << 20
 """Requests on their way, and what those who asked for them keep meanwhile."""
 ROWS_OF_A_PEER: Final = 2_500
 BYTES_OF_A_PEER: Final = 16 << 20
-"""The same for one connection, as the one that is asked and as the one that asks."""
+"""The same for one connection that asks. At one that is asked one account or address may have as many wait,
+and others beside it."""
 
 
 @frozen
@@ -82,24 +84,33 @@ class Row:
     deadline: float
     size: int
     asker: Connection
+    holders: Holders
 
 
 class PendingRequests:
     """The requests to clients that have no answer yet. `clock` is in seconds; `on_deadline(at)` is called
-    with each new deadline: `step` is to be called by then.
+    with each new deadline: `step` is to be called by then. `holders_of` says under whose names what was
+    asked for counts.
     """
 
-    def __init__(self, clock: Callable[[], float], on_deadline: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        on_deadline: Callable[[float], None],
+        holders_of: HoldersOf | None = None,
+    ) -> None:
         self.clock = clock
+        self._holders_of = holders_of or by_account_and_address()
         self._on_deadline = on_deadline
         self._rows: dict[Connection, dict[int, Row]] = {}
-        self._count = 0
-        self._size = 0
+        self._places = Shares(ROWS_MAX)
+        self._bytes = Shares(BYTES_MAX)
+        self._at: dict[Connection, Shares] = {}  # places at each client that is asked
         self._of_asker: dict[Connection, tuple[int, int]] = {}  # rows and bytes
         self._next = math.inf  # no row's deadline is before it
 
     def __len__(self) -> int:
-        return self._count
+        return self._places.used
 
     def call(
         self, to: Connection, command: Command, seconds: float, on_answer: OnAnswer, asker: Connection
@@ -112,12 +123,12 @@ class PendingRequests:
         """
         if to.is_closed:
             raise for_code(ResponseCode.SYSTEM_ERROR, f"the connection to {to.peer_address} has just ended")
-        size = len(command.body)
-        self._check_room(to, asker, size)
+        size, holders = len(command.body), self._holders_of(asker)
+        self._check_room(to, asker, holders, size)
         to.notify(command)  # first: a request that has no frame is nobody's to wait for
-        row = Row(command.code, on_answer, seconds, self.clock() + seconds, size, asker)
+        row = Row(command.code, on_answer, seconds, self.clock() + seconds, size, asker, holders)
         self._rows.setdefault(to, {})[command.opaque] = row
-        self._add(row, 1)
+        self._add(to, row, 1)
         self._next = min(self._next, row.deadline)
         self._on_deadline(row.deadline)
 
@@ -158,35 +169,42 @@ class PendingRequests:
     def _take(self, connection: Connection, opaque: int) -> Row:
         rows = self._rows[connection]
         row = rows.pop(opaque)
-        self._add(row, -1)
+        self._add(connection, row, -1)
         if not rows:
             del self._rows[connection]
+            del self._at[connection]
         return row
 
-    def _add(self, row: Row, sign: int) -> None:
-        self._count += sign
-        self._size += sign * row.size
+    def _add(self, to: Connection, row: Row, sign: int) -> None:
+        self._places.add(row.holders, sign)
+        self._bytes.add(row.holders, sign * row.size)
+        self._at.setdefault(to, Shares(2 * ROWS_OF_A_PEER)).add(row.holders, sign)
         rows, size = self._of_asker.get(row.asker, (0, 0))
         if rows + sign:
             self._of_asker[row.asker] = (rows + sign, size + sign * row.size)
         else:
             del self._of_asker[row.asker]
 
-    def _check_room(self, to: Connection, asker: Connection, size: int) -> None:
-        """Raise ResponseError when too much is on its way: in all, to that client, or for that asker."""
+    def _check_room(self, to: Connection, asker: Connection, holders: Holders, size: int) -> None:
+        """Raise ResponseError when too much is on its way: in all, at that client, for that connection, or
+        for its account or address."""
         asked, bytes_asked = self._of_asker.get(asker, (0, 0))
-        places = (
-            ("", self._count, ROWS_MAX, self._size, BYTES_MAX),
-            (f" at {to.peer_address}", len(self._rows.get(to, ())), ROWS_OF_A_PEER, 0, BYTES_OF_A_PEER),
-            (f" for {asker.peer_address}", asked, ROWS_OF_A_PEER, bytes_asked, BYTES_OF_A_PEER),
-        )
-        for where, rows, most, kept, most_kept in places:
-            if rows >= most or kept + size > most_kept:
-                raise for_code(
-                    ResponseCode.SYSTEM_BUSY,
-                    f"{rows} requests to clients ({kept} bytes) wait for their answers{where}, "
-                    f"at most {most} ({most_kept} bytes) may",
-                )
+        if asked >= ROWS_OF_A_PEER or bytes_asked + size > BYTES_OF_A_PEER:
+            raise _busy(f"{asked} of {bytes_asked} bytes for {asker.peer_address}")
+        if full := self._places.full(holders):
+            raise _busy(full)
+        if full := self._bytes.full(holders, size):
+            raise _busy(f"of their bytes {full}")
+        if to in self._at and (full := self._at[to].full(holders)):
+            raise _busy(f"at {to.peer_address} {full}")
+
+
+def _busy(what: str) -> ResponseError:
+    return for_code(
+        ResponseCode.SYSTEM_BUSY,
+        f"requests to clients wait for their answers, no more may: {what} (at most {ROWS_MAX} and "
+        f"{BYTES_MAX} bytes, {ROWS_OF_A_PEER} and {BYTES_OF_A_PEER} of a connection)",
+    )
 
 
 CALL_SECONDS: Final = 10.0

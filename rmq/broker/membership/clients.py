@@ -38,6 +38,7 @@ from rmq.protocol.headers import (
     UnregisterClientRequestHeader,
 )
 from rmq.protocol.json import count_values
+from rmq.shares import Holders, Shares
 
 if TYPE_CHECKING:
     from rmq.broker.config import Settings
@@ -85,7 +86,8 @@ class Clients:
         self.announcements = Announcements(self._consumers, clock)
         self._producers: dict[str, dict[Connection, Member]] = {}
         self._of_connection: dict[Connection, set[tuple[str, str]]] = {}
-        self._memberships = 0
+        self._shares = Shares(settings.broker.max_group_members)
+        self._holders: dict[Connection, Holders] = {}  # of those with memberships
         self._ids = ClientIds()
         self.conflicts = Conflicts(settings)
 
@@ -189,7 +191,7 @@ class Clients:
         self._admit(data, members)
         changed: dict[str, Member] = {}
         for consumer, member in zip(data.consumer_data_set, members, strict=True):
-            self._make_retry_topic(consumer, account_of(connection))
+            self._make_retry_topic(consumer, self._settings.holders_of(connection))
             if self._join(consumer, member):
                 changed[consumer.group_name] = member
                 self._notify(consumer.group_name)
@@ -278,13 +280,18 @@ class Clients:
                 f"client {data.client_id} names {count} groups on one connection, "
                 f"at most {GROUPS_OF_A_CONNECTION} are allowed",
             )
-        most = self._settings.broker.max_group_members
-        if self._memberships + count - len(mine) > most:
+        self._shares.most = self._settings.broker.max_group_members
+        new = count - len(mine)
+        if new and (full := self._shares.full(self._holders_of(connection), new)):
             raise for_code(
                 ResponseCode.SYSTEM_BUSY,
-                f"client {data.client_id} is not let into its groups: {self._memberships} members of groups "
-                f"are connected, maxGroupMembers is {most}",
+                f"client {data.client_id} is not let into {new} groups: of the members of groups "
+                f"(maxGroupMembers) {full}",
             )
+
+    def _holders_of(self, connection: Connection) -> Holders:
+        """Under whose names its memberships count: those that it had when the first of them came."""
+        return self._holders.get(connection) or self._settings.holders_of(connection)
 
     def _since(self, group: str, client_id: str, connection: Connection, now: int) -> int:
         known = self._consumers[group].members.get(connection) if group in self._consumers else None
@@ -316,12 +323,12 @@ class Clients:
             )
         return "; ".join(filter(None, texts))
 
-    def _make_retry_topic(self, consumer: ConsumerData, account: str) -> None:
-        config = self._groups.get(consumer.group_name, account, says=False)
+    def _make_retry_topic(self, consumer: ConsumerData, maker: Holders) -> None:
+        config = self._groups.get(consumer.group_name, maker, says=False)
         if config is not None:
             sys_flag = TOPIC_UNIT_SUB if consumer.unit_mode else 0
             topic = retry_topic(consumer.group_name)
-            self._topics.foresee_retry(topic, config.retry_queue_nums, sys_flag, account=account)
+            self._topics.foresee_retry(topic, config.retry_queue_nums, sys_flag, maker=maker)
 
     def _join(self, consumer: ConsumerData, member: Member) -> bool:
         known = self._consumers.get(consumer.group_name)
@@ -337,7 +344,7 @@ class Clients:
         is_new = self._joined(group.name, group.members, member)
         wanted = with_past_versions(consumer.subscription_data_set, member.stamp_ms)
         is_changed = group.subscribe(wanted)
-        self._filters.register(group.name, wanted)
+        self._filters.register(group.name, wanted, self._holders_of(member.connection))
         self._remember(member.connection, "consumer", group.name)
         if group.announced != announced:
             self.announcements.changed(group.name)
@@ -355,8 +362,9 @@ class Clients:
 
     def _remember(self, connection: Connection, kind: str, group: str) -> None:
         mine = self._of_connection.setdefault(connection, set())
-        self._memberships += (kind, group) not in mine
-        mine.add((kind, group))
+        if (kind, group) not in mine:
+            mine.add((kind, group))
+            self._shares.add(self._holders.setdefault(connection, self._holders_of(connection)))
 
     # --- leaving ---
 
@@ -405,9 +413,10 @@ class Clients:
         if (kind, group) not in memberships:
             return False
         memberships.discard((kind, group))
-        self._memberships -= 1
+        self._shares.give(self._holders[connection])
         if not memberships:
             del self._of_connection[connection]
+            del self._holders[connection]
         members = self._members(kind, group)
         member = members.pop(connection)
         if kind == "consumer":

@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Union
 
 from attrs import define, field
@@ -172,7 +172,9 @@ class Acknowledgement:
         self.disk = ParkedSends(clock, histograms.flush_wait, on_deadline, self._on_disk)
         self.slaves = ParkedSends(clock, histograms.replication_wait, on_deadline, self._on_slave)
         self.replicas = Replicas(settings, self._advance)
-        self.rows = RowWaits(self.replicas, clock, on_deadline, lambda: self._slave_seconds)
+        self.rows = RowWaits(
+            self.replicas, clock, on_deadline, lambda: self._slave_seconds, settings.holders_of
+        )
         self._settings = settings
         settings.derive(self._settings_changed)
 
@@ -361,6 +363,13 @@ class Acknowledgement:
         waiting = self.disk.acks + self.slaves.acks
         return waiting + self.waiting_for_topics if self._new_topics or self._new_topic_calls else waiting
 
+    def parked(self) -> Iterator[tuple[Connection, int]]:
+        """The connections whose sends wait, and how many of each row."""
+        for connection, senders in self._new_topics:
+            yield connection, len(senders)
+        for line in (self.disk, self.slaves):
+            yield from line.rows()
+
     def _park(self, connection: Connection | None, acks: Acks) -> None:
         # The log's end: right after a commit that of this chunk. Who waited for a topic waits for more than
         # its own records, because positions in a line must not fall; the next sync covers all of them anyway.
@@ -475,6 +484,12 @@ class ParkedSends:
         """Release those whose deadline has passed."""
         while self._line and self._line[0].deadline <= now:
             self._release(self._take(), False)
+
+    def rows(self) -> Iterator[tuple[Connection, int]]:
+        """The connections whose sends wait, and how many of each row."""
+        for parked in self._line:
+            if parked.connection is not None:
+                yield parked.connection, len(parked.acks)
 
     @property
     def awaited(self) -> int:

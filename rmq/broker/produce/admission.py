@@ -7,12 +7,14 @@ producer wait or go to another broker. A refusal is (response code, remark).
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from rmq.errors import DiskFull, RemoteProtocolError, ResponseError, StoreError, for_code
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import check_body
+from rmq.shares import Shares
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
@@ -34,6 +36,11 @@ BUSY_SECONDS_MAX: Final = 1.0
 
 LOOK_MS: Final = 100
 """For so long all counts as well once it was, as far as disk and settings go: a chunk may have one send."""
+
+COUNT_SECONDS: Final = 0.05
+COUNT_PARTS: Final = 64
+"""How often the sends that wait are counted by senders while there are too many: after so long, or when they
+are more, or less, by one of so many parts of all that may wait."""
 
 LONG_ROUNDS: Final = 2
 """After so many long rounds of the event loop in a row sends are refused."""
@@ -70,7 +77,12 @@ class FlowControl:
         store: Store,
         acknowledgement: Acknowledgement,
         clock: Callable[[], float],
+        sender: Callable[[], Connection | None] = lambda: None,
     ) -> None:
+        """`sender` is the connection whose requests are being handled, if there is one."""
+        self._sender = sender
+        self._parked = Shares(0)  # as counted at `_parked_at`
+        self._parked_at = -math.inf
         self._settings = settings
         self._store = store
         self._acknowledgement = acknowledgement
@@ -162,10 +174,24 @@ class FlowControl:
             return _SYSTEM_ERROR, f"broker unable to service, until {since}"
         return self._why_busy() if config.broker_fast_failure_enable else None
 
+    def _has_share(self, most: int) -> bool:
+        """Whether the sender may have more sends wait than there are, since few of them are its own: those of
+        one account or address alone are refused at half of `most`."""
+        connection = self._sender()
+        waiting = self._acknowledgement.waiting
+        if connection is None or waiting >= most:
+            return False
+        now = self._clock()
+        if now >= self._parked_at + COUNT_SECONDS or abs(waiting - self._parked.used) * COUNT_PARTS > most:
+            self._parked, self._parked_at = Shares(most), now
+            for sender, count in self._acknowledgement.parked():
+                self._parked.add(self._settings.holders_of(sender), count)
+        return not self._parked.full(self._settings.holders_of(connection))
+
     def _why_busy(self) -> Refusal | None:
         parked = self._acknowledgement.waiting
         capacity = self._settings.broker.send_thread_pool_queue_capacity
-        if parked >= capacity:
+        if parked >= capacity and not self._has_share(2 * capacity):
             return _BUSY, (
                 f"[OVERLOAD]system busy, start flow control for a while: {parked} sends wait for the disk, "
                 f"sendThreadPoolQueueCapacity is {capacity}"

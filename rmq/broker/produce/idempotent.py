@@ -34,6 +34,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.headers import PRODUCER_ID, SEQUENCE, SendMessageRequestHeader
 from rmq.protocol.properties import PROPERTY_IDEMPOTENT_SEND
 from rmq.protocol.record import decode_record, property_bytes
+from rmq.shares import NOBODY, Holders, Shares
 from rmq.store.store import Batch
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Sent:
     queue_offset: int
     producer: str
     stored_ms: int = 0
+    holders: Holders = NOBODY
 
     @property
     def end(self) -> int:
@@ -97,7 +99,12 @@ class SentTable:
     def __init__(self) -> None:
         self._of: dict[tuple[str, str], list[Sent]] = {}
         self._by_age: deque[Sent] = deque()
-        self.count = 0
+        self.shares = Shares(0)
+
+    @property
+    def count(self) -> int:
+        """How many batches are known."""
+        return self.shares.used
 
     def among(self, topic: str, producer: str, first: int, end: int) -> list[Sent]:
         """What has some of these numbers, in their order."""
@@ -119,7 +126,7 @@ class SentTable:
         found = self._of.setdefault((sent.topic, sent.producer), [])
         found.insert(bisect_left(found, sent.first, key=_first), sent)
         self._by_age.append(sent)
-        self.count += 1
+        self.shares.add(sent.holders)
 
     def remove(self, sent: Sent) -> None:
         """Forget it, if it is there."""
@@ -128,7 +135,7 @@ class SentTable:
         at = bisect_left(found, sent.first, key=_first)
         if at < len(found) and found[at] is sent:
             del found[at]
-            self.count -= 1
+            self.shares.give(sent.holders)
             if not found:
                 del self._of[key]
 
@@ -239,11 +246,16 @@ class IdempotentSends:
         self._answer(request, connection, asked)
 
     def _store_new(self, request: Command, connection: Connection, now: int, asked: Sent) -> None:
-        if self.table.count >= self._settings.broker.idempotent_sends_max:
-            remark = f"{self.table.count} batches are known of idempotent producers (idempotentSendsMax)"
+        shares, holders = self.table.shares, self._settings.holders_of(connection)
+        # Beside one account or address that has as many as the setting says others may have some.
+        shares.most = 2 * self._settings.broker.idempotent_sends_max
+        if full := shares.full(holders):
+            remark = f"of the batches known of idempotent producers (idempotentSendsMax) {full}"
             raise for_code(ResponseCode.SYSTEM_BUSY, remark)
         queue = self._store.lane(asked.topic, asked.queue_id)
-        sent = evolve(asked, queue_offset=queue.next if queue is not None else 0, stored_ms=now)
+        sent = evolve(
+            asked, queue_offset=queue.next if queue is not None else 0, stored_ms=now, holders=holders
+        )
         request.body = _stamped(request.body, sent.stamp())
         self._send(request, connection, now)
         self.table.add(sent)  # if it cannot be committed, there is no such message at that place

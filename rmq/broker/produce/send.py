@@ -25,7 +25,6 @@ from rmq.message import (
     RETRY_PREFIX,
     retry_topic,
 )
-from rmq.plugin import account_of
 from rmq.protocol.codes import (
     FLAG_ONEWAY,
     PERM_READ,
@@ -239,7 +238,7 @@ class Send:
             header.default_topic_queue_nums,
             connection.peer_address,
             sys_flag=sys_flag,
-            account=account_of(connection),
+            maker=self._settings.holders_of(connection),
         )
         if made is None and is_retry:
             made = self._topics.create_retry(topic, PERM_WRITE | PERM_READ, 1, sys_flag)

@@ -22,6 +22,7 @@ from rmq.protocol.codes import LANGUAGE, RequestCode, ResponseCode
 from rmq.protocol.command import Command, check_body, next_opaque
 from rmq.protocol.signature import PROOF
 from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.shares import NOBODY, Holders, Shares
 
 if TYPE_CHECKING:
     from attrs import frozen
@@ -48,7 +49,8 @@ AGAIN_SECONDS: Final = 0.1
 """After a refusal of the master, until what is held is sent to it again."""
 HELD_MAX: Final = 2_500
 HELD_BYTES_MAX: Final = 16 << 20
-"""Requests that are held, and the bytes of their bodies."""
+"""Requests of one account or address that are held, and the bytes of their bodies; others may have some
+beside it."""
 HANDED_ON: Final = "handed on by a replica for "
 """Begins the remark of a request that is handed on; the client's address follows."""
 
@@ -72,6 +74,7 @@ class Held:
     unheld: Handler
     until: float
     refusal: Command | None = None
+    holders: Holders = NOBODY
 
 
 def is_handed_on(request: Command) -> bool:
@@ -94,7 +97,7 @@ class Relay(RefusingEndpoint):
         self._before: dict[int, Handler] | None = None  # of a master that hands over
         self._is_ending = False
         self._held: deque[Held] = deque()
-        self._held_bytes = 0
+        self._places, self._bytes = Shares(2 * HELD_MAX), Shares(2 * HELD_BYTES_MAX)
         self._again_at = 0.0
         self._used: Connection | None = None  # over which requests were sent last
 
@@ -177,7 +180,8 @@ class Relay(RefusingEndpoint):
             if broker is None or request.language == OURS:
                 return unheld(request, connection, now)
             check_body(request.code, len(request.body), broker.store.config.max_message_size)
-            one = Held(request, connection, unheld, broker.clock() + HOLD_SECONDS)
+            holders = broker.settings.holders_of(connection)
+            one = Held(request, connection, unheld, broker.clock() + HOLD_SECONDS, holders=holders)
             if self._hand_on(broker, one) or self._hold(one):
                 return None
             self._control.relay_refused += 1
@@ -229,7 +233,7 @@ class Relay(RefusingEndpoint):
             # Said of a request that is stored nowhere. One with a proof is not taken twice.
             if answer.code == UNAVAILABLE and request.code in SENT_AGAIN and PROOF not in request.ext:
                 self._again_at = broker.clock() + AGAIN_SECONDS
-                again = Held(request, one.connection, one.unheld, one.until, response)
+                again = Held(request, one.connection, one.unheld, one.until, response, one.holders)
                 if broker is self._broker and broker.clock() < one.until and self._hold(again):
                     return
         _answer(broker, one, response)
@@ -238,10 +242,9 @@ class Relay(RefusingEndpoint):
 
     def _hold(self, one: Held) -> bool:
         size = len(one.request.body)
-        if len(self._held) >= HELD_MAX or self._held_bytes + size > HELD_BYTES_MAX:
+        if self._places.full(one.holders) or self._bytes.full(one.holders, size):
             return False
-        self._held.append(one)
-        self._held_bytes += size
+        self._keep(one)
         if self._is_ending:
             one.connection.reset_on_close()
         if len(self._held) == 1:
@@ -251,8 +254,13 @@ class Relay(RefusingEndpoint):
     def _take_held(self) -> list[Held]:
         held = list(self._held)
         self._held.clear()
-        self._held_bytes = 0
+        self._places, self._bytes = Shares(2 * HELD_MAX), Shares(2 * HELD_BYTES_MAX)
         return held
+
+    def _keep(self, one: Held) -> None:
+        self._held.append(one)
+        self._places.add(one.holders)
+        self._bytes.add(one.holders, len(one.request.body))
 
     def step(self) -> bool:
         """Send what is held if the master is there, give up what has waited too long; whether more waits."""
@@ -267,8 +275,7 @@ class Relay(RefusingEndpoint):
             if now >= one.until:
                 self._give_up(broker, one)
             elif link is None or link.is_closed or link.is_busy or not self._send(broker, one, link):
-                self._held.append(one)
-                self._held_bytes += len(one.request.body)
+                self._keep(one)
         return bool(self._held)
 
     def _give_up(self, broker: Broker, one: Held) -> None:

@@ -22,6 +22,7 @@ from rmq.message import SYSTEM_GROUP_PREFIX, dlq_topic, retry_topic, validate_gr
 from rmq.protocol.bodies import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.fields import Body
+from rmq.shares import NOBODY, Holders
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ class Groups(VersionedTable[SubscriptionGroupConfig]):
         )
         self._settings = settings
 
-    def get(self, group: str, account: str = "", *, says: bool = True) -> SubscriptionGroupConfig | None:
+    def get(
+        self, group: str, maker: Holders = NOBODY, *, says: bool = True
+    ) -> SubscriptionGroupConfig | None:
         """The group's configuration, made on first use where that is allowed; else None. With `says` the log
         tells of one that is made.
         """
@@ -82,24 +85,24 @@ class Groups(VersionedTable[SubscriptionGroupConfig]):
         except InvalidName as error:
             log.warning("group is not made: %s", error)
             return None
-        full = self._full(account)
+        full = self._full(maker)
         if full:
             if not self._is_full:
                 log.warning("no group is made on first use any more: %s", full)
             self._is_full = True
             return None
-        self.quota.made(group, account)
+        self.quota.made(group, maker)
         if says:
             log.info("group %s made on first use", group)
         return self._add(group, made)
 
-    def exists(self, group: str, account: str = "") -> bool:
+    def exists(self, group: str, maker: Holders = NOBODY) -> bool:
         """Whether the group is there, or has been made just now."""
-        return self.get(group, account) is not None
+        return self.get(group, maker) is not None
 
-    def unknown(self, group: str, account: str = "") -> ResponseError:
+    def unknown(self, group: str, maker: Holders = NOBODY) -> ResponseError:
         """The answer about a group that is not there; it says why and what to do."""
-        if self._settings.broker.auto_create_subscription_group and (full := self._full(account)):
+        if self._settings.broker.auto_create_subscription_group and (full := self._full(maker)):
             reason = f"and is not made: {full}"
         else:
             reason = "or set autoCreateSubscriptionGroup=true on the broker"
@@ -109,14 +112,15 @@ class Groups(VersionedTable[SubscriptionGroupConfig]):
             f"create it with `mqadmin updateSubGroup -g {group}` {reason}",
         )
 
-    def _full(self, account: str) -> str:
+    def _full(self, maker: Holders) -> str:
         """Why no group is made any more; empty when one may be."""
-        if len(self.table) >= self._settings.broker.max_auto_created_groups:
+        config = self._settings.broker
+        if len(self.table) >= config.max_auto_created_groups:
             return f"this broker has {len(self.table)} groups, see maxAutoCreatedGroups"
-        count = self.quota.count(account)
-        if account and count >= self._settings.broker.max_auto_created_groups_of_account:
-            return f"account {account} has had {count} made, see maxAutoCreatedGroupsOfAccount"
-        return ""
+        if over := self.quota.over_account(maker, config.max_auto_created_groups_of_account):
+            return f"{over}, see maxAutoCreatedGroupsOfAccount"
+        over = self.quota.over_share(maker, config.max_auto_created_groups, len(self.table))
+        return f"{over}, see maxAutoCreatedGroups" if over else ""
 
     def update(self, config: SubscriptionGroupConfig, now: int | None = None) -> None:
         """Put or replace a group. Raises StoreError, and then nothing has changed."""

@@ -22,10 +22,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.broker.tables.versioned import Changes, Settled, Slices, drain
+from rmq.broker.tables.versioned import Changes, Quota, Settled, Slices, drain
 from rmq.errors import ResponseError, for_code
 from rmq.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANSACTION_GROUP
-from rmq.plugin import account_of
 from rmq.protocol.bodies import ConsumerOffsetSerializeWrapper
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.headers import (
@@ -33,12 +32,14 @@ from rmq.protocol.headers import (
     QueryConsumerOffsetResponseHeader,
     UpdateConsumerOffsetRequestHeader,
 )
+from rmq.shares import NOBODY, Holders
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import Settings
     from rmq.broker.tables.topics import Topics
     from rmq.protocol.command import Command
+    from rmq.remoting.connection import Connection
     from rmq.store.store import Store
 
 
@@ -125,7 +126,7 @@ log = logging.getLogger("rmq.broker")
 class Offsets:
     """The table of offsets: `topic@group` -> queue id -> offset of the next message to consume.
 
-    On a slave, what the master says is taken as it is. `group_exists(group, account)` says whether a group
+    On a slave, what the master says is taken as it is. `group_exists(group, maker)` says whether a group
     may commit.
     """
 
@@ -135,7 +136,7 @@ class Offsets:
         topics: Topics,
         store: Store,
         *,
-        group_exists: Callable[[str, str], bool],
+        group_exists: Callable[[str, Holders], bool],
     ) -> None:
         self._settings = settings
         self.is_changed = False
@@ -150,6 +151,7 @@ class Offsets:
         self._table: dict[str, dict[int, int]] = {}
         self._topics_of: dict[str, dict[str, None]] | None = None  # by group; made when somebody asks
         self._groups_of: dict[str, dict[str, None]] = {}  # by topic, the same
+        self._quota = Quota()
         self._kept: dict[str, dict[int, int]] = {}  # as the table was when its text was begun; else empty
         self._last_text = b""  # of a large table
 
@@ -176,7 +178,15 @@ class Offsets:
         queues = self._table.get(f"{topic}@{group}")
         return NONE if queues is None else queues.get(queue_id, NONE)
 
-    def commit(self, group: str, topic: str, queue_id: int, offset: int, client: str = "") -> None:
+    def commit(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        client: str = "",
+        peer: Connection | None = None,
+    ) -> None:
         """Keep where a group goes on. A negative offset is dropped, and so is one that the queue never
         reached; one behind messages that are lost becomes the offset at which they were.
 
@@ -196,7 +206,7 @@ class Offsets:
         if queues is None:
             if offset < 0:
                 return
-            queues = self._added(topic, group)
+            queues = self._added(topic, group, NOBODY if peer is None else self._settings.holders_of(peer))
         known = queues.get(queue_id, NONE)
         if offset == known:
             return
@@ -232,15 +242,18 @@ class Offsets:
             self._table[f"{topic}@{to_group}"] = dict(offsets)
             self._changed((f"{topic}@{to_group}",))
 
-    def _added(self, topic: str, group: str) -> dict[int, int]:
+    def _added(self, topic: str, group: str, maker: Holders = NOBODY) -> dict[int, int]:
         """A new pair. Raises ResponseError when there are too many: then none but the broker's own comes."""
         is_own = f"{topic}@{group}" in _OF_TRANSACTIONS
-        if len(self._table) >= self._settings.broker.max_consumer_offsets and not is_own:
+        most, count = self._settings.broker.max_consumer_offsets, len(self._table)
+        over = f"{count} are taken" if count >= most else self._quota.over_share(maker, most, count)
+        if over and not is_own:
             raise for_code(
                 ResponseCode.SYSTEM_ERROR,
-                f"offsets of group {group} in topic {topic} are not kept: this broker has those of "
-                f"{len(self._table)} pairs of a topic and a group, see maxConsumerOffsets",
+                f"offsets of group {group} in topic {topic} are not kept: of the pairs of a topic and a "
+                f"group {over}, see maxConsumerOffsets",
             )
+        self._quota.made(f"{topic}@{group}", maker)
         if self._topics_of is not None:
             self._index(self._topics_of, topic, group)
         queues = self._table[f"{topic}@{group}"] = {}
@@ -309,6 +322,7 @@ class Offsets:
         topics_of = self._indexed()
         for topic, group in pairs:
             del self._table[f"{topic}@{group}"]
+            self._quota.gone(f"{topic}@{group}")
             _remove(topics_of, group, topic)
             _remove(self._groups_of, topic, group)
             self._changed((f"{topic}@{group}",))
@@ -411,6 +425,7 @@ class Offsets:
         }
         for name in removed:
             del self._table[name]
+            self._quota.gone(name)
         if removed or changed.keys() - self._table.keys():
             self._topics_of = None
         self._table.update(changed)
@@ -481,7 +496,7 @@ class Offsets:
                     "this is another store. Consumers begin at the start of the queue, by their next pull",
                 )
         if f"{header.topic}@{header.consumer_group}" not in self._table and not self._group_exists(
-            header.consumer_group, account_of(connection)
+            header.consumer_group, self._settings.holders_of(connection)
         ):
             raise _refused(header, "this broker has no such group, and does not make it")
         self.commit(
@@ -490,6 +505,7 @@ class Offsets:
             header.queue_id,
             header.commit_offset,
             connection.peer_address,
+            connection,
         )
         return self.settled(request, connection, request.reply())
 

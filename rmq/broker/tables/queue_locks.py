@@ -22,6 +22,7 @@ from rmq.message import MessageQueue, validate_text
 from rmq.protocol import json
 from rmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, UnlockBatchRequestBody
 from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.shares import NOBODY, Holders, HoldersOf, Shares, by_account_and_address
 
 if TYPE_CHECKING:
     from rmq.protocol.command import Command
@@ -35,6 +36,9 @@ _LISTED: Final = 8
 LOCKS_MAX: Final = 200_000
 """Locks of all groups; more queues are not locked, so that their consumers wait."""
 
+Lock = tuple[str, int, Holders]
+"""The client that holds a queue, since when, and under whose names it counts."""
+
 log = logging.getLogger("rmq.broker")
 
 
@@ -43,10 +47,11 @@ class Locks:
     seconds.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], holders_of: HoldersOf | None = None) -> None:
         self._clock = clock
-        self._table: dict[str, dict[MessageQueue, tuple[str, int]]] = {}
-        self._count = 0
+        self._holders_of = holders_of or by_account_and_address()
+        self._table: dict[str, dict[MessageQueue, Lock]] = {}
+        self._shares = Shares(LOCKS_MAX)
         self.changes = Changes()
         self.is_closed: Callable[[], bool] = lambda: False
         """Whether another broker may be the one that locks."""
@@ -62,21 +67,28 @@ class Locks:
         }
 
     def lock(
-        self, group: str, queues: Iterable[MessageQueue], client_id: str, now: int
+        self,
+        group: str,
+        queues: Iterable[MessageQueue],
+        client_id: str,
+        now: int,
+        holders: Holders = NOBODY,
     ) -> frozenset[MessageQueue]:
         """Lock or renew what is free, expired or held by the client already; returns those queues."""
         held = self._table.setdefault(group, {})
         got = frozenset(queue for queue in queues if _is_free(held.get(queue), client_id, now))
-        if self._count + len(got.difference(held)) > LOCKS_MAX:
+        if full := self._shares.full(holders, len(got.difference(held))):
             got = got.intersection(held)
-            log.warning("%s of group %s gets no more locks: %d are held", client_id, group, self._count)
-        self._count += len(got.difference(held))
+            log.warning("%s of group %s gets no more locks: %s", client_id, group, full)
         new: list[MessageQueue] = []
         for queue in got:
             before = held.get(queue)
             if before is None or before[0] != client_id:
                 new.append(queue)
-            held[queue] = (client_id, now)
+            if before is not None:
+                self._shares.give(before[2])
+            held[queue] = (client_id, now, holders)
+            self._shares.add(holders)
         if new:
             self.changes.add(_row(group, queue) for queue in new)
             log.info("%s of group %s locks %s", client_id, group, _listed(new))
@@ -89,8 +101,7 @@ class Locks:
         held = self._table.get(group, {})
         mine = [queue for queue in dict.fromkeys(queues) if queue in held and held[queue][0] == client_id]
         for queue in mine:
-            del held[queue]
-        self._count -= len(mine)
+            self._shares.give(held.pop(queue)[2])
         if mine:
             self.changes.add(_row(group, queue) for queue in mine)
             log.info("%s of group %s unlocks %s", client_id, group, _listed(mine))
@@ -107,12 +118,14 @@ class Locks:
         for group, held in list(self._table.items()):
             kept = {queue: entry for queue, entry in held.items() if not _is_expired(entry, now)}
             if len(kept) < len(held):
-                self.changes.add(_row(group, queue) for queue in held if queue not in kept)
+                gone = [queue for queue in held if queue not in kept]
+                self.changes.add(_row(group, queue) for queue in gone)
+                for queue in gone:
+                    self._shares.give(held[queue][2])
             if kept:
                 self._table[group] = kept
             else:
                 del self._table[group]
-        self._count = sum(map(len, self._table.values()))
         return now + (LOCK_MS if self._table else FREE_MS)
 
     # --- rows for slaves ---
@@ -164,11 +177,14 @@ class Locks:
         now = self._ms()
         for name, client in rows.items():
             group, queue = _parts(name)
-            self._table.setdefault(group, {})[queue] = client, now
-        self._count = sum(map(len, self._table.values()))
+            held = self._table.setdefault(group, {})
+            if queue in held:
+                self._shares.give(held[queue][2])
+            held[queue] = client, now, NOBODY
+            self._shares.add(NOBODY)
         self.changes.add(rows)
 
-    def _entry(self, name: str) -> tuple[str, int] | None:
+    def _entry(self, name: str) -> Lock | None:
         group, queue = _parts(name)
         return self._table.get(group, {}).get(queue)
 
@@ -182,7 +198,9 @@ class Locks:
         _check(body)
         if self.is_closed():
             raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, "queues are locked at the master of this set")
-        got = self.lock(body.consumer_group, body.mq_set, body.client_id, self._ms())
+        got = self.lock(
+            body.consumer_group, body.mq_set, body.client_id, self._ms(), self._holders_of(connection)
+        )
         return self.settled(request, connection, request.reply(body=LockBatchResponseBody(got).to_json()))
 
     def _on_unlock(self, request: Command, connection: Any, now: int) -> Command:
@@ -225,9 +243,9 @@ def _listed(queues: list[MessageQueue]) -> str:
     return ", ".join(map(str, queues[:_LISTED])) + (f" and {more} more" if more > 0 else "")
 
 
-def _is_expired(entry: tuple[str, int], now: int) -> bool:
+def _is_expired(entry: Lock, now: int) -> bool:
     return now - entry[1] > LOCK_MS
 
 
-def _is_free(entry: tuple[str, int] | None, client_id: str, now: int) -> bool:
+def _is_free(entry: Lock | None, client_id: str, now: int) -> bool:
     return entry is None or entry[0] == client_id or _is_expired(entry, now)

@@ -33,6 +33,7 @@ from rmq.message import (
 from rmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper, TopicCreation
 from rmq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, ResponseCode
 from rmq.protocol.fields import Body
+from rmq.shares import NOBODY, Holders
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class Topics(VersionedTable[TopicConfig]):
         address: str,
         *,
         sys_flag: int = 0,
-        account: str = "",
+        maker: Holders = NOBODY,
     ) -> TopicConfig | None:
         """The topic, made with the settings of `default_topic` if it does not exist and that one allows it
         (PERM_INHERIT).
@@ -159,12 +160,12 @@ class Topics(VersionedTable[TopicConfig]):
         if model is None:
             log.warning("topic %s is not made: %s of %s does not allow it", topic, default_topic, address)
             return None
-        full = self._full(topic, self._settings.broker.max_auto_created_topics, account)
+        full = self._full(topic, self._settings.broker.max_auto_created_topics, maker)
         if full and topic.startswith(RETRY_PREFIX):
             return None
         if full:
             raise for_code(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, and is not made: {full}")
-        if len(self.unsaved) >= UNSAVED_MAX:
+        if self._many_unsaved(maker):
             remark = (
                 f"topic[{topic}] is not made: {len(self.unsaved)} topics wait to be saved, try again later"
             )
@@ -173,18 +174,23 @@ class Topics(VersionedTable[TopicConfig]):
         perm = model.perm & ~PERM_INHERIT
         made = TopicConfig(topic, queues, queues, perm, model.topic_filter_type, sys_flag)
         log.info("topic %s made like %s, %d queues, for producer %s", topic, default_topic, queues, address)
-        self.quota.made(topic, account)
+        self.quota.made(topic, maker)
         made = self._add(topic, made)
         if not topic.startswith(RETRY_PREFIX):  # consumers have these made at each broker
             self.on_made(made)
         return made
+
+    def _many_unsaved(self, maker: Holders) -> bool:
+        """Whether no more may wait to be saved: in all, or of one account or address."""
+        left = UNSAVED_MAX - len(self.unsaved)
+        return left <= 0 or (left * 2 <= UNSAVED_MAX and self.quota.made_of(self.unsaved, maker) >= left)
 
     def adopt(self, topic: TopicConfig) -> None:
         """Have a topic that a send has made at another broker of this service, unless it is here, or there
         are too many. It is saved as those that sends make here.
         """
         name = topic.topic_name
-        if name in self.table or self._full(name, self._settings.broker.max_auto_created_topics, ""):
+        if name in self.table or self._full(name, self._settings.broker.max_auto_created_topics, NOBODY):
             return
         log.info(
             "topic %s made, %d queues, as at another broker of this service", name, topic.write_queue_nums
@@ -192,17 +198,15 @@ class Topics(VersionedTable[TopicConfig]):
         self._add(name, topic)
 
     def foresee_retry(
-        self, topic: str, queue_nums: int, sys_flag: int = 0, *, account: str = ""
+        self, topic: str, queue_nums: int, sys_flag: int = 0, *, maker: Holders = NOBODY
     ) -> TopicConfig | None:
         """The topic of a group's retries, made before its first retry as long as the broker has few topics:
         RocketMQ's tools find the brokers of a group by the route of this topic. None when it is not made yet.
         """
         known = self.table.get(topic)
-        if known is not None or self._full(
-            topic, self._settings.broker.max_auto_created_topics // 2, account
-        ):
+        if known is not None or self._full(topic, self._settings.broker.max_auto_created_topics // 2, maker):
             return known
-        self.quota.made(topic, account)
+        self.quota.made(topic, maker)
         perm = PERM_READ | PERM_WRITE
         return self._add(topic, TopicConfig(topic, queue_nums, queue_nums, perm, topic_sys_flag=sys_flag))
 
@@ -214,23 +218,24 @@ class Topics(VersionedTable[TopicConfig]):
         known = self.table.get(topic)
         if known is not None:
             return known
-        full = self._full(topic, self._settings.broker.max_auto_created_topics * 3 // 2, "")
+        full = self._full(topic, self._settings.broker.max_auto_created_topics * 3 // 2, NOBODY)
         if full:
             raise for_code(ResponseCode.SYSTEM_ERROR, f"topic[{topic}] is not made: {full}")
         made = TopicConfig(topic, queue_nums, queue_nums, perm, topic_sys_flag=sys_flag)
         log.info("topic %s made, %d queues", topic, queue_nums)
         return self._add(topic, made)
 
-    def _full(self, topic: str, most: int, account: str) -> str:
+    def _full(self, topic: str, most: int, maker: Holders) -> str:
         """Why no topic is made any more; empty when one may be. The broker's own always are."""
         if self.is_system(topic):
             return ""
         most_of_account = self._settings.broker.max_auto_created_topics_of_account
         if len(self.table) >= most:
             reason = f"this broker has {len(self.table)} topics, see maxAutoCreatedTopics"
-        elif account and self.quota.count(account) >= most_of_account:
-            reason = f"account {account} has had {self.quota.count(account)} made"
-            reason += ", see maxAutoCreatedTopicsOfAccount"
+        elif over := self.quota.over_account(maker, most_of_account):
+            reason = f"{over}, see maxAutoCreatedTopicsOfAccount"
+        elif over := self.quota.over_share(maker, most, len(self.table)):
+            reason = f"{over}, see maxAutoCreatedTopics"
         else:
             return ""
         if not self._is_full:

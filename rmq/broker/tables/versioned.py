@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from functools import partial
 from itertools import count
@@ -24,6 +23,7 @@ from attrs import frozen
 from rmq.errors import RemoteProtocolError, StoreError
 from rmq.protocol.bodies import DataVersion
 from rmq.protocol.fields import Body
+from rmq.shares import NOBODY, Holders, Shares, is_account
 
 if TYPE_CHECKING:
     from rmq.broker.filtering.filters import FilterTable
@@ -57,31 +57,38 @@ def drain(work: Slices[T]) -> T:
 
 
 class Quota:
-    """How many names each account has had made on first use since the start. Names that no account made are
-    not counted.
+    """How many names each account, or address, has had made on first use since the start. Names that nobody
+    made are not counted.
     """
 
     def __init__(self) -> None:
-        self._makers: dict[str, str] = {}
-        self._counts: Counter[str] = Counter()
+        self._makers: dict[str, Holders] = {}
+        self._shares = Shares(0)
 
-    def made(self, name: str, account: str) -> None:
-        """A name was made for an account."""
-        if account:
-            self._makers[name] = account
-            self._counts[account] += 1
+    def made(self, name: str, maker: Holders) -> None:
+        """A name was made for somebody."""
+        if maker:
+            self._makers[name] = maker
+            self._shares.add(maker)
 
     def gone(self, name: str) -> None:
         """A name was deleted, or an administrator has set it: it counts no more."""
-        account = self._makers.pop(name, None)
-        if account is not None:
-            self._counts[account] -= 1
-            if not self._counts[account]:
-                del self._counts[account]
+        self._shares.give(maker) if (maker := self._makers.pop(name, NOBODY)) else None
 
-    def count(self, account: str) -> int:
-        """How many of them an account has."""
-        return self._counts.get(account, 0)
+    def over_account(self, maker: Holders, most: int) -> str:
+        """Why an account may have no more made than it has; empty for an address."""
+        if maker and is_account(maker[0]) and (count := self._shares.held(maker[0])) >= most:
+            return f"{maker[0]} has had {count} made"
+        return ""
+
+    def over_share(self, maker: Holders, most: int, taken: int) -> str:
+        """Why an account or address may have no more made of `most`, of which `taken` are there."""
+        self._shares.most = most - taken + self._shares.used
+        return self._shares.full(maker) if taken * 2 >= most else ""
+
+    def made_of(self, names: Collection[str], maker: Holders) -> int:
+        """How many of these were made for the same."""
+        return sum(self._makers.get(name) == maker for name in names)
 
 
 CHANGES_KEPT: Final = 100_000

@@ -174,7 +174,8 @@ def test_the_offsets_of_nobody(rig: Rig) -> None:
 
 
 def test_requests_on_their_way_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmq.broker.membership.client_requests.ROWS_MAX", 2)
+    monkeypatch.setattr("rmq.broker.membership.client_requests.ROWS_MAX", 4)
+    rig = Rig()
     consumer(rig)
     rig.ask(running_info(), running_info())
     assert rig.one(running_info()).code == ResponseCode.SYSTEM_BUSY
@@ -194,15 +195,16 @@ def test_one_client_cannot_take_all_the_room_for_requests_on_their_way(
     refused = rig.one(running_info("c@2"))  # this asker has three
     assert refused.code == ResponseCode.SYSTEM_BUSY
     assert "for 10.0.0.1:40001" in (refused.remark or "")
-    refused = rig.one(running_info("c@1"), wire=other)  # this client has three to answer
-    assert "at 10.0.0.5:5000" in (refused.remark or "")
+    assert rig.ask(*[running_info("c@1")] * 2, wire=other) == []  # there is some room beside it
+    refused = rig.one(running_info("c@1"), wire=other)
+    assert "at 10.0.0.5:5000 2 of 6 are taken by 10.0.0.7, 1 are free" in (refused.remark or "")
     assert rig.ask(running_info("c@2"), wire=other) == []
     rig.broker.step_deadlines(rig.seconds + CALL_SECONDS)
     rig.wire.take()
     assert rig.ask(running_info()) == []
     rig.broker.step_deadlines(rig.seconds + 2 * CALL_SECONDS)
     pending = rig.broker.pending_requests
-    assert (len(pending), pending._size, pending._of_asker) == (0, 0, {})
+    assert (len(pending), pending._bytes.used, pending._of_asker, pending._at) == (0, 0, {}, {})
 
 
 def test_what_is_kept_of_requests_on_their_way_is_bounded_in_bytes(

@@ -182,12 +182,13 @@ def test_groups_made_on_first_use_have_a_limit_and_the_answer_names_it() -> None
 
 def test_one_account_cannot_take_all_groups() -> None:
     rig = Rig(config=BrokerConfig(broker_name="b", max_auto_created_groups_of_account=2))
-    assert [rig.groups.exists(name, "app") for name in ("a", "b", "c")] == [True, True, False]
-    assert "account app has had 2 made" in (rig.groups.unknown("c", "app").remark or "")
-    assert rig.groups.exists("c", "other")
+    app, other = ("account app",), ("account other",)
+    assert [rig.groups.exists(name, app) for name in ("a", "b", "c")] == [True, True, False]
+    assert "account app has had 2 made" in (rig.groups.unknown("c", app).remark or "")
+    assert rig.groups.exists("c", other)
     assert rig.groups.exists("d")  # without access control there are no accounts
     rig.groups.forget(["a"])
-    assert rig.groups.exists("e", "app")
+    assert rig.groups.exists("e", app)
 
 
 def test_the_text_is_that_of_the_table_whatever_became_of_it() -> None:

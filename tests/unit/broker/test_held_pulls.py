@@ -39,7 +39,7 @@ class Fixture:
         queue_id: int = 0,
         offset: int = 5,
         wait: float = 15,
-        account: str = "",
+        holders: tuple[str, ...] = (),
         text: str | None = None,
         language: str = "JAVA",
     ) -> Any:
@@ -49,7 +49,7 @@ class Fixture:
             SimpleNamespace(topic="T", queue_id=queue_id, subscription=text),  # type: ignore[arg-type]
             offset,
             self.now + wait,
-            account,
+            holders,
         )
         self.held_pulls.hold_pull(pull)
         return pull
@@ -242,18 +242,19 @@ def test_deadlines_that_come_together_are_answered_in_several_turns(table: Fixtu
 def test_pulls_are_counted_for_their_connection_and_account_and_by_their_size(table: Fixture) -> None:
     one, other = peer(), peer()
     table.found = {"a"}
-    table.hold("a", connection=one, account="app")
-    table.hold("b", connection=one, account="app", text="x" * 4096, queue_id=1)
-    table.hold("c", connection=other, account="app", queue_id=1)
+    table.hold("a", connection=one, holders=("account app",))
+    table.hold("b", connection=one, holders=("account app",), text="x" * 4096, queue_id=1)
+    table.hold("c", connection=other, holders=("account app",), queue_id=1)
     pulls = table.held_pulls
     assert (pulls.count, pulls.held_by(one), pulls.held_by(other)) == (7, 6, 1)
-    assert pulls.held_by_account("app") == 7
+    assert pulls.shares.held("account app") == 7
     pulls.arrived("T", 0, 6)
-    assert (pulls.count, pulls.held_by(one), pulls.held_by_account("app")) == (6, 5, 6)
+    assert (pulls.count, pulls.held_by(one), pulls.shares.held("account app")) == (6, 5, 6)
     pulls.on_close(one)
-    assert (pulls.count, pulls.held_by(one), pulls.held_by_account("app")) == (1, 0, 1)
+    assert (pulls.count, pulls.held_by(one), pulls.shares.held("account app")) == (1, 0, 1)
     pulls.on_close(other)
-    assert pulls._of_account == pulls._long == pulls._pulls == pulls._of_connection == {}
+    assert pulls.shares.holders() == pulls.shares.used == 0
+    assert pulls._long == pulls._pulls == pulls._of_connection == {}
 
 
 def test_a_broker_that_stops_answers_no_pull_so_that_clients_are_quiet_when_connections_break(

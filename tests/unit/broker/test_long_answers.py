@@ -101,7 +101,7 @@ def slices(count: int, fails: bool = False) -> Slices[bytes]:
 
 
 def test_a_connection_has_a_few_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consume_stats, "LINE_MAX", 6)
+    monkeypatch.setattr(consume_stats, "LINE_MAX", 8)
     rig = Rig(given={"wake": Wakeups(long_answers=lambda: None)})
     line = rig.broker.long_answers
     first, second = Wire(), Wire("10.0.0.2:1")

@@ -135,7 +135,7 @@ def test_sends_that_wait_for_a_topic_count_as_waiting(rig: SlowRig) -> None:
 def test_a_flood_of_new_topics_leaves_room_for_sends_to_others(
     rig: SlowRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topics, "UNSAVED_MAX", 3)
+    monkeypatch.setattr(topics, "UNSAVED_MAX", 6)
     refused = rig.ask(*(send(f"New{number}") for number in range(5)))
     assert [answer.code for answer in refused] == 2 * [ResponseCode.SYSTEM_BUSY]
     assert "3 topics wait to be saved" in str(refused[0].remark)

@@ -483,7 +483,7 @@ def test_a_broker_asks_its_groups_and_makes_those_that_may_be() -> None:
 
 def test_pairs_of_a_topic_and_a_group_have_a_limit() -> None:
     rig = filled()
-    rig.settings.replace(evolve(rig.config, max_consumer_offsets=2), rig.store.config)
+    rig.settings.replace(evolve(rig.config, max_consumer_offsets=4), rig.store.config)
     for topic in ("U", "V"):
         rig.topic(topic)
         rig.put(topic)

@@ -476,11 +476,11 @@ def test_without_long_polling_a_pull_waits_a_short_time_and_no_arrival_answers_i
 
 
 def test_too_many_waiting_pulls_are_refused_with_figures() -> None:
-    rig = Rig(pull_thread_pool_queue_capacity=2)
+    rig = Rig(pull_thread_pool_queue_capacity=4)
     rig.broker.topics.update(TopicConfig("Orders", 4, 4))
     (answer,) = rig.ask(*(pull(sys_flag=WAITING) for _ in range(3)))
     assert answer.code == ResponseCode.SYSTEM_BUSY
-    assert "2 pulls wait" in (answer.remark or "")
+    assert "pulls wait for messages: 2 of 4 are taken by 10.0.0.1, 2 are free" in (answer.remark or "")
 
 
 def test_the_offset_of_a_waiting_pull_is_kept_at_once(rig: Rig) -> None:

@@ -452,6 +452,7 @@ def test_a_group_s_expressions_count_for_who_pulls_with_them(rig: Rig) -> None:
 
 def test_expressions_together_have_a_limit(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> None:
     monkeypatch.setattr(filter_module, "CHARACTERS_MAX", 12)
+    rig = Rig(enable_property_filter=True, trusted_gateways=("10.0.0.0/8",))
     announce(rig, *(sql("n > 2", topic=f"T{number}") for number in range(9)))
     assert len(saved(rig) or ()) == 2
     announce(rig, *(sql("n > 22", topic=f"T{number}", version=2) for number in range(2)))
@@ -462,6 +463,7 @@ def test_expressions_together_have_a_limit(monkeypatch: pytest.MonkeyPatch, rig:
 
 def test_filters_have_a_limit(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> None:
     monkeypatch.setattr(filter_module, "FILTERS_MAX", 3)
+    rig = Rig(enable_property_filter=True, trusted_gateways=("10.0.0.0/8",))
     announce(rig, *(sql("n > 2", topic=f"T{number}") for number in range(9)))
     assert len(saved(rig) or ()) == 3
     rig.broker.on_close(rig.wire)  # type: ignore[arg-type]

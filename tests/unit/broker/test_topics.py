@@ -236,13 +236,15 @@ def test_one_account_cannot_take_all_topics() -> None:
     rig = TopicsRig(max_auto_created_topics_of_account=2)
 
     def create(topic: str, account: str) -> TopicConfig | None:
-        return rig.topics.create_for_send(topic, "TBW102", 4, "1.2.3.4:5", account=account)
+        return rig.topics.create_for_send(
+            topic, "TBW102", 4, "1.2.3.4:5", maker=(f"account {account}",) if account else ()
+        )
 
     create("one", "app")
-    rig.topics.foresee_retry("%RETRY%g", 1, account="app")
+    rig.topics.foresee_retry("%RETRY%g", 1, maker=("account app",))
     with pytest.raises(ResponseError, match="account app has had 2 made, see maxAutoCreatedTopicsOfAccount"):
         create("two", "app")
-    assert rig.topics.foresee_retry("%RETRY%h", 1, account="app") is None
+    assert rig.topics.foresee_retry("%RETRY%h", 1, maker=("account app",)) is None
     assert create("two", "other") is not None
     assert create("three", "") is not None
     rig.topics.delete("one")

@@ -301,12 +301,12 @@ def test_ipv6_and_named_hosts_may_register() -> None:
 def test_the_tables_are_bounded() -> None:
     table = RouteTable(RouteLimits(brokers=2, queue_entries=3, filter_servers=1))
     table.register(A_MASTER, body_of("T", "U"), "one", 0)
-    with pytest.raises(SystemFailure, match="already has 2 topic entries"):
+    with pytest.raises(SystemFailure, match="no more topics may register: 2 of 3 are taken"):
         table.register(B_MASTER, body_of("T", "U"), "two", 0)
     with pytest.raises(SystemFailure, match="filter servers"):
         table.register(B_MASTER, body_of("T", filters=("a", "b")), "two", 0)
     table.register(B_MASTER, body_of("T"), "two", 0)
-    with pytest.raises(SystemFailure, match="already has 2 brokers"):
+    with pytest.raises(SystemFailure, match="no more brokers may register: 2 of 2 are taken"):
         table.register(A_SLAVE, body_of(), "three", 0)
     table.register(A_MASTER, body_of("T", "U", version=2), "one", 0)
     table.delete_topic("U")
@@ -524,7 +524,8 @@ class Routes(RuleBasedStateMachine):
         assert {
             (topic, name) for topic, queues in table.topic_queue_table.items() for name in queues
         } == entries
-        assert table._queue_entries == len(entries)
+        assert table._entries.used == len(entries)
+        assert table._brokers.used == len(table.broker_live_table)
         for topic in ("T", "U", "V"):
             route = table.route(topic)
             names = sorted(name for found, name in entries if found == topic)

@@ -16,6 +16,7 @@ from attrs import frozen
 
 from rmq.errors import for_code
 from rmq.protocol.codes import ResponseCode
+from rmq.shares import Holders, HoldersOf, Shares, by_account_and_address
 
 if TYPE_CHECKING:
     from rmq.broker.replication.links import Replicas
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from rmq.remoting.connection import Connection
 
 WAITING_MAX: Final = 20_000
-"""Answers that may wait, of all tables together."""
+"""Answers of one account or address that may wait, of all tables together; others may have some beside it."""
 LACKING_SECONDS: Final = 1.0
 """A slave that lacks for so long what somebody waits for has not all that it needs to be in sync."""
 
@@ -39,6 +40,7 @@ class _Waiting:
     response: Command
     serial: int
     deadline: float
+    holders: Holders
 
 
 class RowWaits:
@@ -51,7 +53,10 @@ class RowWaits:
         clock: Callable[[], float],
         on_deadline: Callable[[float], None],
         seconds: Callable[[], float],
+        holders_of: HoldersOf | None = None,
     ) -> None:
+        self._holders_of = holders_of or by_account_and_address()
+        self._shares = Shares(2 * WAITING_MAX)
         self._replicas = replicas
         self._clock = clock
         self._on_deadline = on_deadline
@@ -64,7 +69,7 @@ class RowWaits:
 
     def __len__(self) -> int:
         """How many wait."""
-        return sum(map(len, self._lines.values()))
+        return self._shares.used
 
     def answer(
         self, table: str, changes: Changes, request: Command, connection: Connection, response: Command
@@ -77,15 +82,17 @@ class RowWaits:
         if self._replicas.have_rows(table) >= serial:
             self._answered[table] = serial
             return response
-        if len(self) >= WAITING_MAX:
+        holders = self._holders_of(connection)
+        if full := self._shares.full(holders):
             raise for_code(
-                ResponseCode.SYSTEM_BUSY, f"{WAITING_MAX} changes wait for the replicas of this set"
+                ResponseCode.SYSTEM_BUSY, f"of the changes that wait for the replicas of this set {full}"
             )
+        self._shares.add(holders)
         now = self._clock()
         deadline = now + self._seconds()
         self._lacking.setdefault(table, (serial, now))
         line = self._lines.setdefault(table, deque())
-        line.append(_Waiting(request, connection, response, serial, deadline))
+        line.append(_Waiting(request, connection, response, serial, deadline, holders))
         self._on_deadline(deadline)
         self._replicas.grown()
         return None
@@ -124,6 +131,7 @@ class RowWaits:
         )
 
     def _send(self, waiting: _Waiting, *, is_known: bool) -> None:
+        self._shares.give(waiting.holders)
         if is_known:
             waiting.connection.reply(waiting.response)
             return
