@@ -25,6 +25,7 @@ from rmq.message import (
     RETRY_PREFIX,
     retry_topic,
 )
+from rmq.plugin import account_of
 from rmq.protocol.codes import (
     FLAG_ONEWAY,
     PERM_READ,
