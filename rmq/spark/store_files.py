@@ -22,7 +22,7 @@ from rmq.errors import ConfigError, CorruptRecord, StoreError
 from rmq.protocol.record import offset_of
 from rmq.spark.arrays import Array, at_every_byte
 from rmq.spark.records import MAGIC, Batch, Records, Take, each_fitting, find_records
-from rmq.store.consumequeue import UNIT, is_unit
+from rmq.store.consumequeue import LEFT_INSIDE, UNIT, is_unit
 from rmq.store.scan import is_blank, parse
 
 _NAME: Final = re.compile(r"[0-9]{20}")
@@ -91,7 +91,9 @@ def queue_folders(path: str, topic: str) -> dict[int, str]:
 def queue_topics(path: str) -> list[str]:
     """The topics that have consume queues in the store at `path`."""
     folder = Path(path) / "consumequeue"
-    return sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
+    if not folder.is_dir():
+        return []
+    return sorted(each.name for each in folder.iterdir() if each.is_dir() and each.name != LEFT_INSIDE)
 
 
 def queue_units(path: str, first: int = 0, end: int | None = None) -> QueueUnits:

@@ -24,6 +24,8 @@ log = logging.getLogger("rmq.store")
 UNIT_FORM = Struct(">qiq")
 UNIT = UNIT_FORM.size
 _CHUNK = 204  # units in a page
+LEFT_INSIDE = ".removed"
+"""In the queues' folder: folders of deleted topics, until their files are removed. No topic has a dot."""
 FILLER_SIZE = 0x7FFFFFFF
 _FILLER = UNIT_FORM.pack(0, FILLER_SIZE, 0)
 

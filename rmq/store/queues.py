@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from rmq.errors import StoreError
-from rmq.store.consumequeue import UNIT, UNIT_FORM, ConsumeQueue, Unit, queue_folder
+from rmq.store.consumequeue import LEFT_INSIDE, UNIT, UNIT_FORM, ConsumeQueue, Unit, queue_folder
 from rmq.store.disk import Disk
 from rmq.store.segments import OpenFiles, Progress, no_progress
 
@@ -22,8 +22,6 @@ log = logging.getLogger("rmq.store")
 
 Key = tuple[str, int]
 
-LEFT_INSIDE = ".removed"
-"""In the queues' folder: folders of deleted topics, until their files are removed. No topic has a dot."""
 _FILES_OPEN = 256
 _GATHERED_BYTES = 16 << 20  # units in memory before a commit writes some
 _GATHER_MS = 5000  # how long units may wait in memory

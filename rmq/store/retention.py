@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from rmq.errors import StoreError
 from rmq.store.commitlog import CommitLog
 from rmq.store.config import StoreConfig
+from rmq.store.consumequeue import LEFT_INSIDE
 from rmq.store.disk import Disk, DiskUsage
-from rmq.store.queues import LEFT_INSIDE
 
 if TYPE_CHECKING:
     from attrs import frozen
