@@ -29,6 +29,7 @@ from rmq.client import admin as async_admin
 from rmq.client import client as async_client
 from rmq.client.consume import consumer as async_consumer
 from rmq.client.consume import delivery as async_delivery
+from rmq.client.consume.isolation import Snapshot
 from rmq.client.produce import producer as async_producer
 from rmq.client.produce import transactional as async_transactional
 from rmq.client.produce.outgoing import SendResult
@@ -195,6 +196,7 @@ class Delivery:
     def __init__(self, consumer: Consumer, inner: async_delivery.Delivery) -> None:
         self._consumer = consumer
         self._inner = inner
+        self._snapshot: Snapshot | None = None
 
     def _loop(self) -> BlockingPortal:
         return self._consumer._loop()
@@ -205,18 +207,16 @@ class Delivery:
         return self._inner.message
 
     def __enter__(self) -> StoredMessage:
+        self._snapshot = Snapshot()
         # In this thread: it waits for nothing, and what it changes is changed at once. A way into the other
         # thread and back costs more than most handlers.
-        try:
-            self._inner.__aenter__().send(None)
-        except StopIteration as done:
-            message: StoredMessage = done.value
-            return message
-        raise AssertionError("to begin with a delivery waits for nothing")
+        return self._inner.begin()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
+        if self._snapshot is not None:
+            self._snapshot.restore()
         if error is None:
             self._consumer._ended_well(self._inner)
             return False

@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextvars import copy_context
 from types import TracebackType
 from typing import NoReturn, Self
 
@@ -84,6 +85,7 @@ class Pool:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._now: Callable[[], float] = lambda: 0.0
         self._poller: AsyncioPoller | None = None
+        self._context = copy_context()
         self.on_change: Callable[[str, object], None] = _ignore
         """Called with an address and None when there is a connection to it, and with the cause when it has
         ended or could not be made; further failures to make it are not told."""
@@ -93,6 +95,7 @@ class Pool:
         assert self._tasks is None, "a pool runs once"
         self._now = current_loop().now
         self._poller = asyncio_poller()
+        self._context = copy_context()
         try:
             with bare_errors():
                 async with anyio.create_task_group() as self._tasks:
@@ -177,7 +180,8 @@ class Pool:
             if link.connection is not None:  # its task has not got to its end yet
                 self._tell_lost(link, link.connection)
             link.connection = None
-            self._tasks.start_soon(self._keep, link)
+            # In the context of our own tasks: the connection outlives the call that needs it first.
+            self._context.copy().run(self._tasks.start_soon, self._keep, link)
         await link.dialled.wait()
 
     async def _keep(self, link: _Link) -> None:

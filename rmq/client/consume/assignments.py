@@ -13,6 +13,7 @@ import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from contextvars import copy_context
 from functools import partial
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ import anyio
 import anyio.abc
 
 from rmq.client.consume.dispatch import Dispatch
+from rmq.client.consume.isolation import awaited, in_context
 from rmq.client.consume.message_view import PulledMessage
 from rmq.client.consume.process_queue import ASKED_PART, ProcessQueue
 from rmq.client.consume.pull import Puller, PullTemplate, first_since
@@ -124,6 +126,7 @@ class Assignments:
         self._on_messages = on_messages
         self._locks = locks
         self._tasks: anyio.abc.TaskGroup | None = None
+        self._context = copy_context()
         self._changed = Alarm()
         self._leaving: dict[MessageQueue, ProcessQueue] = {}  # given up, once what is delivered has ended
         self._count = 0  # of the queues that we have or are about to have
@@ -142,6 +145,7 @@ class Assignments:
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; `started` when the first assignment has been tried."""
+        self._context = copy_context()
         async with anyio.create_task_group() as self._tasks:
             await self.rebalance()
             task_status.started()
@@ -307,9 +311,10 @@ class Assignments:
         if listener is None:
             return
         try:
-            answer = listener(change)
+            context = copy_context()
+            answer = context.run(listener, change)
             if inspect.isawaitable(answer):
-                await answer
+                await in_context(context, awaited(answer))
         except BaseException as error:
             failure = as_failure(error)
             if failure is None:
@@ -384,7 +389,8 @@ class Assignments:
         )
         self._progress.ring()
         self._set_limits()
-        self._tasks.start_soon(puller.run)
+        # In the context of our own tasks: this may be called in a handler, by `seek`.
+        self._context.copy().run(self._tasks.start_soon, puller.run)
 
     def _commits_by_pulls(self, queue: MessageQueue) -> bool:
         return self._options.auto_commit and not self._options.broadcasting and self._may_commit(queue)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextvars import copy_context
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -14,6 +15,7 @@ import anyio.lowlevel
 from rmq.client.consume.delivery import Delivery, InFlight
 from rmq.client.consume.dispatch import MessageDispatch
 from rmq.client.consume.group_member import GroupMember
+from rmq.client.consume.isolation import Isolated
 from rmq.client.consume.message_view import PulledMessage
 from rmq.client.consume.subscription import ConsumerOptions, Sql, check_queues
 from rmq.client.session.session import Session
@@ -188,13 +190,14 @@ class Consumer(Startable):
         Returning means consumed. An exception is logged and the message goes back for a retry after the
         group's next delay, or the one that a `Retry` names; with `on_error="raise"` it then comes out of
         here, but for a `Retry`. An ordinary function runs in a worker thread. A message that an
-        administrator sends goes to `handler` beside these. Cancelled: handlers are cancelled; their messages
-        are not consumed and are delivered again.
+        administrator sends goes to `handler` beside these. Each call begins with the context variables of
+        this call of `run`, whatever the calls before have set. Cancelled: handlers are cancelled; their
+        messages are not consumed and are delivered again.
         """
         check_number("concurrency", concurrency, 1)
         check_callable("handler", handler, "a function of a message")
-        call = self._observers.handler(self.group, as_async(handler, concurrency))
-        with self._member.handling(call):
+        call = Isolated(self._observers.handler(self.group, as_async(handler, concurrency)))
+        with self._member.handling(call.alone):
             await self._run_workers(concurrency, self._work, call)
 
     async def run_batches(self, handler: BatchHandler, *, batch: int = 32, concurrency: int = 1) -> None:
@@ -205,8 +208,8 @@ class Consumer(Startable):
         check_number("batch", batch, 1)
         check_number("concurrency", concurrency, 1)
         check_callable("handler", handler, "a function of a list of messages")
-        call = self._observers.handler(self.group, as_async(handler, concurrency), batches=True)
-        with self._member.handling(lambda message: call([message])):
+        call = Isolated(self._observers.handler(self.group, as_async(handler, concurrency), batches=True))
+        with self._member.handling(lambda message: call.alone([message])):
             await self._run_workers(concurrency, self._work_batches, call, batch)
 
     async def _run_workers(
@@ -236,7 +239,7 @@ class Consumer(Startable):
                     log.warning("%s: the task of a handler was cancelled; its worker goes on", self.group)
                     await anyio.lowlevel.checkpoint()
 
-    async def _work(self, handle: Callable[[StoredMessage], Awaitable[object]]) -> None:
+    async def _work(self, handle: Isolated) -> None:
         ready, deliveries, in_flight = self._dispatch.ready, self._deliveries, InFlight()
         while not ready.is_closed:
             await ready.arrival()
@@ -247,8 +250,9 @@ class Consumer(Startable):
                 deliveries.release(in_flight)
             await anyio.lowlevel.checkpoint()
 
-    async def _burst(self, handle: Callable[[StoredMessage], Awaitable[object]], in_flight: InFlight) -> None:
+    async def _burst(self, handle: Isolated, in_flight: InFlight) -> None:
         deliveries, member, requests = self._deliveries, self._member, cancel_requests()
+        context = copy_context()
         for message in self._dispatch.burst(BURST):
             if member.has_requests and deliveries.drop_expired(message):
                 continue
@@ -267,10 +271,10 @@ class Consumer(Startable):
                 window = message.window
                 assert window is not None
                 window.finish(message.queue_offset)
+            if not handle.is_needed:
+                handle.look(context)
 
-    async def _work_batches(
-        self, handle: Callable[[list[StoredMessage]], Awaitable[object]], batch: int
-    ) -> None:
+    async def _work_batches(self, handle: Isolated, batch: int) -> None:
         dispatch, deliveries, in_flight = self._dispatch, self._deliveries, InFlight()
         while not dispatch.ready.is_closed:
             await dispatch.ready.arrival()
@@ -287,10 +291,8 @@ class Consumer(Startable):
                 deliveries.release(in_flight)
             await anyio.lowlevel.checkpoint()
 
-    async def _consume_batch(
-        self, handle: Callable[[list[StoredMessage]], Awaitable[object]], taken: list[PulledMessage]
-    ) -> None:
-        requests = cancel_requests()
+    async def _consume_batch(self, handle: Isolated, taken: list[PulledMessage]) -> None:
+        requests, context = cancel_requests(), copy_context()
         try:
             await handle([*taken])
         except BaseException as error:
@@ -305,3 +307,4 @@ class Consumer(Startable):
             for message in taken:
                 if message.window is not None:
                     message.window.finish(message.queue_offset)
+        handle.look(context)

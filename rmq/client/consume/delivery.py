@@ -17,6 +17,7 @@ import anyio
 from attrs import define, field, frozen
 
 from rmq.client.consume.dispatch import Dispatch
+from rmq.client.consume.isolation import Snapshot
 from rmq.client.consume.message_view import PulledMessage
 from rmq.client.consume.process_queue import ProcessQueue
 from rmq.client.consume.retry import Delay, Retry, delay_of, named, reason_told
@@ -420,11 +421,12 @@ class Delivery:
     """One message, to be consumed inside `async with delivery as message`.
 
     A normal exit means consumed. An `Exception` is logged and the message goes back for a retry (`Retry` says
-    when); it is swallowed, or let out with `on_error="raise"`. Cancelled: not consumed; if the consumer stays
-    open, it is delivered again here.
+    when); it is swallowed, or let out with `on_error="raise"`. Context variables have the values again at its
+    end that they had at its beginning. Cancelled: not consumed; if the consumer stays open, it is delivered
+    again here.
     """
 
-    __slots__ = ("_deliveries", "_in_flight", "_is_open", "_pulled", "_requests", "_tokens")
+    __slots__ = ("_deliveries", "_in_flight", "_is_open", "_pulled", "_requests", "_snapshot", "_tokens")
 
     def __init__(self, deliveries: Deliveries, message: PulledMessage) -> None:
         self._deliveries = deliveries
@@ -432,6 +434,7 @@ class Delivery:
         self._in_flight = InFlight((message,))
         self._tokens: list[tuple[Observer, Any]] = []
         self._requests = 0
+        self._snapshot: Snapshot | None = None
         self._is_open = True
 
     @property
@@ -440,6 +443,11 @@ class Delivery:
         return self._pulled
 
     async def __aenter__(self) -> StoredMessage:
+        self._snapshot = Snapshot()
+        return self.begin()
+
+    def begin(self) -> StoredMessage:
+        """What the block begins with, for a block in another thread that has no loop."""
         if not self._is_open:
             raise LocalProtocolError("a delivery is consumed once")
         deliveries = self._deliveries
@@ -470,6 +478,8 @@ class Delivery:
                 deliveries.redeliver_later([self._pulled])
         finally:
             deliveries.release(self._in_flight)
+            if self._snapshot is not None:
+                self._snapshot.restore()
         return False
 
     def done(self) -> None:

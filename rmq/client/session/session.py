@@ -14,6 +14,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any, Protocol
 
 import anyio
@@ -236,7 +237,7 @@ class Session:
         """Call `on_event`; an error of it is logged."""
         if self._on_event is not None:
             try:
-                self._on_event(event)
+                copy_context().run(self._on_event, event)
             except BaseException as error:
                 failure = as_failure(error)
                 if failure is None:

@@ -51,7 +51,7 @@ OF_THE_LOOP = {
     "TransactionalProducer": {"check", "send_packed", "group", "pipeline"},
     "Consumer": {"group", "take_now"},  # which the twin itself calls
     "PullConsumer": {"group", "pull_raw", "recorded"},
-    "Delivery": set(),
+    "Delivery": {"begin"},  # likewise
 }
 CALLED_THERE = {"start": "open", "aclose": "close"}
 
