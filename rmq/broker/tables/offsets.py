@@ -458,14 +458,26 @@ class Offsets:
         header = request.read(QueryConsumerOffsetRequestHeader)
         offset = self.get(header.consumer_group, header.topic, header.queue_id)
         if offset < 0:
-            if not self._is_young(header.topic, header.queue_id):
+            is_young = self._is_young(header.topic, header.queue_id)
+            if not is_young and not self._came_later(header.consumer_group, header.topic, header.queue_id):
                 raise for_code(
                     ResponseCode.QUERY_NOT_FOUND,
                     f"Not found: group {header.consumer_group} has no offset in queue {header.queue_id} "
                     f"of topic {header.topic}, maybe it consumes for the first time",
                 )
-            offset = 0
+            offset = self._store.min_offset(header.topic, header.queue_id)
         return request.reply(header=QueryConsumerOffsetResponseHeader(offset))
+
+    def _came_later(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether all that the queue holds was stored after messages of the topic that the group has consumed
+        here: the group is not new, and the queue was added while no member was there to begin with it.
+
+        To have offsets in other queues is not enough: members of a new group that begin one after the other
+        would read all that the queues hold.
+        """
+        consumed = [(other, offset) for other, offset in self.of(group, topic).items() if offset > 0]
+        times = [self._store.message_time(topic, other, offset - 1) for other, offset in consumed]
+        return bool(times) and self._store.earliest_time(topic, queue_id) > max(times)
 
     def _is_young(self, topic: str, queue_id: int) -> bool:
         """Whether a new group reads the queue from its start: nothing was removed, and it is in memory."""

@@ -31,7 +31,7 @@ from rmq.client.consume.subscription import ConsumerOptions
 from rmq.client.session.events import Assigned
 from rmq.client.session.requests import FAILURES
 from rmq.client.session.session import Session
-from rmq.errors import RemoteProtocolError, RmqError, StrayCancellation
+from rmq.errors import RemoteProtocolError, ResponseError, RmqError, StrayCancellation
 from rmq.message import RETRY_PREFIX, MessageQueue
 from rmq.protocol.bodies import ResetOffsetBody, SubscriptionData
 from rmq.remoting.cancellation import as_failure
@@ -62,6 +62,10 @@ class LocalOffsets:
     def get(self, queue: MessageQueue) -> int | None:
         """Where to go on in the queue; None when it was never read."""
         return self._offsets.get(queue)
+
+    def has(self, topic: str) -> bool:
+        """Whether any queue of the topic was read."""
+        return any(offset > 0 for queue, offset in self._offsets.items() if queue.topic == topic)
 
     def update(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Take these offsets and write the file, if anything is new. What fails is logged."""
@@ -138,6 +142,9 @@ class Assignments:
         self._is_complete = True
         self._is_stopped = False
         self._progress = Alarm()
+        self._asking = anyio.Lock()
+        self._news: dict[str, frozenset[MessageQueue]] = {}
+        """The queues that topics had when the group was found to be new in them."""
         self._local: LocalOffsets | None = None
         if options.broadcasting:
             directory = session.config.offsets_dir
@@ -363,12 +370,43 @@ class Assignments:
         is_retry = queue.topic.startswith(RETRY_PREFIX)
         if options.consume_from == "first" or (is_retry and options.consume_from == "last"):
             return 0
+        if not is_retry and await self._is_known(queue):
+            return await brokers.min_offset(queue)
         if isinstance(options.consume_from, int) and not is_retry:
             return await first_since(self._session, self._group, queue, options.consume_from)
         return await brokers.max_offset(queue)
 
-    def start(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Pull `queue` from `queue_offset`; a window that was there is dropped."""
+    async def _is_known(self, queue: MessageQueue) -> bool:
+        """Whether the group has an offset in another queue of the topic: then it is not new, and the queue
+        is. A queue is added, with another broker mostly, while no member is there to begin with it.
+
+        A group that is new stays new in the queues that the topic has now, whenever this member begins with
+        them, although it has offsets in some of them soon. Raises as `Brokers.query_offset`.
+        """
+        topic, session = queue.topic, self._session
+        if self._local is not None:
+            return self._local.has(topic)
+        async with self._asking:
+            if queue in self._news.get(topic, ()):
+                return False
+            rotation = await session.rotation(topic, session.brokers.timeout)
+            queues, error = rotation.route.subscribe_queues, None
+            for other in queues:
+                try:
+                    if other != queue and await session.brokers.query_offset(self._group, other):
+                        log.info("%s is not new, %s is: it begins at the start", self._group, queue)
+                        return True
+                except FAILURES as failure:
+                    error = failure
+            if error is not None:
+                raise error
+            self._news[topic] = frozenset(queues)
+            return False
+
+    def start(self, queue: MessageQueue, queue_offset: int, *, sought: bool = False) -> None:
+        """Pull `queue` from `queue_offset`; a window that was there is dropped. `sought`: the application
+        names the offset, and means the end by one beyond it.
+        """
         old = self.pullers.get(queue)
         if old is not None:
             old.stop()
@@ -386,6 +424,7 @@ class Assignments:
             on_messages=self._on_messages,
             on_progress=self._progress.ring,
             on_offset_moved=self.start,
+            beyond_is_end=sought,
         )
         self._progress.ring()
         self._set_limits()
@@ -500,6 +539,7 @@ class Assignments:
                     tasks.start_soon(self._commit_at_broker, changed, last)
 
     async def _commit_at_broker(self, windows: list[ProcessQueue], last: bool) -> None:
+        refused: ResponseError | None = None
         try:
             for window in windows:
                 if window.is_dropped and not last:
@@ -510,7 +550,13 @@ class Assignments:
                 # Read before the request goes out: messages end while it is on its way.
                 queue_offset = window.commit_offset
                 assert queue_offset <= window.next_offset, f"{window.queue}: committed beyond what was pulled"
-                await self._session.brokers.update_offset(self._group, window.queue, queue_offset)
-                window.committed = queue_offset
+                try:
+                    await self._session.brokers.update_offset(self._group, window.queue, queue_offset)
+                except ResponseError as error:  # of this queue: its topic was deleted, say
+                    refused = error
+                else:
+                    window.committed = queue_offset
         except FAILURES as error:
             log.warning("commit of %s: %s", windows[0].queue.broker_name, error)
+        if refused is not None:
+            log.warning("commit of %s: %s", windows[0].queue.broker_name, refused)

@@ -233,7 +233,7 @@ class GroupMember:
         """Go on at another offset. Raises LocalProtocolError for a queue of others."""
         if queue not in self.assignments.pullers:
             raise LocalProtocolError(f"{queue} is not assigned to this consumer now")
-        self.assignments.start(queue, queue_offset)
+        self.assignments.start(queue, queue_offset, sought=True)
 
     def running_info(self) -> ConsumerRunningInfo:
         """What an administrator gets to see."""

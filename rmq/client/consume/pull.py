@@ -190,17 +190,20 @@ class Puller:
         on_messages: Callable[[Sequence[PulledMessage]], None],
         on_progress: Callable[[], None],
         on_offset_moved: Callable[[MessageQueue, int], None],
+        beyond_is_end: bool = False,
     ) -> None:
         """While `may_commit()`, each pull commits what can be. `on_messages` gets what a pull brought,
         which is in the window already, `on_progress` is called when the window begins elsewhere;
         `on_offset_moved(queue, next_offset)` is told that what was asked for
-        is not there: the queue is to go on at another offset, and this puller ends.
+        is not there: the queue is to go on at another offset, and this puller ends. `beyond_is_end`: an
+        offset beyond the end stands for the end, whatever the broker says.
         """
         self.window = window
         self._session = session
         self._on_messages = on_messages
         self._on_progress = on_progress
         self._on_offset_moved = on_offset_moved
+        self._beyond_is_end = beyond_is_end
         self._template = template
         self._may_commit = may_commit
         self._broker_id = MASTER_ID
@@ -250,7 +253,10 @@ class Puller:
         self._broker_id = answer.broker_id
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
             places = {"first": answer.min_offset, "last": answer.max_offset}
-            next_offset = places.get(config.offset_reset, answer.next_offset)
+            at = answer.next_offset
+            if self._beyond_is_end and asked > answer.max_offset >= answer.min_offset:
+                at = answer.max_offset
+            next_offset = places.get(config.offset_reset, at)
             log.warning("%s: offset %d is not there, going on at %d", window.queue, asked, next_offset)
             self._on_offset_moved(window.queue, next_offset)
             return

@@ -334,6 +334,33 @@ def test_a_queue_that_lost_its_first_messages_is_not_young() -> None:
     assert query(rig) == (NOT_FOUND, None)
 
 
+def test_a_group_that_consumed_before_all_of_a_queue_begins_with_what_is_kept() -> None:
+    """The queue was added while its members were away; Java's begin at the end where none is found."""
+    rig = aged()
+    rig.offsets.commit("g", "T", 0, 3)
+    rig.let_pass(1000)
+    for _ in range(10):
+        rig.put("T", 1, body=bytes(1000))
+    rig.let_pass(100 * 3_600_000)
+    rig.put("T")
+    assert rig.store.clean(rig.now_ms).log_files > 0
+    first = rig.store.min_offset("T", 1)
+    assert first > 0
+    assert query(rig, queue_id=1) == (0, str(first))
+    rig.offsets.delete_group("g")
+    assert query(rig, queue_id=1) == (NOT_FOUND, None)
+
+
+def test_a_group_that_has_just_begun_with_other_queues_reads_no_history() -> None:
+    rig = aged()
+    for _ in range(10):
+        rig.put("T", 1, body=bytes(1000))
+    assert rig.store.clean(rig.now_ms).log_files > 0
+    rig.offsets.commit("g", "T", 1, 10)
+    assert 0 < rig.store.min_offset("T", 0) < rig.store.max_offset("T", 0)
+    assert query(rig) == (NOT_FOUND, None)
+
+
 def test_groups_that_lost_messages_unread_are_named(caplog: pytest.LogCaptureFixture) -> None:
     rig = aged()
     end = rig.store.max_offset("T", 0)
