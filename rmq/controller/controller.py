@@ -149,13 +149,18 @@ class Controller:
             if is_new_term:
                 self._electing, self._leasing = {}, 0
             self.elections.begin(now, is_new_term=is_new_term, inherited=self.sets.sets)
+            self.elections.evidence.is_doubtful = self.raft.is_doubtful
+        evidence = self.elections.evidence
+        if evidence.is_doubtful and not evidence.has_inherited:
+            evidence.is_doubtful = False
+            self.raft.trust()
         for elect in self.elections.due(self.sets.sets, now):
             if not self._is_proposed(elect.name):
                 log.warning("%s: %d is to be master after epoch %d", elect.name, elect.master, elect.epoch)
                 index, term = self.raft.propose(encode(elect), now)
                 self._electing[elect.name] = index
                 self._waiting[index] = term, partial(self._elected, is_unclean=elect.is_unclean)
-        for points in self.elections.evidence.unsaved(self.sets.sets, now):
+        for points in evidence.unsaved(self.sets.sets, now):
             self.raft.propose(encode(Confirmed(points)), now)
         lease_s = self.elections.wanted_lease(now)
         if lease_s is not None and self._leasing <= self.raft.applied:
@@ -298,6 +303,7 @@ class Controller:
                 f"{known.name} is at epoch {known.epoch} here, and was at {told.epoch}: all of its replicas"
                 " must be heard before that is believed"
             )
+        elections.expect_master(known.name, now)
         return ""
 
     def _propose(self, command: Register | AlterInSync | Adopt | Remove, reply: Reply, now: float) -> None:

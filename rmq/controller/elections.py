@@ -129,6 +129,10 @@ class Elections:
         self._leased[broker_set.name] = max(now + self.lease_s, self._earlier_over)
         return True
 
+    def expect_master(self, name: str, now: float) -> None:
+        """Elect nobody for as long as a lease: the master that the table is about to name lives."""
+        self._leased[name] = max(now + self.lease_s, self.leased_until(name))
+
     def want(self, broker_set: BrokerSet, number: int) -> None:
         """A replica shall be the next master: the present one gets no lease any more, and is followed when
         it resigned or its last one is over. Given up when the wanted one is not in sync or does not live by

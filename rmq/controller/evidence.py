@@ -135,6 +135,11 @@ class Evidence:
         """Whether the table says of a set what no living master has confirmed to this leader."""
         return name in self._inherited
 
+    @property
+    def has_inherited(self) -> bool:
+        """Whether there are such sets."""
+        return bool(self._inherited)
+
     def all_heard(self, broker_set: BrokerSet, later: BrokerSet) -> bool:
         """Whether each replica of two versions of a set was heard, and none knows more than the later one."""
         numbers = {**broker_set.replicas, **later.replicas}

@@ -8,7 +8,9 @@ is removed.
 
 A frame that cannot be read ends the journal, as a crash in the middle of a write leaves it: nobody was told
 of it. When a good frame follows, the disk has lost what others rely on, and the journal refuses to open:
-such a member must be removed and join anew. A flipped bit in the very last frame looks like the former.
+such a member must be removed and join anew. Of the very last frame a crash leaves out sectors, which are
+zeros then, for each place of a file is written once. A last frame that cannot be read and lacks none was
+whole, and others may rely on it: the journal `is_doubtful` from then on, until its owner trusts it again.
 
 A frame names its format, and one that holds everything also the version of rmq that wrote it. A later format
 may add fields without another number when a reader that passes over them does nothing wrong. A frame whose
@@ -18,6 +20,8 @@ and the journal refuses to open (`LaterFormat`), since term, vote and entries in
 
 from __future__ import annotations
 
+import itertools
+import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from struct import Struct
@@ -29,6 +33,8 @@ from attrs import field, frozen
 from rmq.errors import CorruptRecord, LaterFormat, StoreError
 from rmq.server.process import VERSION
 from rmq.store.disk import Disk, Segment
+
+log = logging.getLogger("rmq.controller")
 
 NOOP: Final = 0
 """An entry of a new leader, which commits all before it."""
@@ -46,6 +52,8 @@ FORMAT: Final = 1
 _HEAD: Final = Struct(">4sIIQ")
 _MAGIC: Final = b"rmqJ"
 _NAME: Final = "journal-"
+_SECTOR: Final = 512
+"""A disk writes so many bytes, or none of them."""
 
 
 @frozen
@@ -89,6 +97,8 @@ class Frame:
     snapshot: Snapshot | None = None
     format: int = FORMAT
     writer: str = ""
+    doubtful: bool = False
+    """What a frame before it said may be forgotten."""
 
 
 @frozen
@@ -124,6 +134,8 @@ class Journal:
         self.vote = ""
         self.snapshot = Snapshot(members=dict(members))
         self.entries: list[Entry] = []
+        self.is_doubtful = False
+        """A frame is lost that others may rely on: a term, a vote, entries."""
         self._load()
 
     # ---- reading ----
@@ -171,14 +183,19 @@ class Journal:
     def save(self, term: int, vote: str) -> None:
         """Be in a term, having voted there for `vote` ("": for nobody yet)."""
         self.term, self.vote = term, vote
-        self._write(Frame(term, vote))
+        self._write(Frame(term, vote, doubtful=self.is_doubtful))
+
+    def doubt(self, is_doubtful: bool, term: int, vote: str) -> None:
+        """Be in a term as by `save`, and be doubtful or not any more."""
+        self.is_doubtful = is_doubtful
+        self.save(term, vote)
 
     def append(self, first: int, entries: Sequence[Entry]) -> None:
         """Put entries from index `first` on; those that were there go."""
         assert self.base < first <= self.last + 1, (self.base, first, self.last)
         del self.entries[first - self.base - 1 :]
         self.entries += entries
-        self._write(Frame(self.term, self.vote, first, list(entries)))
+        self._write(Frame(self.term, self.vote, first, list(entries), doubtful=self.is_doubtful))
 
     def compact(self, index: int, data: bytes) -> None:
         """Have `data` in place of the entries up to `index`."""
@@ -224,7 +241,11 @@ class Journal:
 
     def _next_file(self) -> None:
         """Begin a file with all that there is, then remove the one before it."""
-        whole = Frame(self.term, self.vote, self.base + 1, self.entries, self.snapshot, writer=VERSION)
+        whole = Frame(
+            *(self.term, self.vote, self.base + 1, self.entries, self.snapshot),
+            writer=VERSION,
+            doubtful=self.is_doubtful,
+        )
         data = self._encode(whole)
         old, path = self._segment, self._path(self._number)
         self._number += 1
@@ -284,10 +305,13 @@ class Journal:
                 )
             again = data.find(_MAGIC, again + 1)
         self._sequence = sequence
+        if at and _was_whole(data, at):
+            log.error("%s: the last frame, at %d, is damaged: what it said is forgotten", path, at)
+            self.is_doubtful = True
         return at > 0
 
     def _take(self, frame: Frame) -> None:
-        self.term, self.vote = frame.term, frame.vote
+        self.term, self.vote, self.is_doubtful = frame.term, frame.vote, frame.doubtful
         if frame.snapshot is not None:
             self.snapshot, self.entries = frame.snapshot, list(frame.entries)
         elif frame.first:
@@ -317,6 +341,22 @@ def _frame_at(data: bytes, at: int, after: int) -> tuple[bytes, int, int] | None
     if magic != _MAGIC or sequence <= after or len(body) != size or crc != _crc(sequence, body):
         return None
     return body, sequence, _HEAD.size + size
+
+
+def _was_whole(data: bytes, at: int) -> bool:
+    """Whether what stands behind the last good frame is a whole frame that was changed, and not the parts of
+    one, or nothing: a part that was never written is zeros, and the last byte of a frame is none."""
+    end = len(data.rstrip(b"\0"))
+    if end < at + _HEAD.size:
+        return False
+    magic, size, crc, sequence = _HEAD.unpack_from(data, at)
+    if crc == _crc(sequence, data[at + _HEAD.size : end]):
+        return True  # but for its size, or its magic
+    if magic == _MAGIC and at + _HEAD.size + size <= len(data):
+        end = max(end, at + _HEAD.size + size)
+    bounds = [at, *range(at - at % _SECTOR + _SECTOR, end, _SECTOR), end]
+    parts = itertools.pairwise(bounds)
+    return data[end - 1] != 0 and all(any(data[start:stop]) for start, stop in parts)
 
 
 def _decoded(path: str, at: int, body: bytes, writer: str) -> Frame:

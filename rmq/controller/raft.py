@@ -26,6 +26,7 @@ from attrs import frozen
 from rmq.controller.journal import COMMAND, MEMBERS, NOOP, Entry, Journal, Snapshot, members_entry
 from rmq.controller.machine import Applied, Machine, UnknownCommand
 from rmq.controller.messages import Message, decode
+from rmq.controller.recall import SOMEBODY, Place, Recall
 from rmq.errors import RemoteProtocolError, RmqError
 
 log = logging.getLogger("rmq.controller")
@@ -133,6 +134,10 @@ class Raft:
         self._addresses: dict[str, str] = {}
         self._messages: list[tuple[str, bytes]] = []
         self._applied: list[Applied] = []
+        is_empty = not journal.term and not journal.last
+        asks = self._others() if is_empty or journal.is_doubtful else []
+        self._recall = Recall(me, asks)
+        self._recall_at = now
         self._restore(journal.snapshot)
 
     # ---- what can be asked ----
@@ -160,6 +165,8 @@ class Raft:
     @property
     def deadline(self) -> float:
         """When `step` has something to do at the latest."""
+        if not self._recall.is_done:
+            return self._recall_at
         return self._heartbeat_at if self.role is Role.LEADER else self._election_at
 
     @property
@@ -252,6 +259,13 @@ class Raft:
 
     def step(self, now: float) -> None:
         """Do what is due."""
+        if not self._recall.is_done:
+            if now >= self._recall_at:
+                self._recall_at = now + self.timing.heartbeat_s
+                self._recall.complain(now)
+                for member in self._recall.silent:
+                    self._send(member, self._message("recall"))
+            return
         if self.role is Role.LEADER and self.stopped:
             self._follow(self.term, now)
         elif self.role is Role.LEADER:
@@ -264,7 +278,7 @@ class Raft:
                     self._send_entries(member, now)
         elif now >= self._election_at:
             self._election_at = now + self._patience()
-            if self.me in self.members and not self.stopped:
+            if self.me in self.members and not self.stopped and self._last_place() >= self._recall.place:
                 self._ask(now, pre=True)
 
     def _patience(self) -> float:
@@ -314,8 +328,46 @@ class Raft:
         return now < self._heard_at + self.timing.election_s
 
     def _is_up_to_date(self, message: Message) -> bool:
+        return (message.log_term, message.index) >= max(self._last_place(), self._recall.place)
+
+    def _last_place(self) -> Place:
         last = self._journal.last
-        return (message.log_term, message.index) >= (self._journal.term_at(last), last)
+        return self._journal.term_at(last), last
+
+    # ---- what may be forgotten ----
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it may have forgotten what was agreed on, with nobody to ask."""
+        return self._journal.is_doubtful and not self._others()
+
+    def trust(self) -> None:
+        """What was agreed on is known again."""
+        self._journal.doubt(False, self.term, self._journal.vote)
+
+    def _on_recall(self, message: Message) -> None:
+        term, last = self._last_place()
+        self._send(message.sender, self._message("recalled", index=last, log_term=term))
+
+    def _on_recalled(self, message: Message, now: float) -> None:
+        recall, journal = self._recall, self._journal
+        if recall.is_done:
+            return
+        recall.take(message.sender, message.term, (message.log_term, message.index))
+        if not recall.is_done:
+            return
+        if now >= self._election_at:
+            self._election_at = now + self._patience()
+        if recall.term or journal.is_doubtful:
+            log.warning("%s takes part again, and forgot what it did before term %d", self.me, recall.term)
+            term = max(recall.term, journal.term)
+            journal.doubt(True, term, SOMEBODY if term == recall.term else journal.vote or SOMEBODY)
+            self._look_at_doubt()
+
+    def _look_at_doubt(self) -> None:
+        """Trust the journal as soon as it has all that the others had."""
+        if self._journal.is_doubtful and self._others() and self._last_place() >= self._recall.place:
+            self.trust()
 
     def _on_ask(self, message: Message, now: float) -> None:
         if self._is_bound(now):
@@ -419,6 +471,7 @@ class Raft:
                 continue
             assert number > self.commit, "a leader takes back what was committed"
             journal.append(number, entries[number - after - 1 :])
+            self._look_at_doubt()
             break
         # Behind `matched` there may be entries of an earlier leader.
         self._commit_to(min(message.commit, matched))
@@ -443,6 +496,7 @@ class Raft:
         if snapshot.index > self.applied:
             self._journal.install(snapshot)
             self._restore(snapshot)
+            self._look_at_doubt()
             self.commit, self.applied = max(self.commit, snapshot.index), snapshot.index
         self._answer(message, granted=True, index=snapshot.index)
 
@@ -557,6 +611,14 @@ class Raft:
             raise RemoteProtocolError(f"another controller calls itself {self.me} too")
         if message.sender in self._addresses or len(self._addresses) < ADDRESSES_MAX:
             self._addresses[message.sender] = message.address
+        if message.kind == "recall":
+            self._on_recall(message)
+            return
+        if message.kind == "recalled":
+            self._on_recalled(message, now)
+            return
+        if not self._recall.is_done:
+            return  # who counts on its word may do so in vain
         match message.kind:
             case "ask":
                 self._on_ask(message, now)

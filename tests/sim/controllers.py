@@ -165,6 +165,7 @@ class Simulation:
     def run(self) -> None:
         for name in self.members:
             self.start(name)
+        self.found()
         self.at(0.5, self.propose)
         self.at(2.0, self.fault)
         self.at(self.seconds, self.heal)
@@ -173,6 +174,16 @@ class Simulation:
             self.now, _, what = heapq.heappop(self._queue)
             what()
         self.check_agreement()
+
+    def found(self) -> None:
+        """Hand over what the first members ask each other at their first start."""
+        rafts = {name: member.raft for name, member in self.members.items() if member.raft is not None}
+        for name, raft in rafts.items():
+            raft.step(self.members[name].clock(self.now))
+        for _ in range(2):  # questions, answers
+            for raft in rafts.values():
+                for address, data in raft.take_messages():
+                    rafts[address].receive(data, self.members[address].clock(self.now))
 
     # ---- members ----
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from rmq.controller.elections import Elections, Heartbeat
 from rmq.controller.journal import COMMAND, Entry, Journal
 from rmq.controller.raft import Message, NotLeader, Raft
 from rmq.controller.requests import ControllerRequests
-from rmq.controller.sets import AlterInSync, BrokerSets, Register, Remove, Replica, encode
+from rmq.controller.sets import Adopt, AlterInSync, BrokerSets, Register, Remove, Replica, encode
 from rmq.testing.disk import MemoryDisk
 
 
@@ -391,3 +392,65 @@ def test_a_new_leader_does_not_know_yet_whether_a_replica_lives_elsewhere() -> N
     assert rig.done(copy).refusal
     again = Register("c", "s", Replica("a", 2, "a:1", "a:2"), is_founder=True)
     assert rig.done(again).number == 1
+
+
+def flip_last_frame(rig: Rig) -> None:
+    """The disk changes a bit of what was written last, and the controller starts again."""
+    (name,) = rig.disk.list("/raft")
+    written = rig.disk.load(f"/raft/{name}")
+    assert written is not None
+    rig.disk.flip(f"/raft/{name}", len(written.rstrip(b"\0")) - 5)
+    rig.start(3.0)
+
+
+def told(number: int, version: int, **more: Any) -> Heartbeat:
+    """A replica of a set of two that was told this version of its first epoch."""
+    beat = Heartbeat("s", number, 1, 1, 10 * number, identity="ab"[number - 1], knows=(1, version), acted=1)
+    return evolve(beat, **more)
+
+
+def test_a_controller_that_lost_its_last_frame_elects_nobody_before_the_master_said_what_it_knows() -> None:
+    rig = led(Rig("n0"))
+    known = rig.sets.sets["s"]
+    later = rig.done(AlterInSync("s", 1, known.version, (1,))).broker_set
+    assert later is not None
+    flip_last_frame(rig)
+    rig.run(3.0)
+    assert rig.sets.sets["s"].in_sync == (1, 2)  # by the table that is left
+    for _ in range(100):  # the slave, which lacks what the master has acknowledged since
+        rig.run(0.5)
+        rig.ask(told(2, known.version))
+    assert rig.sets.sets["s"].epoch == 1
+    assert rig.controller.elections.evidence.is_doubtful
+
+    assert rig.done(told(1, later.version)).is_behind
+    assert not rig.done(Adopt(later)).refusal
+    assert rig.done(told(1, later.version)).is_leased
+    assert rig.sets.sets["s"] == later
+    rig.run(0.2)
+    rig.start(3.0)
+    rig.run(3.0)
+    rig.done(told(1, later.version))
+    assert not rig.controller.raft.is_doubtful
+
+
+def test_a_table_in_doubt_elects_who_has_the_longest_log_once_all_replicas_were_heard() -> None:
+    rig = led(Rig("n0"))
+    rig.done(AlterInSync("s", 1, 2, (1,)))
+    flip_last_frame(rig)
+    rig.run(6.0)
+    for number in (1, 2):  # both were started again: what they were told is forgotten, too
+        rig.done(evolve(register("ab"[number - 1]), replica=replica_again("ab"[number - 1])))
+    for _ in range(100):
+        rig.run(0.5)
+        rig.done(told(2, 0, incarnation=2, reach=10, acted=0, knows=(0, 0)))
+    assert rig.sets.sets["s"].master == 0
+    for _ in range(3):
+        rig.run(0.5)
+        rig.done(told(2, 0, incarnation=2, reach=10, acted=0, knows=(0, 0)))
+        rig.done(told(1, 0, incarnation=2, reach=90, acted=0, knows=(0, 0)))
+    assert rig.sets.sets["s"].master == 1
+
+
+def replica_again(name: str) -> Replica:
+    return Replica(name, 2, f"{name}:1", f"{name}:2")

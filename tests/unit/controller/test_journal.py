@@ -79,6 +79,39 @@ def test_a_snapshot_has_the_members_of_the_entries_that_it_takes_the_place_of() 
     assert opened(disk).members() == (4, {"n0": "a:1"})
 
 
+def test_a_last_frame_that_was_whole_is_missed_and_one_that_was_torn_is_not() -> None:
+    """A crash leaves out sectors; a disk that changed a byte leaves none out."""
+    disk = MemoryDisk(seed=1)
+    journal = opened(disk)
+    journal.append(1, entries(1, b"kept"))
+    path, at = journal._path(journal._number), journal._position
+    journal.append(2, entries(1, bytes(range(1, 251)) * 8))
+    end = journal._position
+    whole = disk.load(path)
+    assert whole is not None
+    for place in (*range(at, at + 20), at + 21, at + 700, end - 1):
+        changed = disk.copy()
+        changed.flip(path, place, 3)
+        first, journal = opened(changed), opened(changed)
+        if at + 12 <= place < at + 16:  # of the number of a frame half its bytes say nothing
+            assert (first.last, first.is_doubtful) == (2, False)
+            continue
+        assert first.is_doubtful, place
+        assert journal.is_doubtful  # until it is trusted again
+        journal.doubt(False, journal.term, journal.vote)
+        assert not opened(changed).is_doubtful
+    sectors = range(at - at % 512 + 512, end, 512)
+    for start, stop in [(at, sectors[0]), *((one, min(end, one + 512)) for one in sectors), (end - 1, end)]:
+        torn = disk.copy()
+        torn.replace(path, whole[:start] + bytes(stop - start) + whole[stop:])
+        assert not opened(torn).is_doubtful, start
+        assert [entry.data for entry in opened(torn).entries] == [b"kept"]
+    for length in range(0, end - at, 7):
+        partial = disk.copy()
+        partial.replace(path, whole[: at + length] + bytes(len(whole) - at - length))
+        assert not opened(partial).is_doubtful, length
+
+
 def test_a_torn_frame_is_the_end_and_a_later_good_one_is_damage() -> None:
     disk = MemoryDisk(seed=1)
     journal = opened(disk)

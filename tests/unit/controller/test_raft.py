@@ -34,6 +34,9 @@ class Group:
         self.down: set[str] = set()
         for name in names:
             self.start(name)
+        for raft in self.rafts.values():
+            raft.step(self.now)
+        self.deliver()  # all are as empty as the others: they found a cluster
 
     def start(
         self, name: str, members: dict[str, str] | None = None, machine: Register | None = None
@@ -546,3 +549,71 @@ def test_an_entry_of_an_unknown_kind_stops_a_member_and_what_it_keeps_then_is_bo
         more = evolve(message, index=number, log_term=1, entries=[Entry(1, COMMAND)])
         tell(raft, more, group.now)
     assert (raft.applied, raft._journal.last) == (1, 3)
+
+
+def test_an_empty_member_neither_votes_nor_founds_before_all_others_said_what_they_know() -> None:
+    """What it acknowledged before it lost its folder one of the others has."""
+    group = Group("n0", "n1", "n2")
+    leader = group.leader()
+    behind, lost = others(group, leader)
+    group.down = {behind.me}
+    group.propose(leader, 3, 0.3)
+    group.disks[lost.me] = MemoryDisk(seed=1)
+    group.down = {leader.me}
+    again = group.start(lost.me)
+    group.run(20.0)
+    assert not behind.is_leading(group.now)
+    assert (again.term, again.role) == (0, Role.FOLLOWER)
+
+    group.down = set()
+    leader = group.leader()
+    assert leader.me not in (behind.me, lost.me)
+    assert group.machines[leader.me].count == 3
+    group.run(1.0)
+    assert not again._journal.is_doubtful
+    group.down = {leader.me}
+    assert group.leader().me in (behind.me, lost.me)  # it is one of them again
+
+
+def test_members_that_are_all_empty_found_a_cluster_only_when_all_are_there() -> None:
+    group = Group("n0")
+    names = {name: name for name in ("n0", "n1", "n2")}
+    for name in names:
+        group.disks[name] = MemoryDisk(seed=1)
+        group.start(name, names)
+    group.down = {"n2"}
+    group.run(20.0)
+    assert [group.rafts[name].term for name in names] == [0, 0, 0]
+    group.down = set()
+    assert group.leader().term > 0
+
+
+def test_who_forgot_a_frame_votes_in_no_term_that_the_others_know_and_for_nobody_who_lacks_entries() -> None:
+    group = Group("n0", "n1", "n2")
+    leader = group.leader()
+    group.propose(leader, 3, 0.3)
+    (voter, other) = others(group, leader)
+    journal = voter._journal
+    group.disks[voter.me].flip(journal._path(journal._number), journal._position - 5)
+    again = group.start(voter.me)
+    assert again._journal.is_doubtful
+    assert again._journal.last < leader._journal.last
+    last, term = leader._journal.last, leader.term
+
+    again.step(group.now)
+    for name in (leader.me, other.me):
+        tell(again, Message("recalled", name, name, term, index=last, log_term=term), group.now)
+    again.take_messages()
+    group.now += 2.0
+    for asked, index, granted in ((term, last, False), (term + 1, last - 1, False), (term + 2, last, True)):
+        tell(again, Message("vote", other.me, other.me, asked, index=index, log_term=term), group.now)
+        ((_, data),) = again.take_messages()
+        assert decoded(data).granted is granted, (asked, index)
+    again._election_at = group.now
+    again.step(group.now)
+    assert again.role is Role.FOLLOWER  # it lacks what the others have
+    assert opened_again(group, voter.me).is_doubtful
+
+
+def opened_again(group: Group, name: str) -> Journal:
+    return Journal(group.disks[name], "/raft", group.names)
