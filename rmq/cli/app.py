@@ -8,13 +8,15 @@ import os
 import pathlib
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 from attrs import Factory, define, field
 
-from rmq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, echo, fail
+from rmq.cli.output import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, echo, fail, status_of
 from rmq.cli.values import as_duration
 from rmq.errors import ConfigError, RmqError
 
@@ -32,6 +34,8 @@ PAUSE_SECONDS: Final = (1.0, 30.0)
 """First and longest pause before a worker that died is started again."""
 LASTING_SECONDS: Final = 60.0
 """A worker that lived so long did not die of its start."""
+GRACE_SECONDS: Final = 2.0
+"""Handlers in threads get so long after all else has ended; then the process ends."""
 SKIPPED: Final = frozenset(("__pycache__", "node_modules", "site-packages"))
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
@@ -75,8 +79,10 @@ def run_command(
     """Run the rmq.App that is called APP in MODULE, until SIGINT or SIGTERM.
 
     Then it stops pulling, lets the handlers that run finish (--drain, else what the app says, else 20 s),
-    commits and leaves its groups, and ends with 0; a second signal ends it at once with 130, and what was
-    not finished is delivered again. Logs go to the error output unless MODULE says otherwise.
+    commits and leaves its groups, and ends with 0. A handler that still runs in a thread then is not waited
+    for: the process ends within the drain's time and some seconds. A second signal ends it at once with
+    130, and what was not finished is delivered again. Logs go to the error output unless MODULE says
+    otherwise.
 
     With --workers, processes share the queues of each topic as members of its group; one that dies is
     started again. --reload is for development.
@@ -93,7 +99,11 @@ def run_command(
             app.drain = drain / 1000
         _serve(app, loop, parent)
     except (RmqError, OSError) as error:
-        fail(error)
+        try:
+            fail(error)
+        finally:
+            _end(status_of(error))
+    _end(EXIT_DONE)
 
 
 def load(application: str, folder: pathlib.Path) -> App:
@@ -137,6 +147,19 @@ def _serve(app: App, loop: Loop, parent: int) -> None:
         if error.name != "uvloop":
             raise
         raise ConfigError("--loop", loop, "a loop that is installed: pip install uvloop") from None
+
+
+def _end(status: int) -> None:
+    """End the process, if need be, with handlers still running: an ordinary function in a thread cannot be
+    stopped, and Python would wait for it."""
+    until = time.monotonic() + GRACE_SECONDS
+    threads = [one for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    if left := sum(map(threading.Thread.is_alive, threads)):
+        echo(f"{left} handlers still run in threads and end with the process", err=True)
+        logging.shutdown()
+        os._exit(status)
 
 
 async def _until_signal(app: App, parent: int) -> None:

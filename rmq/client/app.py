@@ -35,7 +35,8 @@ from rmq.client.session.requests import parse_name_servers
 from rmq.errors import ConfigError, InvalidType, LocalProtocolError, check_callable, check_number, check_type
 from rmq.message import PROPERTY_REPLY_TO_CLIENT, Message, StoredMessage, validate_group
 from rmq.protocol.properties import reason_of
-from rmq.remoting.loop import TaskScope, as_async, bare_errors
+from rmq.remoting.loop import TaskScope, bare_errors
+from rmq.remoting.threads import as_async
 
 log = logging.getLogger("rmq.client.app")
 

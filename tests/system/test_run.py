@@ -88,9 +88,15 @@ STARTED: list[subprocess.Popen[str]] = []
 
 
 def start(
-    folder: pathlib.Path, names: str, *options: str, group: str, seconds: float = 0, topic: str = "Runs"
+    folder: pathlib.Path,
+    names: str,
+    *options: str,
+    group: str,
+    seconds: float = 0,
+    topic: str = "Runs",
+    text: str = ORDERS,
 ) -> Running:
-    (folder / "orders.py").write_text(ORDERS.format(group=group, seconds=seconds, topic=topic))
+    (folder / "orders.py").write_text(text.format(group=group, seconds=seconds, topic=topic))
     process = subprocess.Popen(
         [sys.executable, "-m", "rmq", "run", "orders:app", "-n", names, *options],
         cwd=folder,
@@ -210,3 +216,28 @@ def test_what_names_no_app_ends_with_2(what: str, folder: pathlib.Path) -> None:
     )
     assert done.returncode == 2
     assert f"MODULE:APP = {what!r}" in done.stderr
+
+
+BLOCKING = """
+import os, time, rmq
+app = rmq.App()
+
+@app.consumer("{topic}", group="{group}", model=str, consume_from="first")
+def handle(text):
+    os.write(1, b"began" + bytes([10]))
+    time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_a_handler_in_a_thread_does_not_keep_the_process(loop: str, names: str, folder: pathlib.Path) -> None:
+    group = topic = f"thread-{loop}"
+    with blocking.connect(names) as client:
+        client.admin.create_topic(topic, queues=4)
+    running = start(folder, names, "--loop", loop, "--drain", "1s", group=group, topic=topic, text=BLOCKING)
+    send(names, "one", topic=topic)
+    running.until("began")
+    before = time.monotonic()
+    status, said = running.end(signal.SIGTERM)
+    assert (status, time.monotonic() - before < 30) == (0, True)
+    assert "1 handlers still run in threads after 1 s" in said

@@ -22,7 +22,8 @@ from rmq.client.session.session import Session
 from rmq.errors import check_callable, check_number
 from rmq.message import MessageQueue, StoredMessage, validate_group
 from rmq.remoting.cancellation import as_failure, cancel_requests, raise_failure, withdraw
-from rmq.remoting.loop import Startable, TaskScope, as_async, bare_errors
+from rmq.remoting.loop import Startable, TaskScope, bare_errors
+from rmq.remoting.threads import ThreadWaits, as_async
 
 log = logging.getLogger("rmq.client.consumer")
 
@@ -64,6 +65,7 @@ class Consumer(Startable):
         self._scope = TaskScope()
         self._workers = self._member.workers
         self._running: set[anyio.CancelScope] = set()
+        self._threads = ThreadWaits()
         self._drain_seconds = session.config.drain_timeout_ms / 1000
         self._taken = 0
 
@@ -136,10 +138,12 @@ class Consumer(Startable):
         end, commit and leave the group. `run` then returns, and iteration ends.
 
         Handlers get `timeout` seconds (`drain_timeout_ms` without it). Those of `run` that are not ready by
-        then are cancelled, and their messages go to other members; ordinary functions in threads cannot be
-        cancelled, and `run` still waits for them. Returns whether all ended by themselves. Called inside a
-        handler or a delivery's block, it waits for that, too. Raises InvalidType, ConfigError. Cancelled: the
-        consumer has stopped, but has not left yet; leaving the block does that."""
+        then are cancelled, and their messages go to other members. An ordinary function in a thread cannot be
+        cancelled: it runs on, but is not waited for any more, which a warning says, and its message comes
+        again elsewhere. So this takes at most `timeout` and `shutdown_timeout_ms`, for leaving. Returns
+        whether all ended by themselves. Called inside a handler or a delivery's block, it waits for that,
+        too. Raises InvalidType, ConfigError. Cancelled: the consumer has stopped, but has not left yet;
+        leaving the block does that."""
         if timeout is None:
             timeout = self._drain_seconds
         check_number("timeout", timeout, 0, whole=False)
@@ -147,6 +151,13 @@ class Consumer(Startable):
         is_done = await self._member.drained(timeout)
         for scope in self._running:
             scope.cancel()
+        if given_up := self._threads.give_up():
+            log.warning(
+                "%s: %d handlers still run in threads after %g s; their messages are delivered again",
+                self.group,
+                given_up,
+                timeout,
+            )
         await self._member.leave()
         return is_done
 
@@ -196,7 +207,8 @@ class Consumer(Startable):
         """
         check_number("concurrency", concurrency, 1)
         check_callable("handler", handler, "a function of a message")
-        call = Isolated(self._observers.handler(self.group, as_async(handler, concurrency)))
+        with self._threads.used():
+            call = Isolated(self._observers.handler(self.group, as_async(handler, concurrency)))
         with self._member.handling(call.alone):
             await self._run_workers(concurrency, self._work, call)
 
@@ -208,7 +220,9 @@ class Consumer(Startable):
         check_number("batch", batch, 1)
         check_number("concurrency", concurrency, 1)
         check_callable("handler", handler, "a function of a list of messages")
-        call = Isolated(self._observers.handler(self.group, as_async(handler, concurrency), batches=True))
+        with self._threads.used():
+            observed = self._observers.handler(self.group, as_async(handler, concurrency), batches=True)
+            call = Isolated(observed)
         with self._member.handling(lambda message: call.alone([message])):
             await self._run_workers(concurrency, self._work_batches, call, batch)
 
@@ -218,7 +232,7 @@ class Consumer(Startable):
         with anyio.CancelScope() as scope:
             self._running.add(scope)
             try:
-                with self._workers.wanted(concurrency), bare_errors():
+                with self._workers.wanted(concurrency), self._threads.used(), bare_errors():
                     async with anyio.create_task_group() as tasks:
                         for _ in range(concurrency):
                             tasks.start_soon(self._keep_working, partial(work, *arguments))

@@ -39,7 +39,8 @@ from rmq.protocol.headers import (
     EndTransactionRequestHeader,
 )
 from rmq.remoting.cancellation import as_failure
-from rmq.remoting.loop import TaskScope, as_async
+from rmq.remoting.loop import TaskScope
+from rmq.remoting.threads import as_async
 
 if TYPE_CHECKING:
     pass

@@ -4,9 +4,11 @@ queues, draining, and how much it holds."""
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 import trio
 from trio.testing import MockClock
@@ -378,6 +380,43 @@ def test_draining_that_takes_too_long_cancels_handlers(both: Play, cluster: Clus
         assert offsets(cluster) == {0: 0, 1: 1}, "the message that was cancelled is another member's"
 
     both(scenario, cluster)
+
+
+@pytest.mark.parametrize("by_app", [False, True])
+def test_draining_does_not_wait_for_threads_past_its_time(
+    in_memory: Play, cluster: Cluster, caplog: pytest.LogCaptureFixture, by_app: bool
+) -> None:
+    """An ordinary function cannot be cancelled; the drain ends all the same, and the message comes again."""
+    began, release = threading.Event(), threading.Event()
+
+    def handle(message: StoredMessage) -> None:
+        began.set()
+        release.wait(60)
+
+    async def scenario(world: World) -> None:
+        fill(cluster, 1, queues=1)
+        try:
+            if by_app:
+                app = rmq.App(drain=0.05)
+                app.consumer("T", group="g", consume_from="first")(handle)
+                async with app.using(world.connect()):
+                    await anyio.to_thread.run_sync(began.wait, 60)
+            else:
+                async with (
+                    world.connect() as client,
+                    client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+                    anyio.create_task_group() as tasks,
+                ):
+                    tasks.start_soon(consumer.run, handle)
+                    await anyio.to_thread.run_sync(began.wait, 60)
+                    assert not await consumer.drain(0.05)
+            assert not release.is_set(), "nobody has waited for it"
+            assert offsets(cluster).get(0, 0) == 0
+        finally:
+            release.set()
+
+    in_memory(scenario, cluster)
+    assert "g: 1 handlers still run in threads after 0.05 s" in caplog.text
 
 
 async def test_draining_waits_as_long_as_the_setting_says(setting: World, clock: MockClock) -> None:
