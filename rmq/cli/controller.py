@@ -204,6 +204,11 @@ async def _add(target: Target, controllers: str, address: str, seconds: float) -
             f"{address} has a journal, of the controllers {others}: stop it, remove its folder and start it"
             " with controllerJoins=true"
         )
+    if address in before["members"] and new.get("blank"):
+        return False, (
+            f"{address} is one of the controllers, and has lost its journal: `rmq controller drop {address}`"
+            " first, then add it"
+        )
     answer = await _asked(target, controllers, Add(address))
     if answer.refusal:
         return False, answer.refusal

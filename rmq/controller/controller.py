@@ -216,8 +216,13 @@ class Controller:
     def _add(self, address: str, now: float) -> Answer:
         raft = self.raft
         refusal = refused_address(raft.address, address)
-        if address in raft.members:
+        if address in raft.members and address not in raft.forgetful:
             return Answer(controllers=self._members())
+        if address in raft.members:
+            # A majority may rest on what it has forgotten, its votes among it.
+            refusal = (
+                f"{address} is one of the controllers, and has lost its journal: drop it first, then add it"
+            )
         if not refusal and raft.learners not in ([], [address]):
             refusal = f"{', '.join(raft.learners)} is being added: wait until it is one of them, or drop it"
         if not refusal and len(raft.members) >= MEMBERS_MAX:

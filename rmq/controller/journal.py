@@ -28,7 +28,7 @@ from struct import Struct
 from typing import Final
 
 import msgspec
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from rmq.errors import CorruptRecord, LaterFormat, StoreError
 from rmq.server.process import VERSION
@@ -95,6 +95,7 @@ class Frame:
     first: int = 0
     entries: list[Entry] = field(factory=list)
     snapshot: Snapshot | None = None
+    is_blank: bool = False
     format: int = FORMAT
     writer: str = ""
     doubtful: bool = False
@@ -132,6 +133,8 @@ class Journal:
         self._segment: Segment | None = None
         self.term = 0
         self.vote = ""
+        self.is_blank = not members
+        """It began with an empty folder. If its member was one before, it has forgotten what it promised."""
         self.snapshot = Snapshot(members=dict(members))
         self.entries: list[Entry] = []
         self.is_doubtful = False
@@ -183,19 +186,25 @@ class Journal:
     def save(self, term: int, vote: str) -> None:
         """Be in a term, having voted there for `vote` ("": for nobody yet)."""
         self.term, self.vote = term, vote
-        self._write(Frame(term, vote, doubtful=self.is_doubtful))
+        self._write(Frame(term, vote, is_blank=self.is_blank, doubtful=self.is_doubtful))
 
     def doubt(self, is_doubtful: bool, term: int, vote: str) -> None:
         """Be in a term as by `save`, and be doubtful or not any more."""
         self.is_doubtful = is_doubtful
         self.save(term, vote)
 
+    def begin(self) -> None:
+        """Be blank no more: a leader said that this one was no member."""
+        self.is_blank = False
+        self.save(self.term, self.vote)
+
     def append(self, first: int, entries: Sequence[Entry]) -> None:
         """Put entries from index `first` on; those that were there go."""
         assert self.base < first <= self.last + 1, (self.base, first, self.last)
         del self.entries[first - self.base - 1 :]
         self.entries += entries
-        self._write(Frame(self.term, self.vote, first, list(entries), doubtful=self.is_doubtful))
+        kept = Frame(self.term, self.vote, is_blank=self.is_blank, doubtful=self.is_doubtful)
+        self._write(evolve(kept, first=first, entries=list(entries)))
 
     def compact(self, index: int, data: bytes) -> None:
         """Have `data` in place of the entries up to `index`."""
@@ -243,6 +252,7 @@ class Journal:
         """Begin a file with all that there is, then remove the one before it."""
         whole = Frame(
             *(self.term, self.vote, self.base + 1, self.entries, self.snapshot),
+            is_blank=self.is_blank,
             writer=VERSION,
             doubtful=self.is_doubtful,
         )
@@ -311,7 +321,8 @@ class Journal:
         return at > 0
 
     def _take(self, frame: Frame) -> None:
-        self.term, self.vote, self.is_doubtful = frame.term, frame.vote, frame.doubtful
+        self.term, self.vote = frame.term, frame.vote
+        self.is_blank, self.is_doubtful = frame.is_blank, frame.doubtful
         if frame.snapshot is not None:
             self.snapshot, self.entries = frame.snapshot, list(frame.entries)
         elif frame.first:

@@ -16,7 +16,8 @@ class Message:
     """One message of a member to another; which fields count depends on `kind`.
 
     `index` and `log_term` are the place in the log that it is about; `sent_at` is the leader's clock, which
-    comes back in the answer.
+    comes back in the answer. `is_learner`: the receiver is being made a member; None in messages of earlier
+    versions. `is_blank`: the sender began with an empty folder, and no leader has made it a member since.
     """
 
     kind: str
@@ -30,6 +31,8 @@ class Message:
     sent_at: float = 0.0
     entries: list[Entry] = field(factory=list)
     snapshot: Snapshot | None = None
+    is_learner: bool | None = None
+    is_blank: bool = False
 
 
 _decoder: Final = msgspec.msgpack.Decoder(Message)

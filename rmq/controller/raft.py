@@ -23,7 +23,15 @@ from typing import Any, Final
 import msgspec
 from attrs import frozen
 
-from rmq.controller.journal import COMMAND, MEMBERS, NOOP, Entry, Journal, Snapshot, members_entry
+from rmq.controller.journal import (
+    COMMAND,
+    MEMBERS,
+    NOOP,
+    Entry,
+    Journal,
+    Snapshot,
+    members_entry,
+)
 from rmq.controller.machine import Applied, Machine, UnknownCommand
 from rmq.controller.messages import Message, decode
 from rmq.controller.recall import SOMEBODY, Place, Recall
@@ -153,6 +161,11 @@ class Raft:
         return self._journal.members()[1]
 
     @property
+    def is_blank(self) -> bool:
+        """Whether this member began with an empty folder, and no leader has made it a member since."""
+        return self._journal.is_blank
+
+    @property
     def leader_address(self) -> str:
         """The address of the leader, empty when none is known."""
         return self.address_of(self.leader)
@@ -278,7 +291,8 @@ class Raft:
                     self._send_entries(member, now)
         elif now >= self._election_at:
             self._election_at = now + self._patience()
-            if self.me in self.members and not self.stopped and self._last_place() >= self._recall.place:
+            may_ask = not self.stopped and not self.is_blank and self.me in self.members
+            if may_ask and self._last_place() >= self._recall.place:
                 self._ask(now, pre=True)
 
     def _patience(self) -> float:
@@ -322,7 +336,9 @@ class Raft:
         self._first, _ = self._propose(Entry(self.term, NOOP), now)
 
     def _is_bound(self, now: float) -> bool:
-        """Whether somebody else may count on this member's not voting."""
+        """Whether somebody else may count on this member's not voting, or it may have forgotten that."""
+        if self.is_blank:
+            return True
         if self.role is Role.LEADER:
             return now < self.lease_until(now)
         return now < self._heard_at + self.timing.election_s
@@ -426,7 +442,9 @@ class Raft:
         after = self._next.setdefault(member, journal.last + 1) - 1
         if after < journal.base:
             self._flying.add(member)
-            self._send(member, self._message("install", snapshot=journal.snapshot, sent_at=now))
+            is_learner = member in self._learners
+            install = self._message("install", snapshot=journal.snapshot, sent_at=now, is_learner=is_learner)
+            self._send(member, install)
             return
         entries = journal.slice(after + 1, self._entries_max, BYTES_MAX)
         if entries:
@@ -440,6 +458,7 @@ class Raft:
                 entries=entries,
                 commit=self.commit,
                 sent_at=now,
+                is_learner=member in self._learners,
             ),
         )
 
@@ -501,7 +520,14 @@ class Raft:
         self._answer(message, granted=True, index=snapshot.index)
 
     def _answer(self, message: Message, *, index: int, granted: bool = False) -> None:
-        answer = self._message("appended", granted=granted, index=index, sent_at=message.sent_at)
+        # A leader makes it a member, so it was none. Earlier versions do not say that.
+        is_made = self.me in self.members if message.is_learner is None else message.is_learner
+        if self.is_blank and is_made:
+            self._journal.begin()
+        is_blank = self.is_blank
+        answer = self._message(
+            "appended", granted=granted, index=index, sent_at=message.sent_at, is_blank=is_blank
+        )
         self._send(message.sender, answer)
 
     def _on_appended(self, message: Message, now: float) -> None:
@@ -516,11 +542,11 @@ class Raft:
         is_late = message.sent_at <= self._answered.get(member, -math.inf)
         self._answered[member] = max(self._answered.get(member, -math.inf), message.sent_at)
         match = self._match[member]
+        if message.is_blank and member in self.members:
+            self._note_forgetful(member)
         if not message.granted and message.index < match and not is_late:
             # Not counted on any more for what it had, and it gets that again. A vote may be forgotten, too.
-            if member not in self.forgetful:
-                self.forgetful.add(member)
-                log.error("%s has lost its journal: drop it, and add it with an empty folder", member)
+            self._note_forgetful(member)
             self._match[member] = match = message.index
         if message.granted:
             self._match[member] = match = max(match, message.index)
@@ -532,6 +558,11 @@ class Raft:
             self._promote(member, now)
             if self._next[member] <= self._journal.last and member not in self._flying:
                 self._send_entries(member, now)
+
+    def _note_forgetful(self, member: str) -> None:
+        if member not in self.forgetful:
+            self.forgetful.add(member)
+            log.error("%s has lost its journal: drop it, and add it with an empty folder", member)
 
     def _promote(self, member: str, now: float) -> None:
         """Let a learner vote, once it has all that is committed: before, it could only hold the others up."""

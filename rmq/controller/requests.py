@@ -175,6 +175,7 @@ class ControllerRequests:
             "joining": raft.learners,
             "forgetful": sorted(raft.forgetful),
             "stopped": raft.stopped,
+            "blank": raft.is_blank,
             "leaseMs": round(controller.elections.setting_s * 1000),
             "leaseMsAgreed": controller.sets.lease_ms,
             "sets": [self._set_status(controller, name, now) for name in sorted(controller.sets.sets)],

@@ -67,3 +67,16 @@ def test_a_controller_that_has_stopped_says_why(monkeypatch: pytest.MonkeyPatch)
     done = status(monkeypatch, state("a:1", stopped=reason), state("b:1", stopped=reason))
     assert done.exit_code == 1
     assert done.output.count(reason) == 2
+
+
+async def test_a_member_that_has_lost_its_journal_is_not_added_before_it_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def states(target: object, addresses: Sequence[str]) -> list[dict[str, Any]]:
+        known = {"a:1": state("a:1", leading=True), "b:1": state("b:1", blank=True, committed=0)}
+        return [known[one] for one in addresses]
+
+    monkeypatch.setattr(controller, "_states", states)
+    done, why = await controller._add(cast(Target, object()), "a:1", "b:1", 1.0)
+    assert not done
+    assert "b:1 is one of the controllers, and has lost its journal: `rmq controller drop b:1` first" in why

@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq.controller import journal as journal_module
-from rmq.controller.journal import _HEAD, _MAGIC, COMMAND, NOOP, Entry, Journal, Snapshot, _crc, members_entry
+from rmq.controller.journal import (
+    _HEAD,
+    _MAGIC,
+    COMMAND,
+    NOOP,
+    Entry,
+    Journal,
+    Snapshot,
+    _crc,
+    members_entry,
+)
 from rmq.errors import CorruptRecord, LaterFormat, StoreError
 from rmq.testing.disk import MemoryDisk
 
@@ -193,6 +203,21 @@ def test_a_frame_of_a_later_version_does_not_end_the_journal(
     disk.flip(path, at - 1)  # behind a damaged one it is as good a witness as any
     with pytest.raises(CorruptRecord):
         opened(disk)
+
+
+def test_an_empty_folder_without_members_is_blank_until_it_begins() -> None:
+    disk = MemoryDisk(seed=1)
+    assert not opened(MemoryDisk(seed=1)).is_blank
+    journal = Journal(disk, "/raft", {})
+    journal.append(1, entries(1, b"x"))
+    journal.install(Snapshot(1, 1, THREE, b"state"))
+    assert journal.is_blank
+    journal = opened(disk)
+    assert journal.is_blank
+    journal.begin()
+    journal.append(2, entries(1, b"y"))
+    disk.crash()
+    assert not opened(disk).is_blank
 
 
 def test_the_first_frame_of_a_later_file_must_be_good() -> None:

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from rmq.controller import raft as raft_module
-from rmq.controller.journal import COMMAND, NOOP, Entry, Journal
+from rmq.controller.journal import COMMAND, NOOP, Entry, Journal, members_entry
 from rmq.controller.machine import UnknownCommand
 from rmq.controller.messages import Message
 from rmq.controller.raft import ADDRESSES_MAX, ChangeUnderWay, NotLeader, Raft, Role, Timing
@@ -617,3 +617,63 @@ def test_who_forgot_a_frame_votes_in_no_term_that_the_others_know_and_for_nobody
 
 def opened_again(group: Group, name: str) -> Journal:
     return Journal(group.disks[name], "/raft", group.names)
+
+
+def test_a_member_that_comes_back_with_an_empty_folder_votes_for_nobody_until_it_is_added_anew() -> None:
+    """Else the vote of a member that has forgotten an entry elects a leader that never had it."""
+    group = Group("n0", "n1", "n2")
+    leader = group.leader()
+    wiped, behind = (raft.me for raft in others(group, leader))
+    group.down = {behind}
+    group.propose(leader, 5, 0.2)  # committed by the leader and the one that is to be wiped
+    told = group.machines[leader.me].count
+    group.down = {leader.me}
+    group.disks[wiped] = MemoryDisk(seed=1)
+    group.start(wiped, {})
+    group.start(behind)
+    group.run(20.0)
+    assert not any(group.rafts[name].is_leading(group.now) for name in (wiped, behind))
+
+    group.down = set()
+    again = group.leader()
+    group.run(1.0)
+    assert group.machines[again.me].count == told
+    assert again.forgetful == {wiped}
+    group.start(wiped, {})  # it is the same after another start, at another leader
+    assert group.rafts[wiped].is_blank
+    again.remove(wiped, group.now)
+    group.run(1.0)
+    again.add(wiped, wiped, group.now)
+    group.run(1.0)
+    assert sorted(again.members) == ["n0", "n1", "n2"]
+    assert (again.forgetful, group.rafts[wiped].is_blank) == (set(), False)
+    group.down = {again.me}
+    group.start(wiped, {})
+    assert group.leader().me in (wiped, behind)
+
+
+def test_a_learner_votes_before_it_knows_that_it_is_a_member() -> None:
+    """A leader that dies as it makes the second member needs its vote."""
+    group = Group("n0")
+    leader = group.leader()
+    leader.add("n1", "n1", group.now)
+    group.start("n1", {})
+    while "n1" not in leader.members:
+        for sender, to in ((leader, group.rafts["n1"]), (group.rafts["n1"], leader)):
+            for _, data in sender.take_messages():
+                to.receive(data, group.now)
+    leader.take_messages()  # the change gets lost with the leader
+    assert not group.rafts["n1"].members
+    group.start("n0")
+    group.run(5.0)
+    assert sorted(group.leader().members) == ["n0", "n1"]
+
+
+def test_a_leader_of_an_earlier_version_makes_a_member_of_one_that_joins() -> None:
+    group = Group("n0")
+    joins = group.start("n1", {})
+    entries = [Entry(1, NOOP), members_entry(1, {"n0": "n0", "n1": "n1"})]
+    tell(joins, Message("append", "n0", "n0", 1, entries=entries, commit=2), group.now)
+    assert not joins.is_blank
+    joins.step(group.now + 10)
+    assert [decoded(data).kind for _, data in joins.take_messages()] == ["appended", "ask"]

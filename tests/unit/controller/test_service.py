@@ -207,6 +207,7 @@ async def test_a_controller_that_has_lost_its_journal_is_named(
         assert await three.leader() == leader
         assert (await three.status(leader))["forgetful"] == [lost]
         assert caplog.text.count(f"{lost} has lost its journal: drop it") == 1
+        assert "has lost its journal: drop it first, then add it" in (await three.ask(Add(lost))).refusal
         answer = await change(three, Drop(lost))
         assert lost not in answer.controllers
         three.kill(lost)
