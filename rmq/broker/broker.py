@@ -297,6 +297,8 @@ class Broker(Endpoint):
             copied={"consumerOffset": self.offsets},
             small={"delayOffset": self.schedule, "timerProgress": self.timers, "replication": self.replica},
         )
+        if (recovery := self.store.recovery) is not None and not recovery.is_clean:
+            self.followed.drop_earlier()
         self.replica.begin()
         if not self.is_slave:
             self.offsets.check_ends()

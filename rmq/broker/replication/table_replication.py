@@ -326,15 +326,34 @@ class FollowedTables:
             for topic in [topic for topic, at in self._deleted.items() if at <= end]:
                 self._remove_before(topic, self._deleted.pop(topic))
 
+    def drop_earlier(self) -> None:
+        """After a crash, which makes queues again by the names of topics: remove those of earlier topics."""
+        queues: dict[str, list[tuple[str, int]]] = {}
+        for topic, queue_id in self._store.queues():
+            queues.setdefault(topic, []).append((topic, queue_id))
+        for topic, keys in queues.items():
+            row = self._topics.get(topic)
+            creation = None if row is None else row.creation
+            if creation is not None and self._are_before(keys, creation.log_offset):
+                self._remove(topic, len(keys))
+
     def _remove_before(self, topic: str, physical_offset: int) -> None:
         """Remove the queues of a topic unless they have messages of the present topic of that name."""
+        keys = [key for key in self._store.queues() if key[0] == topic]
+        if keys and (self._topics.get(topic) is None or self._are_before(keys, physical_offset)):
+            self._remove(topic, len(keys))
+
+    def _are_before(self, queues: Collection[tuple[str, int]], physical_offset: int) -> bool:
+        """Whether all messages of these queues lie before a physical offset. Nobody knows it of a queue whose
+        messages have all expired, and whose numbers go on."""
         store = self._store
-        queues = [(name, queue_id) for name, queue_id in store.queues() if name == topic]
-        lasts = [store.unit(*queue, store.max_offset(*queue) - 1) for queue in queues]
-        is_old = all(last is None or last[0] < physical_offset for last in lasts)
-        if queues and (is_old or self._topics.get(topic) is None):
-            log.warning("topic %s was deleted at the master: its %d queues are removed", topic, len(queues))
-            store.remove_topic(topic)
+        ends = [(*queue, store.max_offset(*queue)) for queue in queues if store.max_offset(*queue)]
+        lasts = [store.unit(topic, queue_id, end - 1) for topic, queue_id, end in ends]
+        return all(last is not None and last[0] < physical_offset for last in lasts)
+
+    def _remove(self, topic: str, count: int) -> None:
+        log.warning("topic %s was deleted: the %d queues that it had are removed", topic, count)
+        self._store.remove_topic(topic)
 
     def reportable(self, physical_offset: int) -> int:
         """How much of the log up to there may be reported as kept: nothing that came after a topic which is

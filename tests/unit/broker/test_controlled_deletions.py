@@ -7,7 +7,13 @@ import trio
 import trio.testing
 
 from rmq.message import Message
+from rmq.protocol.bodies import TopicConfig
+from rmq.protocol.codes import RequestCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import DeleteTopicRequestHeader
 from tests.sim.brokers import Node, controlled_set
+
+from .rig import Rig, send
 
 
 @pytest.mark.parametrize("is_made_again", [False, True])
@@ -46,6 +52,31 @@ async def test_a_replica_that_was_away_does_not_bring_a_deleted_topic_back(
             receipt = await producer.send(Message("Gone", b"anew"))
             assert receipt.queue_offset == 0
             assert broker.store.min_offset("Gone", 0) == 0
+
+
+@pytest.mark.parametrize("sent", [0, 3])
+def test_a_crash_does_not_bring_back_the_messages_of_a_topic_that_was_made_again(sent: int) -> None:
+    rig = Rig()
+    rig.topics.update(TopicConfig("Gone", 1, 1))
+    for number in range(5):
+        assert rig.one(send("Gone", body=b"%d" % number)).code == 0
+    delete = Command.request(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader("Gone"))
+    assert rig.one(delete).code == 0
+    rig.topics.update(TopicConfig("Gone", 1, 1))
+    expected = [b"anew %d" % number for number in range(sent)]
+    for body in expected:
+        assert rig.one(send("Gone", body=body)).code == 0
+    rig.store.flush()
+    disk = rig.disk.copy()
+    disk.crash()
+
+    again = Rig(disk=disk)
+    assert again.store.recovery is not None
+    assert not again.store.recovery.is_clean
+    assert again.bodies("Gone") == expected
+    assert again.one(send("Gone", body=b"next")).code == 0
+    assert again.bodies("Gone") == [*expected, b"next"]
+    assert again.store.min_offset("Gone", 0) == 0
 
 
 def _ends(node: Node) -> dict[tuple[str, int], int]:

@@ -246,6 +246,15 @@ def test_a_slave_keeps_the_queues_that_its_master_has_without_a_row_and_those_th
     assert to.bodies("B") == [b"0", b"1", b"2"]
 
 
+def test_a_queue_whose_messages_have_all_expired_keeps_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, to = a_pair_with_messages()
+    to.topics.forget(["A"])  # as where the slave's table was damaged
+    monkeypatch.setattr(to.store, "unit", lambda *place: None)
+    Link(master, to).run()
+    assert to.topics.get("A") is not None
+    assert to.store.max_offset("A", 0) == 3
+
+
 def test_settings_of_a_topic_made_again_do_not_keep_the_queues_of_the_earlier_one() -> None:
     master, to = a_pair_with_messages()
     assert master.one(send("A", body=b"unseen")).code == 0
