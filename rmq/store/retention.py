@@ -149,12 +149,15 @@ class Retention:
         """Take the oldest file out of the log if it is expired or must make room; whether there was one.
 
         `asked`: at any hour, and whatever was thought of the wall clock. The disk is looked at each time, so
-        that no more files go than make room. Raises StoreError.
+        that no more files go than make room: while anything waits to be removed from it, a deleted topic's
+        folder for one, no file goes before its time. Raises StoreError.
         """
         segments = self._log.segments
         self.reason = why_clean(self._disk.usage(segments.folder), config, now_ms) or (
             "asked" if asked else ""
         )
+        if self.reason == "forced" and self._leaving:
+            self.reason = "space"
         held = self._clock_watch.held(now_ms)
         forced = self.reason == "forced"
         if not self.reason or not expired_files(self._log, config, now_ms, forced=forced, most=1):

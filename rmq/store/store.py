@@ -556,20 +556,27 @@ class Store(StoreSync, ReplicaStore):
         all of them; see `retention` for how a service does it. Raises StoreError.
         """
         retention = self.retention
-        files = paths = queue_files = 0
+        files = queue_files = 0
+        paths = self._remove_left()
         reason = ""
         while asked or files < MOST_FILES:
             taken = retention.take(self.config, now_ms, asked=asked)
-            files += taken
             reason = reason or retention.reason
-            while (path := retention.path) is not None:
-                self.disk.remove(path)
-                retention.removed(path)
-                paths += 1
             if not taken:
                 break
+            files += 1
+            paths += self._remove_left()
             queue_files += retention.queue_files
         return CleanReport(files, queue_files, paths - files, reason)
+
+    def _remove_left(self) -> int:
+        """Remove files and folders that are out of use; returns their number. Raises StoreError."""
+        paths = 0
+        while (path := self.retention.path) is not None:
+            self.disk.remove(path)
+            self.retention.removed(path)
+            paths += 1
+        return paths
 
     def lost(self) -> list[tuple[str, int, int, int]]:
         """The queues that have lost messages by retention since the last call, as (topic, queue id, where it

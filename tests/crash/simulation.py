@@ -56,7 +56,8 @@ SMALL: Final[dict[str, Any]] = {
     "max_index_num": 40,
     "flush_interval_commit_log": 3_000,
     "flush_consume_queue_thorough_interval": 4_000,
-    "clean_resource_interval": 3_600_000,  # on a full disk the oldest messages would go
+    "clean_resource_interval": 3_600_000,
+    "clean_file_forcibly_enable": False,  # on a full disk the oldest messages would go
 }
 BROKER: Final[dict[str, Any]] = {
     "broker_name": "b",

@@ -442,17 +442,23 @@ class _Service:
             await in_slices(self.broker.offsets.log_losses())
 
     async def _remove_expired(self) -> None:
-        """Remove expired files one at a time: a GiB takes half a second, and one may make room enough."""
+        """Remove expired files one at a time: a GiB takes half a second, and one may make room enough. What
+        is out of use already, a deleted topic's folder for one, goes first: it may make room enough, too.
+        """
         retention, store = self.store.retention, self.store
+        await self._remove_left()
         for _ in range(MOST_FILES):
-            taken = retention.take(store.config, self.broker.now_ms())
-            while (path := retention.path) is not None:
-                await self._blocking(partial(store.disk.remove, path))
-                why = retention.why(path)
-                retention.removed(path)
-                log.info("%s is removed (%s)", path, why)
-            if not taken:
+            if not retention.take(store.config, self.broker.now_ms()):
                 break
+            await self._remove_left()
+
+    async def _remove_left(self) -> None:
+        retention = self.store.retention
+        while (path := retention.path) is not None:
+            await self._blocking(partial(self.store.disk.remove, path))
+            why = retention.why(path)
+            retention.removed(path)
+            log.info("%s is removed (%s)", path, why)
 
     # ---- timed parts: `step` does what is due and says when to come again ----
 

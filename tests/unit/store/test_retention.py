@@ -212,6 +212,31 @@ def test_no_more_files_go_than_make_room_enough() -> None:
     assert store.clean(clock.now_ms).log_files == 0
 
 
+def test_a_deleted_topic_makes_room_before_any_file_of_the_log_goes() -> None:
+    clock = Clock()
+    disk, store = filled(clock, file_reserved_time=10_000, delete_when="04")
+    for number in range(90):
+        send(store, record("x", topic="Bills", queue_id=number % 4))
+    clock.now_ms += 10_000
+    store.dispatch()
+    disk.capacity = int(disk.used / 0.88)
+    before = log_files(disk)
+    store.remove_topic("Bills")
+    assert store.clean(clock.now_ms).log_files == 0
+    assert log_files(disk) == before
+
+
+def test_a_full_disk_gives_up_no_file_while_another_waits_to_be_removed() -> None:
+    clock = Clock()
+    disk, store = filled(clock, file_reserved_time=10_000, delete_when="04")
+    disk.capacity = int(disk.used / 0.88)
+    # As the request of an operator does it, who asks for expired files: the disk takes its time.
+    taken = 0
+    while store.retention.take(store.config, clock.now_ms, asked=True):
+        taken += 1
+    assert taken == 1
+
+
 def test_a_file_leaves_the_log_before_the_disk_and_its_units_after_it() -> None:
     clock = Clock()
     disk, store = filled(clock, file_reserved_time=5, delete_when=ALL_DAY)
