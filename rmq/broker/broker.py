@@ -319,6 +319,7 @@ class Broker(Endpoint):
         """Call these hooks from now on. Raises PluginRefused when they answer what the broker does."""
         self.handlers = hooks.completing(self.handlers)
         self.hooks = hooks
+        self.asks_early = bool(hooks.heads)
 
     # ---- requests ----
 

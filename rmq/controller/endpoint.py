@@ -54,6 +54,7 @@ class ControllerEndpoint(Endpoint):
         """Call these hooks from now on. Raises PluginRefused when they answer what the controller does."""
         self._handlers = hooks.completing(self._handlers)
         self._hooks = hooks
+        self.asks_early = bool(hooks.heads)
 
     def handle(self, requests: list[Command], connection: Connection) -> None:
         """Answer the requests of one chunk in order; some are answered later."""

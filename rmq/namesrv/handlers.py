@@ -137,6 +137,7 @@ class NameServer(Endpoint):
         """Call these hooks from now on. Raises PluginRefused when they answer what the server does."""
         self._handlers = hooks.completing(self._handlers)
         self._hooks = hooks
+        self.asks_early = bool(hooks.heads)
 
     # What connections and the clock bring.
 

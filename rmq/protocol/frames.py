@@ -245,6 +245,7 @@ class Decoder:
         self._lanes = lanes
         self._pieces: list[bytes | bytearray] = []  # of the unfinished frame
         self._wanted = 0  # bytes that it needs to be looked at again: all, or those of its header
+        self._is_shown = False  # the header of the unfinished frame was
         self._unread = 0  # bytes of a skipped frame that are still to come
         self._long: LongHeader | None = None  # of the skipped frame, until its header has come
 
@@ -282,6 +283,14 @@ class Decoder:
             self.has_more = count >= self._most
         return commands
 
+    def look(self) -> None:
+        """Show the header of the unfinished frame in `head` now, if it is here and was not shown."""
+        if not self._is_shown and self.buffered >= 8:
+            rest = b"".join(self._pieces)
+            self._pieces = [rest]
+            if head_size(rest) <= len(rest):
+                self._show(rest)
+
     def skip(self) -> None:
         """Drop the unfinished frame, also what of it is still to come."""
         self._unread = max(0, frame_size(b"".join(self._pieces), 0) - self.buffered)
@@ -305,6 +314,7 @@ class Decoder:
     def _keep(self, rest: bytes) -> None:
         self._pieces.append(rest)
         self.buffered = len(rest)
+        self._is_shown = False
         if len(rest) < 8:
             self._wanted = 8
             return
@@ -313,12 +323,16 @@ class Decoder:
             head = head_size(rest)
             if len(rest) < head:
                 self._wanted = head
-                return
-            try:
-                self.head, self.head_body = read_head(rest)
-            except RemoteProtocolError as error:
-                self._refuse(request_of(rest[4], rest[8:head]), error)
-                self.skip()
+            else:
+                self._show(rest)
+
+    def _show(self, rest: bytes) -> None:
+        self._is_shown = True
+        try:
+            self.head, self.head_body = read_head(rest)
+        except RemoteProtocolError as error:
+            self._refuse(request_of(rest[4], rest[8 : head_size(rest)]), error)
+            self.skip()
 
     # --- frames that cannot be read ---
 

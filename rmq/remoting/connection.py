@@ -27,7 +27,15 @@ from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, Framed, encode
 from rmq.remoting.endpoint import Endpoint, unsendable
-from rmq.remoting.limits import SMALL_BYTES, Budget, Limits
+from rmq.remoting.limits import (
+    PATIENCE_SECONDS,
+    SMALL_BYTES,
+    TIGHT_SECONDS,
+    UNPROVED_FACTOR,
+    UNPROVED_SECONDS,
+    Budget,
+    Limits,
+)
 from rmq.remoting.loop import Waiter, bare_errors, current_loop, lost_errors
 from rmq.remoting.pending_requests import Deadlines, PendingRequest, Silence
 from rmq.remoting.stream import Buffer, Outbox, Stream
@@ -237,6 +245,8 @@ class Connection:
         if now - self._half_since >= self._limits.frame_seconds:
             self.close(f"a frame was not complete after {self._limits.frame_seconds:g} s")
             log.warning("closing %s: %s", self.peer_address, self.reason)
+        elif self._budget.is_tight and self._held > SMALL_BYTES and now - self._half_since > self._patience():
+            self.cut(f"a frame was not complete after {self._patience():g} s, while others need the memory")
         elif now - self._taken_at > self._limits.stall_seconds and self._is_stalled(now):
             self.cut(f"its peer took nothing for {self._limits.stall_seconds:g} s")
         elif now - self.active_at >= self._limits.idle_seconds and not self._pending:
@@ -296,7 +306,7 @@ class Connection:
                     continue
                 if outbox.size + self._decoder.buffered != self._held:
                     self._count()
-                if self._held > SMALL_BYTES and self._budget.is_tight:
+                if self._held > SMALL_BYTES and self._budget.is_tight and self._is_slow():
                     await self._budget.relief()
                 if poller is not None:
                     await poller.attend(self._stream.descriptor, self._on_readable)
@@ -332,8 +342,19 @@ class Connection:
             or self._decoder.has_more
             or self.is_closed
             or (self._poller and self._poller.alone == self._stream.descriptor)
-            or (self._held > SMALL_BYTES and self._budget.is_tight)
+            or (self._held > SMALL_BYTES and self._budget.is_tight and self._is_slow())
         )
+
+    def _is_slow(self) -> bool:
+        """Whether a frame is not complete for longer than an honest one takes."""
+        return self._now() - self._half_since > PATIENCE_SECONDS
+
+    def waste(self, now: float) -> float:
+        """For how many seconds a frame is not complete, or the peer takes none of what waits for it; more for
+        a peer that never sent a whole frame, less where little is held, and of equals the larger is worse."""
+        seconds = max(now - min(self._half_since, self._taken_at), 0.0)
+        factor = 1.0 if self.has_received else UNPROVED_FACTOR
+        return (seconds * factor if self._held > SMALL_BYTES else seconds / 1000) + self._held * 1e-12
 
     def _received(self, data: bytes | bytearray) -> bool:
         if not data:
@@ -515,6 +536,19 @@ class Connection:
         if held != self._held and not (held and self.is_closed):
             self._held = held
             self._budget.hold(self, held)
+            is_large = held > SMALL_BYTES and not self.is_closed
+            if is_large and (self._budget.is_tight or self._endpoint.asks_early):
+                self._look()
+
+    def _look(self) -> None:
+        """Ask about the body of the unfinished frame before more of it is here."""
+        self._decoder.look()
+        if self._decoder.head is not None or self._decoder.refused:
+            self._ask()
+            self._count()
+
+    def _patience(self) -> float:
+        return TIGHT_SECONDS if self.has_received else UNPROVED_SECONDS
 
     def _note_taken(self, now: float) -> None:
         self._taken_at, self._left = now, self._stream.unsent()

@@ -25,6 +25,9 @@ class Endpoint(Protocol):
     is logged with its traceback.
     """
 
+    asks_early: bool = False
+    """Whether `on_head` is called as soon as more than 64 KiB of a frame wait and its header is here: where
+    headers tell strangers from others."""
     lanes: Lanes | None = None
     """With these, of the compiled engine, runs of plain sends are handed over as one value each."""
 

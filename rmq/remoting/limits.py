@@ -5,8 +5,6 @@ from __future__ import annotations
 import ipaddress
 import math
 from collections.abc import Callable, Iterable
-from heapq import nlargest
-from operator import itemgetter
 from typing import Final, Protocol
 
 import anyio
@@ -104,9 +102,16 @@ class Limits:
 
 BUDGET_BYTES: Final = 256 * MIB
 RELIEF_SECONDS: Final = 5.0
-"""How long a peer that holds much is not read from while the process holds too much."""
+"""How long a peer whose frame takes long is not read from while the process holds too much."""
 SMALL_BYTES: Final = 64 * 1024
 """Peers that hold less are read from even when the budget is tight."""
+PATIENCE_SECONDS: Final = 1.0
+"""So are those whose unfinished frame is younger: an honest one is here by then."""
+TIGHT_SECONDS: Final = 10.0
+UNPROVED_SECONDS: Final = 2.0
+"""An older frame is cut off while the budget is tight; of a peer that never sent a whole one so soon."""
+UNPROVED_FACTOR: Final = 8.0
+"""So many times as long counts what a peer holds that never sent a whole frame."""
 LEFT: Final = 7 / 8
 """To what share of the budget use is brought down by cutting peers off, so that this happens seldom."""
 
@@ -120,16 +125,21 @@ class Holder(Protocol):
     def expire(self, now: float) -> object:
         """End if it waits too long for its peer."""
 
+    def waste(self, now: float) -> float:
+        """How long nothing has become of what is held: those with most are cut off first."""
+
 
 class Budget:
     """The bytes that peers make this process hold, unsent answers and unfinished frames, and for whom.
 
     Every connection has bounds of its own, but thousands of them together would still fill the memory. Past
-    half of the budget peers that hold much are hardly read from any more; past all of it the largest are cut
-    off. Costs nothing for those who hold nothing.
+    half of the budget peers whose frames take long are hardly read from any more, and cut off soon; past all
+    of it those are cut off that have held most for longest, and proved nothing. Costs nothing for those who
+    hold nothing. `clock` is in seconds.
     """
 
-    def __init__(self, most: int = BUDGET_BYTES) -> None:
+    def __init__(self, most: int = BUDGET_BYTES, clock: Callable[[], float] = anyio.current_time) -> None:
+        self._clock = clock
         self.most = most
         self.held = 0
         self.cuts = 0
@@ -171,13 +181,14 @@ class Budget:
 
     def _relieve(self) -> None:
         target = int(self.most * LEFT)
-        for holder, size in nlargest(len(self._holders), self._holders.items(), key=itemgetter(1)):
+        now = self._clock()
+        for holder in sorted(self._holders, key=lambda holder: holder.waste(now), reverse=True):
             if self.held <= target:
                 break
+            size = self._holders.pop(holder)
             self.held -= size
-            del self._holders[holder]
             self.cuts += 1
-            holder.cut(f"it held {size} bytes, the most of all, and the budget of {self.most} is used up")
+            holder.cut(f"it held {size} bytes for longest, and the budget of {self.most} is used up")
 
 
 ADDRESSES_MAX: Final = 10_000
