@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rmq.client.consume.subscription import Sql as Sql
     from rmq.client.consume.subscription import sql as sql
     from rmq.client.observability.trace import MessageTrace as MessageTrace
-    from rmq.client.produce.outgoing import SendResult as SendResult
     from rmq.client.produce.pipeline import Pipeline as Pipeline
     from rmq.client.produce.producer import Producer as Producer
     from rmq.client.produce.transactional import COMMIT as COMMIT
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from rmq.client.session.events import Stalled as Stalled
     from rmq.client.session.health import Health as Health
     from rmq.client.session.observer import Observer as Observer
+    from rmq.client.session.results import SendResult as SendResult
     from rmq.errors import AccessDenied as AccessDenied
     from rmq.errors import AskerGone as AskerGone
     from rmq.errors import ConfigError as ConfigError
@@ -95,7 +95,7 @@ _MODULES = {
     "rmq.client.session.events": "Assigned Connected Disconnected Stalled",
     "rmq.client.session.health": "Health",
     "rmq.client.session.observer": "Observer",
-    "rmq.client.produce.outgoing": "SendResult",
+    "rmq.client.session.results": "SendResult",
     "rmq.client.produce.pipeline": "Pipeline",
     "rmq.client.produce.producer": "Producer",
     "rmq.client.reading.pull_consumer": "PullConsumer PullResult",

@@ -17,7 +17,8 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from rmq.broker.admin.consume_stats import LongAnswers, Progress
-from rmq.broker.admin.metrics_export import Histograms, gauges_of
+from rmq.broker.admin.expiry import Expiry
+from rmq.broker.admin.metrics_export import gauges_of
 from rmq.broker.admin.pending_changes import PendingChanges
 from rmq.broker.admin.query import Query
 from rmq.broker.admin.registration import Registration
@@ -27,29 +28,27 @@ from rmq.broker.consume.pull import Pull
 from rmq.broker.delay.delay_levels import Schedule
 from rmq.broker.delay.timers import Recall, Timers
 from rmq.broker.disk_work import DiskWork
+from rmq.broker.error_responses import error_response, large_body_refusal, not_written, unsupported
 from rmq.broker.filtering.filters import FilterTable
 from rmq.broker.membership.check_back import CheckBack
 from rmq.broker.membership.client_requests import ClientRequests, PendingRequests, RequestReply
 from rmq.broker.membership.clients import Clients
 from rmq.broker.produce.acks import Acknowledgement
-from rmq.broker.produce.admission import (
-    FlowControl,
-    error_response,
-    large_body_refusal,
-    not_written,
-    unsupported,
-)
+from rmq.broker.produce.admission import FlowControl
 from rmq.broker.produce.append import Append, OwnWrites, stored_events
 from rmq.broker.produce.idempotent import IdempotentSends
 from rmq.broker.produce.send import Send
 from rmq.broker.replication.replica_state import TABLE_CODES, DeliveryProgress, ReplicaState, of_our_slave
 from rmq.broker.replication.table_replication import FollowedTables
-from rmq.broker.tables.groups import Expiry, Groups
+from rmq.broker.state import Tables
+from rmq.broker.tables.files import TableFiles
+from rmq.broker.tables.groups import Groups
+from rmq.broker.tables.histograms import Histograms
 from rmq.broker.tables.offsets import Offsets
 from rmq.broker.tables.queue_locks import Locks
 from rmq.broker.tables.stats import Stats
 from rmq.broker.tables.topics import Topics
-from rmq.broker.tables.versioned import Slices, TableFiles, Tables, drain
+from rmq.broker.tables.versioned import Slices, drain
 from rmq.broker.transactions import Transactions
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import StoreError

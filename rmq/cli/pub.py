@@ -32,8 +32,8 @@ from rmq.cli.values import as_duration, duration_ms, pairs
 from rmq.errors import ConfigError, RmqError
 
 if TYPE_CHECKING:
-    from rmq.client.produce.outgoing import SendResult
     from rmq.client.produce.producer import Producer
+    from rmq.client.session.results import SendResult
     from rmq.message import Message
 
 LEVELS = range(1, 19)

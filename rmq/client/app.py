@@ -29,9 +29,9 @@ from rmq.client.codec import Codec, body_of, codec_of
 from rmq.client.consume.consumer import Consumer
 from rmq.client.consume.retry import Retry
 from rmq.client.consume.subscription import ConsumerOptions, Sql, subscriptions
-from rmq.client.produce.outgoing import SendResult
 from rmq.client.produce.producer import Producer
 from rmq.client.session.requests import parse_name_servers
+from rmq.client.session.results import SendResult
 from rmq.errors import ConfigError, InvalidType, LocalProtocolError, check_callable, check_number, check_type
 from rmq.message import PROPERTY_REPLY_TO_CLIENT, Message, StoredMessage, validate_group
 from rmq.protocol.properties import reason_of

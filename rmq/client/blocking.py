@@ -32,8 +32,8 @@ from rmq.client.consume import delivery as async_delivery
 from rmq.client.consume.isolation import Snapshot
 from rmq.client.produce import producer as async_producer
 from rmq.client.produce import transactional as async_transactional
-from rmq.client.produce.outgoing import SendResult
 from rmq.client.reading import pull_consumer as async_pull_consumer
+from rmq.client.session.results import SendResult
 from rmq.client.threads.loop_thread import LoopThread, loop_thread, wait_for
 from rmq.errors import LocalProtocolError
 from rmq.message import Message, MessageQueue, StoredMessage

@@ -25,8 +25,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import Row, StructType
 
-from rmq.client.produce.outgoing import BATCH, Outgoing, SendResult
+from rmq.client.produce.outgoing import BATCH, Outgoing
 from rmq.client.produce.producer import Producer
+from rmq.client.session.results import SendResult
 from rmq.client.session.routes import select_by_key
 from rmq.errors import (
     NETWORK_ERRORS,

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rmq.broker.admin.unread import queue_end, unread
-from rmq.broker.produce.admission import error_response
+from rmq.broker.error_responses import error_response
 from rmq.broker.tables.versioned import drain
 from rmq.errors import for_code
 from rmq.message import MessageQueue
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
     from rmq.broker.config import Settings
     from rmq.broker.membership.members import Member
-    from rmq.broker.tables.versioned import Slices, Tables
+    from rmq.broker.state import Tables
+    from rmq.broker.tables.versioned import Slices
     from rmq.protocol.bodies import TopicConfig
     from rmq.remoting.connection import Connection
     from rmq.store.store import Store

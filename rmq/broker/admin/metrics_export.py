@@ -7,20 +7,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
-
-from attrs import Factory, define
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from rmq.broker.admin.unread import unread
 from rmq.broker.replication.replica_state import slave_names
+from rmq.broker.tables.histograms import Histograms
 from rmq.broker.tables.versioned import Slices
 from rmq.message import SCHEDULE_TOPIC
 from rmq.metrics import Histogram, Kind, Metric, connection_metrics, single
 from rmq.server.process import VERSION
 
 if TYPE_CHECKING:
-    from rmq.broker.broker import Broker
+    from collections.abc import Mapping
 
+    from rmq.broker.admin.registration import Registration
+    from rmq.broker.admin.topics_and_groups import Admin
+    from rmq.broker.config import BrokerConfig
+    from rmq.broker.consume.long_polling import HeldPulls
+    from rmq.broker.delay.delay_levels import Schedule
+    from rmq.broker.delay.timers import Timers
+    from rmq.broker.disk_work import DiskWork
+    from rmq.broker.membership.client_requests import PendingRequests
+    from rmq.broker.membership.clients import Clients
+    from rmq.broker.produce.acks import Acknowledgement
+    from rmq.broker.replication.replica_state import ReplicaState
+    from rmq.broker.tables.groups import Groups
+    from rmq.broker.tables.offsets import Offsets
+    from rmq.broker.tables.stats import Stats
+    from rmq.broker.tables.topics import Topics
+    from rmq.broker.transactions import Transactions
+    from rmq.remoting.acceptor import Acceptor
+    from rmq.remoting.limits import Budget
+    from rmq.store.store import Store
 
 Row = tuple[tuple[str, ...], float]
 T = TypeVar("T")
@@ -31,7 +49,36 @@ LOOKS: Final = 250
 """So many queues, or rows, are looked at in one slice."""
 
 
-def metrics_of(broker: Broker, *, queues: bool = False) -> Slices[list[Metric]]:
+class Measured(Protocol):
+    """The parts of a broker that are measured."""
+
+    store: Store
+    stats: Stats
+    topics: Topics
+    groups: Groups
+    offsets: Offsets
+    clients: Clients
+    held_pulls: HeldPulls
+    acknowledgement: Acknowledgement
+    transactions: Transactions
+    schedule: Schedule
+    timers: Timers
+    pending_requests: PendingRequests
+    registration: Registration
+    admin: Admin
+    replica: ReplicaState
+    disk_work: DiskWork
+    histograms: Histograms
+    acceptors: Mapping[str, Acceptor]
+    budget: Budget
+    connections: int
+
+    @property
+    def config(self) -> BrokerConfig:
+        """The settings that hold now."""
+
+
+def metrics_of(broker: Measured, *, queues: bool = False) -> Slices[list[Metric]]:
     """All metrics of a broker; `queues`: with those of each queue, and not only their sums by topic."""
     found: list[Metric] = []
     for metric in _traffic(broker):
@@ -46,7 +93,7 @@ def metrics_of(broker: Broker, *, queues: bool = False) -> Slices[list[Metric]]:
     return found
 
 
-def gauges_of(broker: Broker) -> dict[str, str]:
+def gauges_of(broker: Measured) -> dict[str, str]:
     """Rows of the runtime metrics that RocketMQ does not have."""
     return {
         "heldPulls": str(broker.held_pulls.count),
@@ -69,7 +116,7 @@ def gauges_of(broker: Broker) -> dict[str, str]:
     }
 
 
-def _slave_lag(broker: Broker) -> str:
+def _slave_lag(broker: Measured) -> str:
     """`1=0 2=1024`: what each slave has not reported yet, in bytes of the log; -1 before its first report."""
     known = broker.acknowledgement.replicas.rows()
     names = slave_names(known, broker.replica.slave_ids)
@@ -77,7 +124,7 @@ def _slave_lag(broker: Broker) -> str:
     return " ".join(f"{names[peer]}={max(0, end - at) if at >= 0 else -1}" for peer, at in known.items())
 
 
-def _server(broker: Broker) -> Iterator[Metric]:
+def _server(broker: Measured) -> Iterator[Metric]:
     """What this broker is, how it was opened, who knows it."""
     config = broker.config
     row = (VERSION, config.broker_cluster_name, config.broker_name, str(config.broker_id))
@@ -97,7 +144,7 @@ def _server(broker: Broker) -> Iterator[Metric]:
         yield single("recovery_records", "gauge", "Records scanned to open the store", opened.records)
 
 
-def _traffic(broker: Broker) -> Iterator[Metric]:
+def _traffic(broker: Measured) -> Iterator[Metric]:
     """A metric at a time, so that each is a slice of its own."""
     stats, topic, pair = broker.stats, ("topic",), ("topic", "group")
     counter = partial(Metric, kind="counter")
@@ -122,7 +169,7 @@ def _in_slices(rows: Iterable[T], do: Callable[[T], None]) -> Slices[None]:
             yield
 
 
-def _queues(broker: Broker, each: bool) -> Slices[list[Metric]]:
+def _queues(broker: Measured, each: bool) -> Slices[list[Metric]]:
     store = broker.store
     lows: list[Row] = []
     highs: list[Row] = []
@@ -149,7 +196,7 @@ def _queues(broker: Broker, each: bool) -> Slices[list[Metric]]:
     return found
 
 
-def _lags(broker: Broker, each: bool) -> Slices[list[Metric]]:
+def _lags(broker: Measured, each: bool) -> Slices[list[Metric]]:
     store = broker.store
     sums: list[Row] = []
     rows: list[Row] = []
@@ -175,7 +222,7 @@ def _lags(broker: Broker, each: bool) -> Slices[list[Metric]]:
     return found
 
 
-def _store(broker: Broker) -> Iterator[Metric]:
+def _store(broker: Measured) -> Iterator[Metric]:
     store = broker.store
     high, low, state = store.max_physical_offset, store.min_physical_offset, store.disk_state()
     rows: tuple[tuple[str, str, float], ...] = (
@@ -200,7 +247,7 @@ def _store(broker: Broker) -> Iterator[Metric]:
         yield single(name, "gauge", help, value)
 
 
-def _replicas(broker: Broker) -> Iterator[Metric]:
+def _replicas(broker: Measured) -> Iterator[Metric]:
     end = broker.store.max_physical_offset
     known = broker.acknowledgement.replicas.rows()
     names = slave_names(known, broker.replica.slave_ids)
@@ -216,7 +263,7 @@ def _replicas(broker: Broker) -> Iterator[Metric]:
         yield from state.control.metrics()
 
 
-def _waiting(broker: Broker) -> Iterator[Metric]:
+def _waiting(broker: Measured) -> Iterator[Metric]:
     levels: list[Row] = [
         ((str(level),), max(0, broker.store.max_offset(SCHEDULE_TOPIC, level - 1) - offset))
         for level, offset in broker.schedule.progress.items()
@@ -243,7 +290,7 @@ def _waiting(broker: Broker) -> Iterator[Metric]:
         yield single(name, "gauge", help, value)
 
 
-def _clients(broker: Broker) -> Iterator[Metric]:
+def _clients(broker: Measured) -> Iterator[Metric]:
     counts = broker.clients.counts()
     rows: list[Row] = [((kind, group), count) for kind, group, count in counts]
     yield Metric("clients", "gauge", "Members of a group that are connected", rows, ("kind", "group"))
@@ -273,23 +320,7 @@ def _durations(histograms: Histograms) -> Iterator[Metric]:
     yield single("loop_lag_seconds", kind, help, histograms.loop_lag.copy())
 
 
-@define
-class Histograms:
-    """What is counted when it happens; all other metrics are read from the tables when somebody looks."""
-
-    write: Histogram = Factory(Histogram)
-    """From a send's arrival until it is in the log, for each message."""
-    flush: Histogram = Factory(Histogram)
-    """A sync of the log."""
-    flush_wait: Histogram = Factory(Histogram)
-    """How long an acknowledgement waited for the disk."""
-    replication_wait: Histogram = Factory(Histogram)
-    """How long an acknowledgement waited for a slave."""
-    loop_lag: Histogram = Factory(Histogram)
-    """How late the event loop came to a task that was due, or how long a round of it took."""
-
-
-def parts_text(broker: Broker) -> str:
+def parts_text(broker: Measured) -> str:
     """For an operator: what waits, and what is slow, a line each."""
     lines = [f"{name}  {value}" for name, value in gauges_of(broker).items() if value]
     lines.append(f"connections  {broker.connections}")

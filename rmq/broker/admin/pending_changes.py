@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from rmq.broker.produce.admission import error_response
+from rmq.broker.error_responses import error_response
 from rmq.broker.tables.versioned import drain
 from rmq.errors import StoreError
 
 if TYPE_CHECKING:
-    from rmq.broker.tables.versioned import TableFiles
+    from rmq.broker.tables.files import TableFiles
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
 

@@ -41,7 +41,7 @@ from rmq.store.config import BrokerRole
 if TYPE_CHECKING:
     from rmq.broker.admin.pending_changes import PendingChanges
     from rmq.broker.config import BrokerConfig, Settings
-    from rmq.broker.tables.versioned import Tables
+    from rmq.broker.state import Tables
     from rmq.protocol.command import Command
     from rmq.saved_answers import SavedAnswers
     from rmq.store.config import StoreConfig

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from rmq.broker.tables.versioned import Tables
+    from rmq.broker.state import Tables
     from rmq.protocol.bodies import TopicConfig
     from rmq.store.store import Store
 

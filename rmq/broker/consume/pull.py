@@ -8,19 +8,20 @@ RocketMQ's monitoring.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
+
+from rmq.protocol.codes import MASTER_ID
+
+if TYPE_CHECKING:
+    pass
+
+import logging
+from typing import TYPE_CHECKING
 
 from rmq.broker.consume.long_polling import HeldPull, HeldPulls
-from rmq.broker.filtering.filters import (
-    MessageFilter,
-    is_tag_type,
-    parse_subscription,
-    record_properties,
-    tag_matcher,
-)
-from rmq.broker.replication.failover.read_preference import ELSEWHERE_MS
+from rmq.broker.filtering.filters import MessageFilter, record_properties, tag_matcher
+from rmq.broker.filtering.subscription import is_tag_type, parse_subscription
 from rmq.broker.tables.topics import unknown_topic
 from rmq.errors import ResponseError, StoreError, for_code
 from rmq.message import (
@@ -33,7 +34,6 @@ from rmq.message import (
 )
 from rmq.protocol import json
 from rmq.protocol.codes import (
-    MASTER_ID,
     PERM_READ,
     PULL_COMMIT_OFFSET,
     PULL_SUBSCRIPTION,
@@ -53,8 +53,7 @@ if TYPE_CHECKING:
 
     from rmq.broker.config import BrokerConfig, Settings
     from rmq.broker.filtering.filters import Filter
-    from rmq.broker.replication.failover.read_preference import ReadingPlace
-    from rmq.broker.tables.versioned import Tables
+    from rmq.broker.state import Tables
     from rmq.protocol.bodies import SubscriptionData, SubscriptionGroupConfig, TopicConfig
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
@@ -63,6 +62,9 @@ if TYPE_CHECKING:
 else:
     from rmq.late_attrs import frozen
 
+
+ELSEWHERE_MS: Final = 1_000
+"""So long a pull waits that came to another place than it should."""
 
 _CODES: Final = {
     "FOUND": int(ResponseCode.SUCCESS),
@@ -111,6 +113,22 @@ class Row:
     plan: Plan
 
 
+class ReadPreference(Protocol):
+    """At which replica of a set clients pull; see `replication.failover.read_preference`."""
+
+    def guides(self, language: str) -> bool:
+        """Whether clients of this language are told where to pull."""
+
+    def is_here(self) -> bool:
+        """Whether their long polls may wait at this replica."""
+
+    def has_left(self) -> bool:
+        """Whether this replica was preferred at the last call, and is not now."""
+
+    def suggested(self, queue_id: int) -> int:
+        """The number of the broker to pull this queue from."""
+
+
 class Pull:
     """Handles PULL_MESSAGE.
 
@@ -148,7 +166,7 @@ class Pull:
         is not known. None: all."""
         self.may_correct: Callable[[], bool] = lambda: True
         """Whether consumers may be told another offset than they ask for: not by who was master of a set."""
-        self.place: ReadingPlace | None = None
+        self.place: ReadPreference | None = None
         """Where consumers are to read, in a set with controllers."""
         self.on_waiting: Callable[[HeldPull], None] | None = None
         """Is told of pulls that wait here as they are to."""

@@ -19,16 +19,17 @@ rounded up to a multiple of 8. The hash is murmur3 x64 128 of the UTF-8 text wit
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import field
 
+from rmq.broker.filtering.bloom import BloomFilter
 from rmq.broker.filtering.sql92 import FilterSyntaxError, compile_sql
+from rmq.broker.filtering.subscription import ALL, VERSION_AHEAD_MS, is_tag_type, unparsable
 from rmq.broker.tables.versioned import Slices, drain
 from rmq.errors import ResponseError, for_code
-from rmq.message import PROPERTY_RETRY_TOPIC, tags_code
+from rmq.message import PROPERTY_RETRY_TOPIC
 from rmq.protocol import json
 from rmq.protocol.bodies import SubscriptionData
 from rmq.protocol.codes import ResponseCode
@@ -39,58 +40,18 @@ from rmq.remoting.limits import AddressRate, network_of
 from rmq.shares import NOBODY, Holders, Shares
 
 if TYPE_CHECKING:
-    from attrs import define, frozen
+    from attrs import define
 
     from rmq.broker.config import Settings
 else:
-    from rmq.late_attrs import define, frozen
+    from rmq.late_attrs import define
 
 
-ALL: Final = "*"
-TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 
-_SEPARATOR: Final = "||"
-_BLANKS: Final = "".join(map(chr, range(33)))  # what Java's trim takes away
-
-VERSION_AHEAD_MS: Final = 300_000
-"""How far a client's clock may be ahead of ours. The version of a subscription is the time at which it was
-made, and the newest of a group counts: one from the far future would keep all later ones out."""
 
 TagMatcher = Callable[[int], bool]
 MessageFilter = Callable[[Mapping[str, str]], bool]
-
-
-def is_tag_type(expression_type: str | None) -> bool:
-    """Whether the expression names tags: no type means tags."""
-    return not expression_type or expression_type == TAG
-
-
-def parse_subscription(
-    topic: str, expression: str | None, expression_type: str | None = TAG, *, sub_version: int = 0
-) -> SubscriptionData:
-    """The subscription that a client's text stands for. Raises ResponseError(SUBSCRIPTION_PARSE_FAILED).
-
-    Tags are separated by `||`; none at all or `*` is every message. An SQL expression is not compiled here.
-    """
-    if not is_tag_type(expression_type):
-        if not expression:
-            raise _unparsable(f"Expression can't be null! {expression_type}")
-        return SubscriptionData(topic, expression, sub_version=sub_version, expression_type=expression_type)
-    if not expression or expression == ALL:
-        return SubscriptionData(topic, ALL, sub_version=sub_version)
-    tags = _tags(expression)
-    return SubscriptionData(topic, expression, tags, frozenset(map(tags_code, tags)), sub_version)
-
-
-def _tags(expression: str) -> frozenset[str]:
-    if not expression.replace(_SEPARATOR, ""):
-        raise _unparsable(f"{expression!r} names no tag; write tags as 'TagA || TagB', or * for all")
-    return frozenset(filter(None, (part.strip(_BLANKS) for part in expression.split(_SEPARATOR))))
-
-
-def _unparsable(remark: str) -> ResponseError:
-    return for_code(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark)
 
 
 def tag_matcher(subscription: SubscriptionData) -> TagMatcher | None:
@@ -110,88 +71,16 @@ def message_filter(subscription: SubscriptionData) -> MessageFilter | None:
     if is_tag_type(subscription.expression_type) or subscription.class_filter_mode:
         return None
     if subscription.expression_type != SQL92:
-        raise _unparsable(f"there is no filter of type {subscription.expression_type!r}; use TAG or SQL92")
+        raise unparsable(f"there is no filter of type {subscription.expression_type!r}; use TAG or SQL92")
     try:
         return compile_sql(subscription.sub_string).matches
     except FilterSyntaxError as error:
-        raise _unparsable(str(error)) from None
+        raise unparsable(str(error)) from None
 
 
 def record_properties(record: memoryview) -> dict[str, str]:
     """The properties of a stored record; filters need nothing else of it. Raises CorruptRecord."""
     return decode_properties(str(property_bytes(record), "utf-8", JAVA))
-
-
-_MASK = 2**64 - 1
-_C1, _C2 = 0x87C37B91114253D5, 0x4CF5AD432745937F
-
-
-@frozen(slots=True)
-class BloomFilter:
-    """`error_percent` 1 to 99, `entries` at least 1; `hashes` and `bits` follow from them."""
-
-    error_percent: int
-    entries: int
-
-    @property
-    def hashes(self) -> int:
-        return math.ceil(math.log(self.error_percent / 100) / math.log(0.5))
-
-    @property
-    def bits(self) -> int:
-        exact = self.entries * math.log(100 / self.error_percent) / math.log(2) / math.log(2)
-        return -(-math.ceil(exact) // 8) * 8
-
-    def positions(self, text: str) -> list[int]:
-        """The bit positions of `text`, in hash order; the broker's text is ``group#topic``."""
-        low64 = murmur3_low64(text.encode("utf-8", "surrogatepass"))
-        first, second = _signed(low64), _signed(low64 >> 32)
-        places = []
-        for i in range(1, self.hashes + 1):
-            combined = _signed(first + i * second)
-            places.append((~combined if combined < 0 else combined) % self.bits)
-        return places
-
-
-def murmur3_low64(data: bytes) -> int:
-    """The first 8 bytes (little-endian) of murmur3 x64 128 with seed 0."""
-    h1 = h2 = 0
-    whole = len(data) // 16 * 16
-    for at in range(0, whole, 16):
-        h1 ^= _mix1(int.from_bytes(data[at : at + 8], "little"))
-        h1 = (_rotated(h1, 27) + h2) * 5 + 0x52DCE729 & _MASK
-        h2 ^= _mix2(int.from_bytes(data[at + 8 : at + 16], "little"))
-        h2 = (_rotated(h2, 31) + h1) * 5 + 0x38495AB5 & _MASK
-    tail = data[whole:]
-    h2 ^= _mix2(int.from_bytes(tail[8:], "little"))
-    h1 ^= _mix1(int.from_bytes(tail[:8], "little"))
-    h1, h2 = h1 ^ len(data), h2 ^ len(data)
-    h1 = h1 + h2 & _MASK
-    h2 = h1 + h2 & _MASK
-    return _finished(h1) + _finished(h2) & _MASK
-
-
-def _mix1(k: int) -> int:
-    return _rotated(k * _C1 & _MASK, 31) * _C2 & _MASK
-
-
-def _mix2(k: int) -> int:
-    return _rotated(k * _C2 & _MASK, 33) * _C1 & _MASK
-
-
-def _rotated(value: int, by: int) -> int:
-    return (value << by | value >> (64 - by)) & _MASK
-
-
-def _finished(k: int) -> int:
-    k = (k ^ k >> 33) * 0xFF51AFD7ED558CCD & _MASK
-    k = (k ^ k >> 33) * 0xC4CEB9FE1A85EC53 & _MASK
-    return k ^ k >> 33
-
-
-def _signed(value: int) -> int:
-    value &= 0xFFFFFFFF
-    return value - 2**32 if value >= 2**31 else value
 
 
 DEAD_BEFORE_MS: Final = 30_000

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.broker.filtering.filters import is_tag_type
+from rmq.broker.filtering.subscription import is_tag_type
 from rmq.broker.membership.known_subscriptions import Announcements
 from rmq.broker.membership.members import (
     ClientIds,

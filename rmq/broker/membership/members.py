@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, field
 
-from rmq.broker.filtering.filters import VERSION_AHEAD_MS, is_tag_type
+from rmq.broker.filtering.subscription import VERSION_AHEAD_MS, is_tag_type
 from rmq.message import retry_topic
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Union
 
 from attrs import define, field
 
-from rmq.broker.produce.admission import topic_not_saved
+from rmq.broker.error_responses import topic_not_saved
 from rmq.broker.produce.send_answers import Ack, Answers
 from rmq.broker.replication.failover.table_acks import RowWaits
 from rmq.broker.replication.links import Replicas
@@ -42,8 +42,8 @@ from rmq.store.config import BrokerRole, FlushDiskType
 from rmq.store.store import Batch
 
 if TYPE_CHECKING:
-    from rmq.broker.admin.metrics_export import Histograms
     from rmq.broker.config import Settings
+    from rmq.broker.tables.histograms import Histograms
     from rmq.broker.tables.topics import Topics
     from rmq.errors import ResponseError
     from rmq.metrics import Histogram

@@ -11,24 +11,17 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from rmq.errors import DiskFull, RemoteProtocolError, ResponseError, StoreError, for_code
+from rmq.broker.error_responses import SYSTEM_ERROR, Refusal, unavailable
 from rmq.protocol.codes import ResponseCode
-from rmq.protocol.command import check_body
 from rmq.shares import Shares
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
-    from collections.abc import Container
-
     from rmq.broker.config import Settings
     from rmq.broker.produce.acks import Acknowledgement
-    from rmq.plugin import Hooks
-    from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
     from rmq.store.store import Store
 
-
-Refusal = tuple[int, str]
 
 BUSY_SECONDS_MAX: Final = 1.0
 """How long sends are refused at most after a slow write, before the next one shows whether the disk is back.
@@ -45,25 +38,10 @@ are more, or less, by one of so many parts of all that may wait."""
 LONG_ROUNDS: Final = 2
 """After so many long rounds of the event loop in a row sends are refused."""
 
-_SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
+
 _BUSY: Final = int(ResponseCode.SYSTEM_BUSY)
 
 log = logging.getLogger("rmq.broker")
-
-
-def unavailable(reason: str) -> Refusal:
-    """The refusal after which a producer tries another broker."""
-    return int(ResponseCode.SERVICE_NOT_AVAILABLE), f"service not available now: {reason}"
-
-
-def not_written(error: StoreError) -> Refusal:
-    """What the senders of a failed write are told."""
-    return unavailable(f"the disk is full: {error}" if isinstance(error, DiskFull) else str(error))
-
-
-def topic_not_saved(error: StoreError) -> Refusal:
-    """What senders are told whose message is in the log, in a topic that the next start may not know."""
-    return _SYSTEM_ERROR, f"the message is written, but its topic cannot be saved: {error}"
 
 
 class FlowControl:
@@ -171,7 +149,7 @@ class FlowControl:
         config = self._settings.broker
         if now_ms < config.start_accept_send_request_time_stamp:
             since = config.start_accept_send_request_time_stamp
-            return _SYSTEM_ERROR, f"broker unable to service, until {since}"
+            return SYSTEM_ERROR, f"broker unable to service, until {since}"
         return self._why_busy() if config.broker_fast_failure_enable else None
 
     def _has_share(self, most: int) -> bool:
@@ -209,42 +187,3 @@ class FlowControl:
                 f"{self._busy_ms:.0f} ms, osPageCacheBusyTimeOutMills is {limit}"
             )
         return None
-
-
-SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
-
-
-def unsupported(request: Command) -> ResponseError:
-    """The answer to a code that nobody handles."""
-    return for_code(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
-
-
-def error_response(request: Command, error: Exception) -> Command:
-    """The answer to a request that failed. What nobody expected is logged with its traceback."""
-    if isinstance(error, ResponseError):
-        return request.reply(error.code, error.remark)
-    if isinstance(error, StoreError):
-        return request.reply(*not_written(error))
-    if isinstance(error, RemoteProtocolError):
-        return request.reply(SYSTEM_ERROR, str(error))
-    log.error("request %r failed: %s", request, error, exc_info=error)
-    return request.reply(SYSTEM_ERROR, f"{type(error).__name__}: {error}")
-
-
-def large_body_refusal(
-    head: Command,
-    body_bytes: int,
-    connection: Connection,
-    handled: Container[int],
-    message_bytes: int,
-    hooks: Hooks,
-) -> Command | None:
-    """The refusal of a request of which only the header is here: too long, not handled, from nobody."""
-    try:
-        if head.code not in handled:
-            raise unsupported(head)
-        check_body(head.code, body_bytes, message_bytes)
-        hooks.foresee(connection, head)
-    except Exception as error:
-        return error_response(head, error)
-    return None

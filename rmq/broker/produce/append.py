@@ -67,10 +67,10 @@ if TYPE_CHECKING:
 
     from rmq.broker.config import Settings
     from rmq.broker.delay.timers import Timers
+    from rmq.broker.error_responses import Refusal
     from rmq.broker.produce.acks import Acknowledgement
-    from rmq.broker.produce.admission import Refusal
+    from rmq.broker.state import Tables
     from rmq.broker.tables.topics import Topics
-    from rmq.broker.tables.versioned import Tables
     from rmq.message import Message
     from rmq.plugin import OnAppended, Peer
     from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, frozen
 
-from rmq.broker.produce.admission import unsupported
+from rmq.broker.error_responses import unsupported
 from rmq.errors import CorruptRecord, ResponseError, for_code
 from rmq.plugin import account_of
 from rmq.protocol.codes import FLAG_ONEWAY, IDEMPOTENT_SEND, ResponseCode

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from rmq.broker.delay.timers import Timers
     from rmq.broker.produce.acks import Acknowledgement
     from rmq.broker.produce.append import Append, Target
-    from rmq.broker.tables.versioned import Tables
+    from rmq.broker.state import Tables
     from rmq.message import StoredMessage
     from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
     from rmq.protocol.command import Command

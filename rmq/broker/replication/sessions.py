@@ -36,24 +36,30 @@ back).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from rmq.errors import RemoteProtocolError
+from rmq.protocol import json
+
+if TYPE_CHECKING:
+    from rmq.store.store import Store
+
 import hashlib
 import hmac
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from heapq import nlargest
-from struct import Struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
-from rmq.broker.replication.failover import epoch_history
-from rmq.broker.replication.failover.poll_handover import TEXT_MAX
+from rmq.broker.replication import epoch_history
 from rmq.controller.epochs import Epochs, as_epochs
-from rmq.errors import RemoteProtocolError, RmqError
-from rmq.protocol import json
+from rmq.errors import RmqError
 
 if TYPE_CHECKING:
     from attrs import frozen
 
-    from rmq.broker.replication.failover.poll_handover import WaitingPulls
     from rmq.store.store import Store
 else:
     from rmq.late_attrs import frozen
@@ -76,6 +82,9 @@ SLAVE_FRAME_MAX: Final = 4 * 1024 * 1024
 
 QUESTIONS_MAX: Final = 1_000
 """Questions of one link; a search by halves needs about 40."""
+TEXT_MAX: Final = 1 << 20
+"""Bytes of a slave's text about pulls that wait there: such rows with the longest names."""
+
 NEWS_SECONDS: Final = 1.0
 """How often a slave that lags, or whose master only syncs, is told what is new."""
 CONFIRMED_SECONDS: Final = 0.01
@@ -168,6 +177,18 @@ def fingerprint(record: bytes | memoryview | None) -> dict[str, Any]:
     return {"size": len(record), "sha256": hashlib.sha256(record).hexdigest()}
 
 
+class WaitingPolls(Protocol):
+    """Long polls that wait at one slave; see `failover.poll_handover`."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, text: bytes) -> None:
+        """Take over the rows that the slave tells. Raises RemoteProtocolError."""
+
+    def answer(self) -> int:
+        """Answer the polls in place of the slave, and forget them; returns how many were answered."""
+
+
 class MasterSession:
     """The master's end of one slave's link.
 
@@ -196,7 +217,7 @@ class MasterSession:
         confirmed: Callable[[], int | None] = lambda: None,
         heard: Callable[[int], None] | None = None,
         rows_had: Callable[[str], int] = lambda table: -1,
-        waiting: WaitingPulls | None = None,
+        waiting: WaitingPolls | None = None,
     ) -> None:
         self.number = 0
         self.waiting = waiting

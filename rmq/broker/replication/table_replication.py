@@ -32,7 +32,9 @@ from rmq.errors import RemoteProtocolError
 if TYPE_CHECKING:
     from rmq.broker.replication.plugin_state import SharedTexts
     from rmq.broker.replication.replica_state import DeliveryProgress
-    from rmq.broker.tables.versioned import Changes, TableFiles, Tables
+    from rmq.broker.state import Tables
+    from rmq.broker.tables.files import TableFiles
+    from rmq.broker.tables.versioned import Changes
     from rmq.protocol.bodies import TopicConfig
     from rmq.store.store import Store
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import anyio
 from attrs import evolve, field, frozen
 
-from rmq.broker.replication.failover import epoch_history
+from rmq.broker.replication import epoch_history
 from rmq.broker.replication.sessions import (
     FRAME,
     GREETING_BYTES,

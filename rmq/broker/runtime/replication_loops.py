@@ -406,7 +406,9 @@ class Follower:
                 is_same = cut == store.max_physical_offset or not self._set_aside_confirmed(cut, greeting)
                 if is_same and cut < store.max_physical_offset:
                     log.warning("our log reaches %d: it is cut at %d", store.max_physical_offset, cut)
-                    go_back(self._broker)  # before, so that a crash in between leaves nothing undelivered
+                    broker = self._broker
+                    # Before the cut, so that a crash in between leaves nothing undelivered.
+                    go_back(store, broker.delivery, broker.saving)
                     self._broker.store.truncate(cut)
                     state.unconfirm(cut)
                 await self._compare_end(stream, greeting)

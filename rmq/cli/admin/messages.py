@@ -36,9 +36,9 @@ from rmq.protocol.trace import TraceContext, TraceType
 if TYPE_CHECKING:
     from rmq.cli.target import Target
     from rmq.client.client import Client
-    from rmq.client.produce.outgoing import SendResult
     from rmq.client.produce.producer import Producer
     from rmq.client.reading.pull_consumer import PullConsumer
+    from rmq.client.session.results import SendResult
 
 COMMANDS = Commands()
 

@@ -19,7 +19,7 @@ from rmq.message import Message, StoredMessage, without_namespace
 from rmq.metrics import Histogram, Metric, single
 
 if TYPE_CHECKING:
-    from rmq.client.produce.outgoing import SendResult
+    from rmq.client.session.results import SendResult
     from rmq.client.session.session import Session
 
 

@@ -21,8 +21,8 @@ from attrs import frozen
 from opentelemetry import context, metrics, propagate, trace
 
 from rmq.client.observability.metrics import Lags, error_type, short
-from rmq.client.produce.outgoing import SendResult
 from rmq.client.session.observer import Observer
+from rmq.client.session.results import SendResult
 from rmq.message import PROPERTY_TRANSACTION_PREPARED, Message, StoredMessage
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from attrs import evolve, frozen
 
-from rmq.client.produce.outgoing import SendResult, pack
+from rmq.client.produce.outgoing import pack
 from rmq.client.produce.sender import Sender
 from rmq.client.session.observer import Observer
+from rmq.client.session.results import SendResult
 from rmq.errors import RmqError
 from rmq.message import (
     KEY_SEPARATOR,

@@ -14,8 +14,9 @@ from anyio.abc import TaskGroup
 from attrs import define
 
 from rmq.client.produce.batches import BATCH_BYTES, Batches, BatchKey, batch_key, joined
-from rmq.client.produce.outgoing import BATCH_MESSAGES, Outgoing, SendResult, each
+from rmq.client.produce.outgoing import BATCH_MESSAGES, Outgoing, each
 from rmq.client.produce.sender import Sender
+from rmq.client.session.results import SendResult
 from rmq.errors import LocalProtocolError
 from rmq.message import Message, MessageQueue
 from rmq.protocol.record import encode_batch

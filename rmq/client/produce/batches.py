@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from rmq.client.config import ClientConfig
-from rmq.client.produce.outgoing import BATCH, SEND, Outgoing, SendResult
+from rmq.client.produce.outgoing import BATCH, SEND, Outgoing
 from rmq.client.produce.sender import Sender
+from rmq.client.session.results import SendResult
 from rmq.errors import MessageIllegal, RequestCodeNotSupported, check_type
 from rmq.message import RESERVED_PROPERTIES, RETRY_PREFIX, Message, MessageQueue
 from rmq.protocol import engine

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import define, field
 
 from rmq.client.produce.batches import BatchBody, Batches, BatchKey, batch_key, encoded, joined, new_body
-from rmq.client.produce.outgoing import BATCH_MESSAGES, Outgoing, SendResult, each, pack
+from rmq.client.produce.outgoing import BATCH_MESSAGES, Outgoing, each, pack
 from rmq.client.produce.sender import Sender
 from rmq.client.session.observer import Observer
+from rmq.client.session.results import SendResult
 from rmq.client.session.session import Session
 from rmq.errors import LocalProtocolError, check_callable, check_number
 from rmq.message import Message, MessageQueue

@@ -12,7 +12,6 @@ import anyio
 from rmq.client.produce.accumulator import Accumulator
 from rmq.client.produce.outgoing import (
     Outgoing,
-    SendResult,
     asker_waits_until,
     check_topic,
     each,
@@ -25,6 +24,7 @@ from rmq.client.produce.outgoing import (
 from rmq.client.produce.pipeline import OnResult, Pipeline
 from rmq.client.produce.sender import Sender
 from rmq.client.session.observer import Observer
+from rmq.client.session.results import SendResult
 from rmq.client.session.session import Session
 from rmq.errors import (
     AskerGone,

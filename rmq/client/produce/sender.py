@@ -21,8 +21,9 @@ import anyio
 import attrs
 from attrs import define
 
-from rmq.client.produce.outgoing import STATUSES, Outgoing, SendResult, SendTemplate, read_result
+from rmq.client.produce.outgoing import STATUSES, Outgoing, SendTemplate, read_result
 from rmq.client.session.requests import no_route
+from rmq.client.session.results import SendResult
 from rmq.client.session.routes import Rotation, RouteRequest, select_by_key
 from rmq.client.session.window import Window
 from rmq.errors import (

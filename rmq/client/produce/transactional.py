@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rmq.client.produce.outgoing import SendResult
 from rmq.client.produce.producer import Producer
+from rmq.client.session.results import SendResult
 from rmq.client.session.session import Session
 from rmq.errors import (
     ConnectFailed,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rmq.remoting.cancellation import as_failure, cancel_requests
 
 if TYPE_CHECKING:
-    from rmq.client.produce.outgoing import SendResult
+    from rmq.client.session.results import SendResult
     from rmq.client.session.session import Session
     from rmq.message import Message, StoredMessage
 

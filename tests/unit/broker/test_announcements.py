@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rmq.broker.filtering.filters import parse_subscription
+from rmq.broker.filtering.subscription import parse_subscription
 from rmq.broker.membership import known_subscriptions as module
 from rmq.broker.membership.known_subscriptions import FORMER_MS, Announcements
 from rmq.broker.membership.members import ConsumerGroup

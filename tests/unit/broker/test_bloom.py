@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rmq.broker.filtering.filters import BloomFilter, murmur3_low64
+from rmq.broker.filtering.bloom import BloomFilter, murmur3_low64
 
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "golden" / "bloom.json").read_text(encoding="utf-8")

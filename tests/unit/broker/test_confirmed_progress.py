@@ -35,7 +35,7 @@ def test_it_goes_back_to_what_was_confirmed_in_every_part(confirmed: dict[str, A
     rig.broker.delivery.take(DELIVERED)
     assert rig.broker.delivery.now()["timer"] == DELIVERED["timer"]
     rig.disk.replace(f"/store/config/{NAME}.json", json.dumps({"end": 100, **confirmed}).encode())
-    go_back(rig.broker)
+    go_back(rig.broker.store, rig.broker.delivery, rig.broker.saving)
     after = Rig(store={"broker_role": BrokerRole.SLAVE}, disk=rig.disk.image(0.0))
     for broker in (rig.broker, after.broker):
         now = broker.delivery.now()

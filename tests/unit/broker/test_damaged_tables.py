@@ -6,7 +6,8 @@ import pytest
 import trio
 import trio.testing
 
-from rmq.broker.tables.versioned import DAMAGE, drain
+from rmq.broker.tables.files import DAMAGE
+from rmq.broker.tables.versioned import drain
 from rmq.errors import RmqError
 from rmq.protocol.bodies import TopicConfig
 from rmq.testing.disk import MemoryDisk

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 from attrs import evolve
 
-from rmq.broker.replication.failover.epoch_history import (
+from rmq.broker.replication.epoch_history import (
     EPOCHS_MAX,
     PART,
     ask_before,

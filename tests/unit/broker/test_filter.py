@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rmq.broker.filtering import filters
-from rmq.broker.filtering.filters import message_filter, parse_subscription, tag_matcher
+from rmq.broker.filtering.filters import message_filter, tag_matcher
+from rmq.broker.filtering.subscription import parse_subscription
 from rmq.errors import ResponseError
 from rmq.message import tags_code
 from rmq.protocol.bodies import SubscriptionData

@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from rmq.broker.consume.long_polling import TRIES_OF_A_QUEUE, TRIES_OF_A_TURN
-from rmq.broker.filtering.filters import VERSION_AHEAD_MS
+from rmq.broker.filtering.subscription import VERSION_AHEAD_MS
 from rmq.message import tags_code
 from rmq.plugin import ACCOUNT
 from rmq.protocol.bodies import (

@@ -14,11 +14,10 @@ from rmq.broker.replication.failover.poll_handover import (
     KEPT_MS,
     ROWS_MAX,
     ROWS_OF_A_TEXT,
-    TEXT_MAX,
     ToldPulls,
     WaitingPulls,
 )
-from rmq.broker.replication.sessions import MasterLog, MasterSession, SlaveSession
+from rmq.broker.replication.sessions import TEXT_MAX, MasterLog, MasterSession, SlaveSession
 from rmq.client.produce.producer import Producer
 from rmq.errors import RemoteProtocolError
 from rmq.protocol import json

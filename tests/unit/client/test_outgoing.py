@@ -12,15 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq.client.config import ClientConfig
-from rmq.client.produce.outgoing import (
-    SEND,
-    Outgoing,
-    SendResult,
-    SendTemplate,
-    pack,
-    pack_batch,
-    read_result,
-)
+from rmq.client.produce.outgoing import SEND, Outgoing, SendTemplate, pack, pack_batch, read_result
+from rmq.client.session.results import SendResult
 from rmq.errors import InvalidName, MessageIllegal, RemoteProtocolError
 from rmq.message import Message, MessageQueue
 from rmq.protocol.command import Command

@@ -16,7 +16,11 @@ from rmq.broker.tables.versioned import drain
 from rmq.protocol import json
 
 if TYPE_CHECKING:
-    from rmq.broker.broker import Broker
+    from collections.abc import Callable
+
+    from rmq.broker.replication.replica_state import DeliveryProgress, ReplicaState
+    from rmq.broker.tables.files import TableFiles
+    from rmq.broker.tables.versioned import Slices
     from rmq.store.store import Store
 
 NAME: Final = "confirmedProgress"
@@ -25,38 +29,43 @@ NAME: Final = "confirmedProgress"
 class ConfirmedProgress:
     """Made when a broker is opened, before it delivers anything."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self, state: ReplicaState, store: Store, files: TableFiles, delivery: DeliveryProgress
+    ) -> None:
+        self._state = state
+        self._store = store
+        self._files = files
+        self._delivery = delivery
         self._sample = self._now()
         self._saved: dict[str, Any] | None = None
         # Looked up once: reading it again could wait for a file that is being written, in the event loop.
-        self._has_file = broker.store.config_text(NAME) is not None
+        self._has_file = store.config_text(NAME) is not None
 
     def look(self) -> None:
         """Called before tables are saved: have the progress saved that is confirmed by now, and wait for the
         present one. Raises StoreError."""
-        control = self._broker.replica.control
+        control = self._state.control
         if control is None:
             return
         confirmed = control.confirmed()
         is_confirmed = confirmed is not None and self._sample["end"] <= confirmed
         if self._sample != self._saved and (is_confirmed or not self._has_file):
-            self._broker.files.save_later(NAME, json.dumps(self._sample))
+            self._files.save_later(NAME, json.dumps(self._sample))
             self._saved, self._has_file = self._sample, True
         if is_confirmed:
             self._sample = self._now()
 
     def _now(self) -> dict[str, Any]:
-        return {"end": self._broker.store.max_physical_offset, **self._broker.delivery.now()}
+        return {"end": self._store.max_physical_offset, **self._delivery.now()}
 
 
-def go_back(broker: Broker) -> None:
+def go_back(store: Store, delivery: DeliveryProgress, saving: Callable[[], Slices[dict[str, bytes]]]) -> None:
     """A slave's log is about to be cut: have the confirmed progress, on the disk too. Raises StoreError, and
     RemoteProtocolError for a file that cannot be read."""
-    text = broker.store.config_text(NAME)
+    text = store.config_text(NAME)
     if text is not None:
-        broker.delivery.take(json.loads(text))
-        broker.store.save_configs(drain(broker.saving()))
+        delivery.take(json.loads(text))
+        store.save_configs(drain(saving()))
 
 
 def lost_by_cut(store: Store, confirmed: int, cut: int) -> str:

@@ -40,8 +40,8 @@ _INT: Final = Struct(">i")
 ROWS_MAX: Final = 20_000
 """Pulls that are known of one slave; of more, those that were told first are forgotten."""
 ROWS_OF_A_TEXT: Final = 200
-TEXT_MAX: Final = 1 << 20
-"""Bytes: such rows with the longest names."""
+
+
 KEPT_MS: Final = 30_000
 """No client waits longer for a pull."""
 

@@ -19,8 +19,7 @@ from rmq.protocol.codes import MASTER_ID
 if TYPE_CHECKING:
     from rmq.broker.replication.failover.replica import Control
 
-ELSEWHERE_MS: Final = 1_000
-"""So long a pull waits that came to another place than it should."""
+
 SILENT_SECONDS: Final = 10.0
 """A slave that has not heard the controllers for so long does not know whether it is in sync."""
 ROUTES_SECONDS: Final = 60.0

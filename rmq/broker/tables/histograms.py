@@ -1,0 +1,28 @@
+"""Histograms of a broker: durations of writes and waits, in seconds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import Factory, define
+
+from rmq.metrics import Histogram
+
+if TYPE_CHECKING:
+    pass
+
+
+@define
+class Histograms:
+    """What is counted when it happens; all other metrics are read from the tables when somebody looks."""
+
+    write: Histogram = Factory(Histogram)
+    """From a send's arrival until it is in the log, for each message."""
+    flush: Histogram = Factory(Histogram)
+    """A sync of the log."""
+    flush_wait: Histogram = Factory(Histogram)
+    """How long an acknowledgement waited for the disk."""
+    replication_wait: Histogram = Factory(Histogram)
+    """How long an acknowledgement waited for a slave."""
+    loop_lag: Histogram = Factory(Histogram)
+    """How late the event loop came to a task that was due, or how long a round of it took."""
