@@ -126,6 +126,7 @@ def test_no_file_is_long_without_a_reason() -> None:
 MODULES: Final = 15
 WIDE_FOLDERS: Final = {
     "rmq/cli": "a module for each command of the first level",
+    "rmq/controller": "not divided yet: Raft, elections, the service",
     "rmq/protocol": "a module for each format on the wire",
     "rmq/remoting": "not divided yet: transports, acceptance, connections",
     "rmq/spark": "not divided yet: sources, sinks, formats",
@@ -143,6 +144,7 @@ def test_no_folder_is_wide_without_a_reason() -> None:
 
 CLASS_LINES: Final = 450
 LONG_CLASSES: Final = {
+    "Assignments": "not divided yet: takes, pulls, commits and gives up queues",
     "Broker": "puts the parts of a broker together and ends each chunk; the parts are elsewhere",
     "Connection": "one peer: reading, writing and calls share its state on the hot path",
     "Raft": "the whole algorithm, which is read beside the paper",
@@ -167,6 +169,7 @@ MANY_SIBLINGS: Final = {
     "rmq/broker/broker.py": ROOTS,
     "rmq/client/client.py": ROOTS,
     "rmq/client/consume/assignments.py": "takes, pulls and gives up queues",
+    "rmq/client/consume/delivery.py": "not divided yet: deliveries in flight, their failures, rates",
     "rmq/client/consume/group_member.py": ROOTS,
     "rmq/cli/msg.py": "the group of commands on messages",
     "rmq/controller/service.py": ROOTS,

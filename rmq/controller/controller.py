@@ -13,7 +13,8 @@ from functools import partial
 from attrs import frozen
 
 from rmq.config import is_loopback, parse_addresses
-from rmq.controller.elections import Elections, Heartbeat
+from rmq.controller.elections import Elections
+from rmq.controller.heartbeat import Heartbeat
 from rmq.controller.raft import ChangeUnderWay, NotLeader, Raft
 from rmq.controller.sets import (
     Adopt,

@@ -19,38 +19,11 @@ import logging
 import math
 from collections.abc import Mapping
 
-from attrs import frozen
-
-from rmq.controller.evidence import GATHER_SECONDS, UNKNOWN, Evidence, Point
+from rmq.controller.evidence import GATHER_SECONDS, Evidence
+from rmq.controller.heartbeat import UNKNOWN, Heartbeat
 from rmq.controller.sets import NOBODY, BrokerSet, Elect
 
 log = logging.getLogger("rmq.controller")
-
-
-@frozen
-class Heartbeat:
-    """What a replica says of itself: the epoch that it follows, and the physical offset up to which its log
-    is flushed, UNKNOWN before it has opened it. A master that `resigned` acts no more in its epoch, whatever
-    it is answered: another epoch may begin at once. Who is `leaving` has stopped: others need not wait for
-    it. The disk of one that `hangs` has taken nothing for a while: it could not begin an epoch. `identity` is
-    the replica's, empty of an older version.
-
-    `knows` is the epoch and version of the set that it was told last; `acted` the epoch that it has led or
-    followed since it started, 0 for none yet; `confirmed` a master's: the end of a record that all in sync
-    had on their disks, and the epoch in which they said so. Older versions say none of the three."""
-
-    name: str
-    number: int
-    incarnation: int
-    epoch: int = 0
-    reach: int = 0
-    resigned: bool = False
-    leaving: bool = False
-    hangs: bool = False
-    identity: str = ""
-    knows: tuple[int, int] = (0, 0)
-    acted: int = UNKNOWN
-    confirmed: Point = (0, 0)
 
 
 class Elections:

@@ -19,14 +19,15 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
+from rmq.controller.heartbeat import UNKNOWN, Point
+
 if TYPE_CHECKING:
-    from rmq.controller.elections import Heartbeat
+    from rmq.controller.heartbeat import Heartbeat
     from rmq.controller.sets import BrokerSet
 
 log = logging.getLogger("rmq.controller")
 
-UNKNOWN: Final = -1
-"""The reach of a log that is not open yet; of `acted`: the sender is of a version that does not say it."""
+
 GATHER_SECONDS: Final = 10.0
 SAVE_SECONDS: Final = 10.0
 """Between two entries of the log that keep confirmed points."""
@@ -34,9 +35,6 @@ SAVED_SETS: Final = 1_000
 """Confirmed points in one entry."""
 COMPLAIN_SECONDS: Final = 60.0
 """Between two log lines about the same replica."""
-
-Point = tuple[int, int]
-"""An epoch, and the end of a record that all in sync had on their disks in it."""
 
 
 class Evidence:

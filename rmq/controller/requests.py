@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from rmq.controller.controller import Add, Answer, Controller, Drop, Question, Want
-from rmq.controller.elections import Heartbeat
+from rmq.controller.heartbeat import Heartbeat
 from rmq.controller.raft import NotLeader
 from rmq.controller.sets import NOBODY, Adopt, AlterInSync, Register, Remove
 from rmq.errors import RemoteProtocolError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rmq.controller.elections import Elections, Heartbeat
+from rmq.controller.elections import Elections
+from rmq.controller.heartbeat import Heartbeat
 from rmq.controller.raft import Raft, Role
 from rmq.controller.replica import Epochs, Replica
 from rmq.controller.sets import BrokerSet, BrokerSets, Elect

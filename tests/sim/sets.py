@@ -18,7 +18,8 @@ from typing import Any
 from attrs import define, field
 
 from rmq.controller.controller import Answer, Controller, Question
-from rmq.controller.elections import Elections, Heartbeat
+from rmq.controller.elections import Elections
+from rmq.controller.heartbeat import Heartbeat
 from rmq.controller.raft import NotLeader, Raft
 from rmq.controller.replica import Epochs, Replica, common_end
 from rmq.controller.sets import Adopt, AlterInSync, BrokerSets, Register

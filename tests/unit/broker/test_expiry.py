@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmq.broker.tables import groups as module
+from rmq.broker.admin import expiry as module
 from rmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionGroupConfig
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command

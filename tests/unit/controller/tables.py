@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq.controller.elections import Heartbeat
+from rmq.controller.heartbeat import Heartbeat
 from rmq.controller.sets import (
     AlterInSync,
     BrokerSet,

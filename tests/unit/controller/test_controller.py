@@ -10,7 +10,8 @@ import pytest
 from attrs import evolve
 
 from rmq.controller.controller import Add, Answer, Controller, Drop, Question, Want, refused_address
-from rmq.controller.elections import Elections, Heartbeat
+from rmq.controller.elections import Elections
+from rmq.controller.heartbeat import Heartbeat
 from rmq.controller.journal import COMMAND, Entry, Journal
 from rmq.controller.raft import Message, NotLeader, Raft
 from rmq.controller.requests import ControllerRequests

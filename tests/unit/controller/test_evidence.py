@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from rmq.controller.elections import Elections
-from rmq.controller.evidence import UNKNOWN
+from rmq.controller.heartbeat import UNKNOWN
 from rmq.controller.sets import (
     Adopt,
     AlterInSync,

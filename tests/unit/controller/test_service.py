@@ -16,7 +16,7 @@ from msgspec.msgpack import encode as encoded
 
 from rmq.controller.config import ControllerConfig, ControllerSettings, own_address
 from rmq.controller.controller import Add, Answer, Drop, Question, Want
-from rmq.controller.elections import Heartbeat
+from rmq.controller.heartbeat import Heartbeat
 from rmq.controller.journal import COMMAND, Entry, Journal
 from rmq.controller.raft import NotLeader
 from rmq.controller.requests import answer_of, request_of

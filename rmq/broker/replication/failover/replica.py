@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from rmq.broker.replication.sessions import Diverged, Expired, MasterLog, begin
 from rmq.controller.controller import Answer
-from rmq.controller.elections import Heartbeat
 from rmq.controller.epochs import FILE, Epochs, as_epochs, before_all, common_end, joined, since
-from rmq.controller.evidence import UNKNOWN
+from rmq.controller.heartbeat import UNKNOWN, Heartbeat
 from rmq.controller.replica import Replica
 from rmq.controller.sets import Adopt, AlterInSync, BrokerSet, Register
 from rmq.controller.sets import Replica as Member
