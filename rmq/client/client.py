@@ -44,7 +44,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.signature import Credentials, Prover
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Limits
-from rmq.remoting.loop import Startable, TaskScope
+from rmq.remoting.loop import Startable, TaskScope, check_loop, running_loop
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.tls import TlsConfig
@@ -211,6 +211,7 @@ class Client(Startable):
         self._network = network or TcpNetwork()
         self._plugins = tuple(plugins)
         self._session: Session | None = None
+        self._loop: object | None = None
         self._scope = TaskScope()
         self._made: WeakSet[Startable] = WeakSet()
         self._now_ms = wall_clock_ms  # rmq.testing has its own
@@ -227,6 +228,7 @@ class Client(Startable):
             self._chance.seed()
             if not self._is_named:
                 self.client_id = new_client_id(self._address, self._chance)
+        self._loop = running_loop()
         packed = ipaddress.ip_address(self._address).packed
         self._session = Session(
             self._pool,
@@ -256,6 +258,7 @@ class Client(Startable):
         other tasks have left, or after `shutdown_timeout_ms`. An error of the block comes out as it is, never
         in an exception group.
         """
+        check_loop(self._loop, "the client")
         try:
             with anyio.move_on_after(self.config.shutdown_timeout_ms / 1000, shield=True):
                 for one in list(self._made):
@@ -436,6 +439,7 @@ class Client(Startable):
     def _entered(self) -> Session:
         if self._session is None:
             raise LocalProtocolError("the client is not open: use it inside its async with block")
+        check_loop(self._loop, "the client")
         return self._session
 
     def _pool(self, endpoint: Endpoint) -> Pool:

@@ -10,6 +10,7 @@ import logging
 import math
 import socket
 import sys
+import warnings
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -175,6 +176,35 @@ def current_loop() -> Loop:
             loop: Loop = _trio_loop.LOOP
             return loop
     return _asyncio_loop()
+
+
+def running_loop() -> object | None:
+    """What tells the loop that runs this code from any other, one that runs later in this thread included;
+    None where none runs."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is not None and (loop := asyncio._get_running_loop()) is not None:
+        return loop  # type: ignore[no-any-return]
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        return trio.lowlevel.current_trio_token()  # type: ignore[no-any-return]
+    return None
+
+
+def asyncio_loop() -> object | None:
+    """The asyncio loop that runs this code; None on trio, and where none runs. It costs less than
+    `running_loop`."""
+    asyncio = sys.modules.get("asyncio")
+    return None if asyncio is None else asyncio._get_running_loop()
+
+
+def check_loop(opened_on: object | None, what: str) -> None:
+    """Raises LocalProtocolError when another loop runs this code than the one that `what` was opened on."""
+    running = running_loop()
+    if running is not opened_on and running is not None and opened_on is not None:
+        raise LocalProtocolError(
+            f"{what} was opened on another event loop, which has ended or runs in another thread: open one"
+            " for each loop, and close it before its loop ends"
+        )
 
 
 def poster() -> Callable[..., object]:
@@ -510,6 +540,10 @@ class Startable:
         await self.__aenter__()
         self._is_started = True
         return self
+
+    def __del__(self) -> None:
+        if self._is_started:
+            warnings.warn(f"unclosed {type(self).__name__}: {self!r}", ResourceWarning, 2, self)
 
     async def aclose(self) -> None:
         """Close what `start` opened, as the end of the block does. Once closed, or never opened: nothing.

@@ -26,7 +26,7 @@ from rmq.remoting.asyncio_poller import AsyncioPoller, asyncio_poller
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Limits
-from rmq.remoting.loop import bare_errors, current_loop, doubled
+from rmq.remoting.loop import asyncio_loop, bare_errors, check_loop, current_loop, doubled, running_loop
 from rmq.remoting.network import Network, open_stream
 from rmq.remoting.stream import Stream
 from rmq.remoting.tls import TlsConfig, TlsContexts
@@ -83,6 +83,7 @@ class Pool:
         self._chance = chance or random.Random()
         self._links: dict[str, _Link] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
+        self._loop: object | None = None
         self._now: Callable[[], float] = lambda: 0.0
         self._poller: AsyncioPoller | None = None
         self._context = copy_context()
@@ -93,6 +94,7 @@ class Pool:
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Own the connections until cancelled. An exception from the endpoint ends one connection."""
         assert self._tasks is None, "a pool runs once"
+        self._loop = running_loop()
         self._now = current_loop().now
         self._poller = asyncio_poller()
         self._context = copy_context()
@@ -125,6 +127,8 @@ class Pool:
         connection = None if link is None else link.connection
         if connection is None or connection.is_closed or connection.is_busy:
             return None
+        if asyncio_loop() is not self._loop:  # or this is trio, whose calls fail when its run has ended
+            check_loop(self._loop, "the client")
         return connection
 
     async def notify(self, address: str, command: Command, timeout: float = 3.0) -> None:
@@ -144,6 +148,7 @@ class Pool:
             link = self._links[address] = _Link(address)
         connection = link.connection
         if connection is None or connection.is_closed:
+            check_loop(self._loop, "the client")
             with anyio.move_on_after(timeout) as scope:
                 await self._dialled(link)
             if scope.cancelled_caught:

@@ -193,8 +193,9 @@ class GroupMember:
                 if draining.cancelled_caught:
                     log.warning("%s: leaving while messages are still being consumed", self.group)
                 # In this order: the member that gets a queue next asks for the offset once it has the lock.
-                await self.assignments.commit()
-                await self.assignments.release()
+                with session.brokers.leaving.going_on():
+                    await self.assignments.commit()
+                    await self.assignments.release()
                 await self.assignments.tell((), self.queues)
                 if session.members.get(self.group) is self:
                     await session.leave(consumer=self.group)

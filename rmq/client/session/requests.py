@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
 
 import attrs
 
@@ -20,6 +21,7 @@ from rmq.errors import (
     NETWORK_ERRORS,
     AccessDenied,
     ConfigError,
+    ConnectFailed,
     NoPermission,
     NoRoute,
     QueryNotFound,
@@ -182,6 +184,41 @@ _STATS_ROW = re.compile(
 what they cost as values."""
 
 
+LEAVING_SECONDS: Final = 2.0
+"""A broker that does not answer a request of somebody who leaves within this time is not asked again."""
+
+
+@attrs.define
+class Leaving:
+    """Members that leave now, and the brokers that did not answer them: to leave one that has stopped, or
+    hangs, takes no longer than one request."""
+
+    count: int = 0
+    silent: set[str] = attrs.Factory(set)
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Somebody leaves in the block."""
+        self.count += 1
+        try:
+            yield
+        finally:
+            self.count -= 1
+
+    def seconds(self, address: str, timeout: float) -> float:
+        """How long a request may take now. Raises ConnectFailed for a broker that is silent."""
+        if not self.count:
+            return timeout
+        if address in self.silent:
+            raise ConnectFailed(address, "it did not answer before, and the client is leaving")
+        return min(timeout, LEAVING_SECONDS)
+
+    def failed(self, address: str) -> None:
+        """A request was not answered."""
+        if self.count:
+            self.silent.add(address)
+
+
 @attrs.frozen
 class Brokers:
     """Requests to brokers over `pool`; `timeout` seconds each."""
@@ -191,13 +228,21 @@ class Brokers:
     name_servers: NameServers
     timeout: float
     namespace: str = ""
+    leaving: Leaving = attrs.Factory(Leaving)
 
     async def call(
         self, address: str, code: RequestCode, header: Any = None, body: bytes = b"", timeout: float = 0
     ) -> Command:
         """Send a request; any answer but SUCCESS is raised as its ResponseError."""
-        request = Command.request(code, header, body)
-        response = await self.pool.call(address, request, timeout or self.timeout)
+        request, leaving = Command.request(code, header, body), self.leaving
+        seconds = leaving.seconds(address, timeout or self.timeout)
+        try:
+            response = await self.pool.call(address, request, seconds)
+        except NETWORK_ERRORS:
+            leaving.failed(address)
+            raise
+        if leaving.silent:
+            leaving.silent.discard(address)
         if response.code != ResponseCode.SUCCESS:
             raise for_code(response.code, response.remark, address)
         return response

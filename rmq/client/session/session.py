@@ -67,6 +67,9 @@ AWAY_SECONDS = 0.5
 LEAST_PAUSE_SECONDS = 0.2
 """Between two rounds of route requests or of heartbeats, however much fails."""
 
+HEARTBEAT_WAIT_SECONDS = 0.5
+"""So long a member that leaves waits for a heartbeat that is on its way."""
+
 PASSING = (SystemBusy, ServiceNotAvailable)
 """Refusals that say nothing of who is refused."""
 
@@ -468,15 +471,27 @@ class Session:
 
     async def leave(self, *, producer: str | None = None, consumer: str | None = None) -> None:
         """Leave a group: tell all brokers, and take it out of the heartbeat, which would join it again."""
-        with bare_errors():
+        with bare_errors(), self.brokers.leaving.going_on():
             await self._leave_all(producer, consumer)
 
     async def _leave_all(self, producer: str | None, consumer: str | None) -> None:
-        async with self._heartbeat_lock, anyio.create_task_group() as tasks:
-            self.producers.pop(producer or "", None)
-            self.members.pop(consumer or "", None)
-            for address in self.routes.addresses(slaves=consumer is not None):
-                tasks.start_soon(self._leave, address, producer, consumer)
+        self.producers.pop(producer or "", None)
+        self.members.pop(consumer or "", None)
+        has_lock = False
+        try:
+            # A heartbeat that is on its way would join the group again. One that a broker does not answer is
+            # not waited for: that broker forgets the client with its connection.
+            hangs = self.brokers.leaving.silent and self._heartbeat_lock.statistics().locked
+            with anyio.move_on_after(HEARTBEAT_WAIT_SECONDS):
+                if not hangs:
+                    await self._heartbeat_lock.acquire()
+                    has_lock = True
+            async with anyio.create_task_group() as tasks:
+                for address in self.routes.addresses(slaves=consumer is not None):
+                    tasks.start_soon(self._leave, address, producer, consumer)
+        finally:
+            if has_lock:
+                self._heartbeat_lock.release()
 
     async def _leave(self, address: str, producer: str | None, consumer: str | None) -> None:
         try:
