@@ -9,7 +9,7 @@ lack older units is made from where it ends.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from attrs import field
@@ -77,15 +77,16 @@ def known_synced(before: int, checkpoint: Checkpoint) -> Synced:
 @define
 class Recoverer:
     """Carries out one recovery. `synced`: what a crash cannot have taken; `known_topics`: those that were not
-    deleted, None when all count as known; `changing` is called before queue files are written. `abort`: up to
-    where the log was synced by the file of that name; `now_ms`: the wall clock.
+    deleted, None when all count as known, each with the physical offset before which the records of its name
+    belong to an earlier topic; `changing` is called before queue files are written. `abort`: up to where the
+    log was synced by the file of that name; `now_ms`: the wall clock.
     """
 
     commit_log: CommitLog
     queues: Queues
     delays: dict[int, int]
     synced: Synced
-    known_topics: frozenset[str] | None
+    known_topics: Mapping[str, int] | None
     check_crc: bool = True
     cut_damage: bool = False
     abort: int = 0
@@ -94,6 +95,7 @@ class Recoverer:
     changing: Callable[[], None] = lambda: None
     _short: dict[ConsumeQueue, int] = field(factory=dict)
     _by_name: dict[tuple[bytes, int], ConsumeQueue] = field(factory=dict)
+    _begins: dict[bytes, int] = field(factory=dict)
     _timestamp: int = 0
     _latest_ms: int = 0
     _evidence: Evidence = field(factory=Evidence)
@@ -103,6 +105,8 @@ class Recoverer:
         """Recover log and queues. Raises CorruptRecord for damage, StoreError when files cannot be read or
         written.
         """
+        begins = self.known_topics or {}
+        self._begins = {topic.encode(): begin for topic, begin in begins.items() if begin > 0}
         start = self._start(checkpoint, clean=clean, rebuild=rebuild)
         evidence = self._evidence = self._find_evidence(checkpoint, clean=clean)
         records, end, cut = self._scan_log(start)
@@ -342,7 +346,7 @@ class Recoverer:
         """Give a record its queue unit, unless the queue has it."""
         position, size, queue_id, queue_offset, sys_flag, stored, topic, _ = record
         self._timestamp = stored
-        if not has_unit(sys_flag):
+        if not has_unit(sys_flag) or position < self._begins.get(topic, 0):
             return
         queue = self._by_name.get((topic, queue_id)) or self._queue_of(topic, queue_id)
         if position + size <= queue.known_to or queue in self._short:
@@ -385,7 +389,7 @@ class Recoverer:
         log.warning("%d queues lack units (%s …): made again from offset %d on", len(short), names, start)
         scan = Scan(self.commit_log.segments, self._boundary(start), check_crc=False, stop=end)
         for number, record in enumerate(scan):
-            if has_unit(record.sys_flag):
+            if has_unit(record.sys_flag) and record.position >= self._begins.get(record.topic, 0):
                 queue = self._queue_of(record.topic, record.queue_id)
                 if queue in short and record.position + record.size > queue.known_to:
                     self._append(queue, record)

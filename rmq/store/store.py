@@ -231,12 +231,15 @@ class Store(StoreSync, ReplicaStore):
             checkpoint.index_ms = self._index.full_until_ms
             checkpoint.flush()
 
-    def _known_topics(self) -> frozenset[str] | None:
-        """The topics of config/topics.json: tells a queue that was lost from one whose topic was deleted."""
+    def _known_topics(self) -> dict[str, int] | None:
+        """The topics of config/topics.json, and from which physical offset on records are of them: tells a
+        queue that was lost from one whose topic was deleted, and a record from one of an earlier topic.
+        """
         try:
             table = json.loads(self._files.load("topics") or b"{}")["topicConfigTable"]
-            return frozenset(table) if table else None
-        except (StoreError, KeyError, TypeError):
+            begins = {topic: (row.get("creation") or {}).get("logOffset", 0) for topic, row in table.items()}
+            return {topic: int(begin) for topic, begin in begins.items()} or None
+        except (StoreError, KeyError, TypeError, ValueError, AttributeError):
             return None
 
     def close(self) -> None:

@@ -157,3 +157,25 @@ async def test_consumers_pull_from_all_queues_again_soon_after_each_restart(
             assert running.stop() == 0
             running = servers.broker(store, listenPort=port)
             await all_wait(25)
+
+
+@pytest.mark.parametrize("count", [10, 150])
+async def test_a_member_gets_all_of_a_topic_that_is_deleted_and_made_again(
+    processes: Processes, servers: Servers, broker: Process, count: int
+) -> None:
+    """At RocketMQ's brokers it goes on where the first topic was, and misses as many as it had read."""
+    if servers.kind == "java":
+        pytest.skip("theirs skip them")
+    processes.program("Produce", servers.namesrv, "Again", "sync", "100", "old").finish()
+    consumer = processes.program("Consume", servers.namesrv, "Again", "again")
+    consumed([consumer], 100)
+    async with rmq.connect(servers.namesrv) as client:
+        await trio.sleep(6)  # its offsets are committed
+        await client.admin.delete_topic("Again", broker="interop-a")
+        await client.admin.create_topic("Again", queues=4)
+        async with client.producer("again") as producer:
+            for number in range(count):
+                await producer.send(rmq.Message("Again", b"new-%d" % number))
+
+    wanted = {f"new-{number}" for number in range(count)}
+    wait_until(lambda: wanted <= {row["body"] for row in messages(consumer)}, 90, "all of the new topic")

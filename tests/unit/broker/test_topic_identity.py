@@ -10,6 +10,7 @@ from rmq.protocol.bodies import ConsumerData, HeartbeatData, ResetOffsetBody, Su
 from rmq.protocol.codes import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.store.config import BrokerRole
+from rmq.store.store import Store
 from rmq.testing.front import Wire
 
 from .rig import Rig, pull
@@ -186,3 +187,17 @@ def test_a_topic_made_again_before_its_queues_are_removed_is_the_same() -> None:
     rig.topics.ended("T", 10)
     rig.topics.create_for_send("T", "TBW102", 4, "1.2.3.4:5")
     assert rig.topics.table["T"].creation != before
+
+
+@pytest.mark.parametrize("rebuild", [False, True])
+@pytest.mark.parametrize("count", [0, 10])
+def test_recovery_gives_a_topic_no_record_of_an_earlier_one(count: int, rebuild: bool) -> None:
+    """The records of a deleted topic are in the log until their file goes, under the name of the new one."""
+    rig = filled(30)
+    make_again(rig, count)
+    rig.store.save_config("topics", rig.topics.to_json())
+    disk = rig.disk.copy()
+    store = Store(disk, rig.store_config, store_host=rig.store.store_host, now_ms=lambda: rig.now_ms)
+    store.load(rebuild=rebuild)
+    assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (0, count)
+    assert [unit is None for unit in (store.unit("T", 0, 0), store.unit("T", 0, 20))] == [not count, True]
