@@ -261,8 +261,11 @@ class Controller:
     def _refused(self, command: Register | AlterInSync | Adopt | Remove, now: float) -> str:
         """Why the log is not asked; empty when it is. The log has no time, and knows not who lives."""
         known = self.sets.sets.get(command.name)
-        if known is None or isinstance(command, AlterInSync):
+        if known is None:
             return ""
+        if isinstance(command, AlterInSync):
+            is_behind = self.elections.evidence.is_behind(known)
+            return f"the controllers' table of {known.name} is an old one" if is_behind else ""
         if isinstance(command, Adopt):
             return self._refused_adoption(known, command.broker_set, now)
         if isinstance(command, Remove):

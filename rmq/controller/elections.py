@@ -81,6 +81,8 @@ class Elections:
             return f"replica {heartbeat.number} of {name} is another broker: register"
         if heartbeat.incarnation < replica.incarnation:
             return f"replica {heartbeat.number} of {name} was started again since then"
+        if heartbeat.incarnation > replica.incarnation:
+            return f"{name} does not know here that replica {heartbeat.number} was started again: register"
         return ""
 
     def hear(self, heartbeat: Heartbeat, broker_set: BrokerSet, now: float) -> bool:
@@ -98,6 +100,8 @@ class Elections:
             return False
         if not is_master or is_ending or self._wants(broker_set) != NOBODY:
             return False
+        if self.evidence.is_behind(broker_set):
+            return False  # in the later version another may be the master
         # By an earlier leader it may have a longer one than is granted now.
         self._leased[broker_set.name] = max(now + self.lease_s, self._earlier_over)
         return True

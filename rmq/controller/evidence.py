@@ -71,10 +71,13 @@ class Evidence:
 
     def knows_more(self, heartbeat: Heartbeat, broker_set: BrokerSet) -> bool:
         """Take the version that a replica of the set knows; returns whether the table is older."""
-        if not _is_replica(heartbeat, broker_set):
+        name, replica = broker_set.name, broker_set.replicas.get(heartbeat.number)
+        if replica is not None and heartbeat.identity != replica.identity:
             return False
-        name = broker_set.name
+        # Of a replica that came since the table it is known, too, once it is to be adopted.
         self._knows[name, heartbeat.number] = heartbeat.knows
+        if replica is None:
+            return False
         self._ahead[name] = max(heartbeat.knows, self._ahead.get(name, (0, 0)))
         return heartbeat.knows > (broker_set.epoch, broker_set.version)
 
@@ -222,11 +225,6 @@ def _is_new(broker_set: BrokerSet | None, point: Point) -> bool:
     if broker_set is None or point[0] != broker_set.epoch:
         return False
     return _later(point, broker_set.confirmed) != broker_set.confirmed
-
-
-def _is_replica(heartbeat: Heartbeat, broker_set: BrokerSet) -> bool:
-    replica = broker_set.replicas.get(heartbeat.number)
-    return replica is not None and heartbeat.identity == replica.identity
 
 
 def _later(one: Point, other: Point) -> Point:

@@ -18,9 +18,16 @@ from tests.sim.brokers import BrokerSimulation
 from tests.sim.campaign import LIMIT_SECONDS, Campaign, Kind
 from tests.sim.controllers import Simulation
 from tests.sim.folders import FolderSimulation
+from tests.sim.old_sets import OldSets
 from tests.sim.sets import SetSimulation
 
-PARTS: Final[Mapping[Kind, int]] = {Simulation: 4, SetSimulation: 4, BrokerSimulation: 1, FolderSimulation: 1}
+PARTS: Final[Mapping[Kind, int]] = {
+    Simulation: 4,
+    SetSimulation: 4,
+    OldSets: 4,
+    BrokerSimulation: 1,
+    FolderSimulation: 1,
+}
 STOPPED: Final = 130
 """The exit code after Ctrl-C, as shells have it."""
 

@@ -61,9 +61,10 @@ class SetSimulation(Simulation):
     """`run()` raises Violation; see the module."""
 
     kind = "sets"
+    gather_s = 10.0
 
-    def __init__(self, seed: int, *, brokers: int = 3, seconds: float = 60.0) -> None:
-        super().__init__(seed, members=3, seconds=seconds, spare=0)
+    def __init__(self, seed: int, *, brokers: int = 3, members: int = 3, seconds: float = 60.0) -> None:
+        super().__init__(seed, members=members, seconds=seconds, spare=0)
         self.controllers: dict[str, Controller] = {}
         chance = self.chance
         self.brokers = {
@@ -101,7 +102,8 @@ class SetSimulation(Simulation):
     def started(self, member: Member) -> None:
         assert member.raft is not None
         lease_s = self.settings.choice(LEASES) if self.differ else LEASE_SECONDS
-        self.controllers[member.name] = Controller(member.raft, member.machine, Elections(lease_s))
+        elections = Elections(lease_s, gather_s=self.gather_s)
+        self.controllers[member.name] = Controller(member.raft, member.machine, elections)
 
     def propose(self) -> None:
         """Entries come of brokers here."""
@@ -188,9 +190,7 @@ class SetSimulation(Simulation):
             broker.flushed = len(broker.log)
         replica, asked_at = broker.replica, broker.clock(self.now)
         if replica is None:
-            registered = Registered(broker.name, broker.life, broker.name, broker.name)
-            question = Register("c", "s", registered, broker.name == "b0", broker.known)
-            self.ask(broker, question, lambda answer: self.registered(broker, answer))
+            self.register(broker)
             return
         epoch = max(replica.epoch, broker.known)  # as `Control.heartbeat`
         heartbeat = Heartbeat(
@@ -210,6 +210,11 @@ class SetSimulation(Simulation):
         else:
             self.slave_beat(broker, replica)
 
+    def register(self, broker: Broker) -> None:
+        registered = Registered(broker.name, broker.life, broker.name, broker.name)
+        question = Register("c", "s", registered, broker.name == "b0", broker.known)
+        self.ask(broker, question, lambda answer: self.registered(broker, answer))
+
     def known(self, replica: Replica) -> tuple[int, int]:
         """Epoch and version of the set as a replica knows it."""
         known = replica.broker_set
@@ -224,7 +229,11 @@ class SetSimulation(Simulation):
         return broker.agreed
 
     def registered(self, broker: Broker, answer: Answer) -> None:
-        if broker.replica is None and answer.number and answer.broker_set is not None:
+        if not answer.number or answer.broker_set is None:
+            return
+        if broker.replica is not None and broker.replica.number == answer.number:
+            self.learn(broker, answer)
+        elif broker.replica is None:
             broker.replica = Replica(answer.number, broker.epochs, lag_s=LAG_SECONDS)
             self.learn(broker, answer)
 
@@ -233,6 +242,8 @@ class SetSimulation(Simulation):
         if answer.is_behind and replica is not None and replica.broker_set is not None:
             self.count("table taken over")
             self.ask(broker, Adopt(replica.broker_set), lambda answer: None)
+        if replica is not None and answer.refusal.endswith(": register"):
+            self.register(broker)
         if replica is None or answer.broker_set is None:
             return
         self.learn(broker, answer)

@@ -184,6 +184,38 @@ def test_an_older_table_takes_what_its_master_was_told_and_gives_no_number_twice
     assert "in sync are replicas" in do(sets, Adopt(evolve(full, version=11, in_sync=(7,)))).refusal
 
 
+def test_by_a_table_that_is_behind_nobody_has_a_lease_nor_comes_in_sync() -> None:
+    """In the later version another may be the master."""
+    sets, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0, inherited=sets.sets)
+    elections.hear(evolve(heartbeat(2), knows=(2, 9), identity="b"), known, 4.0)
+    assert not elections.hear(evolve(heartbeat(1), knows=(1, known.version), identity="a"), known, 4.0)
+
+
+def test_a_later_epoch_is_believed_once_all_replicas_of_both_versions_were_heard() -> None:
+    sets, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0, inherited=sets.sets)
+    later = evolve(known, epoch=2, version=9, replicas={**known.replicas, 4: replica("d")})
+    for number, knows in ((1, (1, 3)), (2, (2, 9)), (3, (2, 8))):
+        told = evolve(heartbeat(number), knows=knows, identity="abc"[number - 1])
+        elections.evidence.knows_more(told, known)
+    assert not elections.evidence.all_heard(known, later)
+    new = evolve(heartbeat(4), knows=(2, 9), identity="d")  # it came since the table
+    assert not elections.evidence.knows_more(new, known)
+    assert elections.evidence.all_heard(known, later)
+    elections.evidence.knows_more(evolve(new, knows=(3, 1)), known)
+    assert not elections.evidence.all_heard(known, later)
+
+
+def test_a_replica_whose_last_start_an_older_table_lacks_registers_again() -> None:
+    _, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0)
+    assert elections.refusal(heartbeat(1, life=2), known).endswith(": register")
+
+
 def without_master(broker_set: BrokerSet) -> BrokerSet:
     """As after its master was started again."""
     return evolve(broker_set, master=0)

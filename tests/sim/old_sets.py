@@ -1,0 +1,207 @@
+"""The simulation of sets with controllers and replicas whose folders go back in time.
+
+Controllers start again on what their disks had some seconds before, with an empty folder, or with a last
+frame of which a bit has changed; a replica starts again on an old copy of its folder. At a time one thing is
+lost that others have: the faults of `sets` go on, but none comes to brokers before the table has what they
+were told, and none to the folder of a replica before all that was acknowledged is on the disks of two again.
+Nothing that was acknowledged may be lost then. `gather_s` has no end here: when it does, the first that comes
+is elected, and the others set their logs aside.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from attrs import define
+
+from rmq.controller.journal import Journal
+from rmq.controller.replica import Epochs
+from rmq.errors import CorruptRecord
+from tests.sim.sets import Broker, SetSimulation
+
+OLD_SECONDS = (5.0, 9.0)
+"""So old is the copy of a replica's folder: what is confirmed reaches the controllers within a lease."""
+GO_BACK_SECONDS = (0.5, 8.0)
+
+
+@define
+class Folder:
+    """A copy of a broker's folder."""
+
+    life: int
+    log: list[int]
+    epochs: Epochs
+    known: int
+
+
+class OldSets(SetSimulation):
+    """`run()` raises Violation; see the module."""
+
+    kind = "old"
+    gather_s = 1e9
+
+    def __init__(self, seed: int, *, brokers: int = 3, members: int = 3) -> None:
+        super().__init__(seed, brokers=brokers, members=members)
+        if members == 1:
+            self.faults = [one for one in self.faults if one not in (self.partition, self.one_link)]
+            self.faults = self.faults or [self.kill]
+        self.old = random.Random(f"{seed} old")
+        kinds = (self.old_tables, self.empty_folder, self.flipped_bit, self.old_folder, self.old_folder)
+        self.deeds = self.old.sample(kinds, self.old.randrange(1, 4))
+        self.lives = 0  # how often the controllers went back
+        self.lost = (0, 0)  # the latest version of the set that the table may lack
+
+    @classmethod
+    def of(cls, seed: int) -> OldSets:
+        return cls(seed, brokers=2 + seed % 2, members=(1, 3)[seed // 2 % 2])
+
+    def run(self) -> None:
+        self.at(6.0, self.go_back)
+        super().run()
+
+    def send(self, sender: str, to: str, data: bytes) -> None:
+        """What was sent before controllers went back never comes: it would be of their future."""
+        if (sender, to) in self.cuts or self.chance.random() < self.loss:
+            return
+        lives = self.lives
+        when = self.now + self.slow.get((sender, to), 0.0) + self.chance.uniform(*self.delay)
+
+        def receive() -> None:
+            if self.lives == lives:
+                self.call(to, lambda raft, now: raft.receive(data, now))
+
+        self.at(when, receive)
+
+    # ---- what goes back ----
+
+    def go_back(self) -> None:
+        if self.healed:
+            return
+        self.old.choice(self.deeds)()
+        self.at(self.now + self.old.uniform(0.5, 5.0), self.go_back)
+
+    def is_behind(self) -> bool:
+        """Whether no leader has a table yet that is as new as the one that went back."""
+        for member in self.members.values():
+            raft = member.raft
+            if raft is not None and raft.is_leading(member.clock(self.now)):
+                known = member.machine.sets.get("s")
+                if known is not None and (known.epoch, known.version) >= self.lost:
+                    self.lost = (0, 0)
+        return self.lost != (0, 0)
+
+    def are_brokers_well(self) -> bool:
+        """Whether all of them are there, and lead or follow in the newest epoch."""
+        return not (self.is_behind() or self.broker_cuts) and all(
+            one.is_up
+            and one.paused_until <= self.now
+            and one.replica is not None
+            and one.replica.epoch == self.newest()[0]
+            for one in self.brokers.values()
+        )
+
+    def newest(self) -> tuple[int, int]:
+        return max(self.known(one.replica) for one in self.brokers.values() if one.replica is not None)
+
+    def old_tables(self) -> None:
+        """All controllers lose power later, and start on what they have now."""
+        images = {name: member.disk.image(self.old.random()) for name, member in self.members.items()}
+
+        def restore() -> None:
+            if not self.healed and self.are_brokers_well():
+                self.lost = self.newest()
+                self.lives += 1
+                for name, image in images.items():
+                    self.replace_disk(name, image)
+                self.count("tables went back")
+
+        self.at(self.now + self.old.uniform(*GO_BACK_SECONDS), restore)
+
+    def empty_folder(self) -> None:
+        """One of three controllers loses its folder."""
+        if len(self.members) > 1 and self.are_whole():
+            self.replace_disk(self.old.choice(list(self.members)), None)
+            self.count("empty folder")
+
+    def flipped_bit(self) -> None:
+        """A bit of the last frame of a controller's journal changes, and it starts again."""
+        name = self.old.choice(list(self.members))
+        member = self.members[name]
+        if not self.are_whole() or not self.are_brokers_well():
+            return
+        member.disk.heal()
+        image = member.disk.copy()
+        files = image.list("/raft")
+        path = f"/raft/{files[-1]}"
+        data = image.load(path)
+        end = len((data or b"").rstrip(b"\0"))
+        if not end:
+            return
+        image.flip(path, end - self.old.randint(2, 9), self.old.randrange(8))
+        try:
+            Journal(image.copy(), "/raft", {})
+        except CorruptRecord:  # of a file's first frame, which is noticed: an operator has to act
+            return
+        self.lost = self.newest()
+        self.replace_disk(name, image)
+        self.count("flipped bit")
+
+    def are_whole(self) -> bool:
+        """Whether each controller has all that the others have, so that one may lose it."""
+        rafts = [member.raft for member in self.members.values()]
+        if any(raft is None for raft in rafts):
+            return False
+        places = {(raft.applied, raft._journal.last, raft._journal.is_doubtful) for raft in rafts if raft}
+        return len(places) == 1 and not next(iter(places))[2]
+
+    def replace_disk(self, name: str, image: Any) -> None:
+        member = self.members[name]
+        if member.raft is not None:
+            self.crash(name, power=False, away=self.old.uniform(0.01, 2.0))
+        if image is None:
+            image = type(member.disk)(self.old.randrange(1 << 30))
+        member.disk = image
+
+    def old_folder(self) -> None:
+        """A replica loses power later, and starts on what its folder has now."""
+        broker = self.brokers[self.old.choice(list(self.brokers))]
+        folder = Folder(broker.life, broker.log[: broker.flushed], broker.epochs, broker.known)
+
+        def restore() -> None:
+            if self.healed or not broker.is_up or broker.life != folder.life or not self.is_elsewhere(broker):
+                return
+            self.kill_broker(broker, power=True)
+            broker.log, broker.flushed = list(folder.log), len(folder.log)
+            broker.epochs, broker.known = folder.epochs, folder.known
+            self.count("folder went back")
+
+        self.at(self.now + self.old.uniform(*OLD_SECONDS), restore)
+
+    def is_elsewhere(self, broker: Broker) -> bool:
+        """Whether another that is in sync has all that was acknowledged on its disk."""
+        if not self.are_brokers_well():
+            return False
+        known = max(
+            (
+                one.replica.broker_set
+                for one in self.brokers.values()
+                if one.replica and one.replica.broker_set
+            ),
+            key=lambda one: (one.epoch, one.version),
+        )
+        return any(
+            other is not broker
+            and other.replica is not None
+            and other.replica.number in known.in_sync
+            and other.replica.epoch == known.epoch
+            and all(other.log[at : at + 1] == [value] for at, (value, _) in self.acknowledged.items())
+            and all(at < other.flushed for at in self.acknowledged)
+            for other in self.brokers.values()
+        )
+
+    def broker_fault(self) -> None:
+        if self.is_behind():
+            self.at(self.now + 0.5, self.broker_fault)
+        else:
+            super().broker_fault()
