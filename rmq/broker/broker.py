@@ -25,6 +25,7 @@ from rmq.broker.admin.registration import Registration
 from rmq.broker.admin.topics_and_groups import Admin
 from rmq.broker.config import Settings
 from rmq.broker.consume.pull import Pull
+from rmq.broker.consume.read import Reader
 from rmq.broker.delay.delay_levels import Schedule
 from rmq.broker.delay.timers import Recall, Timers
 from rmq.broker.disk_work import DiskWork
@@ -63,10 +64,10 @@ from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
+    from rmq.broker.consume.long_polling import Reading, Wanted
     from rmq.message import Message
     from rmq.plugin import OnAppended
     from rmq.protocol.command import Command
-    from rmq.protocol.headers import PullMessageRequestHeader
     from rmq.protocol.server_auth import ServerAuth
     from rmq.remoting.acceptor import Acceptor
     from rmq.remoting.connection import Connection
@@ -245,7 +246,7 @@ class Broker(Endpoint):
     def _make_readers(self, tables: Tables) -> None:
         """The parts that read messages and tables."""
         settings, store = self.settings, self.store
-        self.pull = Pull(
+        self.reader = Reader(
             settings,
             store,
             tables,
@@ -255,7 +256,8 @@ class Broker(Endpoint):
             on_pulled=self._on_pulled,
             put=self.own_writes.put,
         )
-        self.held_pulls = self.pull.held_pulls
+        self.held_pulls = self.reader.held_pulls
+        self.pull = Pull(settings, tables, self.reader)
         self.query = Query(store, self.clients, self.filters)
         self.admin = Admin(
             settings,
@@ -616,9 +618,9 @@ class Broker(Endpoint):
     def _tell_slaves(self) -> None:
         self.acknowledgement.replicas.grown()
 
-    def _on_pulled(self, header: PullMessageRequestHeader, result: GetResult, connection: Connection) -> None:
+    def _on_pulled(self, wanted: Wanted, result: GetResult, reading: Reading) -> None:
         if self.hooks.pulled:
             seconds = self.work_clock() - self._chunk_at
-            place = header.topic, header.consumer_group, header.queue_id
-            event = PulledEvent(*place, result.count, result.size, connection, seconds)
+            place = wanted.topic, wanted.consumer_group, wanted.queue_id
+            event = PulledEvent(*place, result.count, result.size, reading, seconds)
             self.hooks.observe(self.hooks.pulled, event)

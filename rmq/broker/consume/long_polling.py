@@ -1,4 +1,4 @@
-"""Pulls that cannot be answered yet (long polling), as rows in a table.
+"""Reads that find nothing yet (long polling), as rows in a table: pulls of clients, and reads of doors.
 
 No row has a task or a timer of its own. A held pull is a row under its queue, looked at when messages arrive
 there; a deadline is an entry of one heap, which `step` works off. Whoever sends to a queue pays for a bounded
@@ -12,18 +12,22 @@ import math
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from rmq.shares import NOBODY, Holders, Shares
+from attrs import define, field
+
+from rmq.shares import NOBODY, Holders, Holding, Shares
 
 if TYPE_CHECKING:
-    from attrs import define
-
+    from rmq.errors import ResponseError
+    from rmq.protocol.bodies import SubscriptionGroupConfig
     from rmq.protocol.command import Command
     from rmq.protocol.headers import PullMessageRequestHeader
     from rmq.remoting.connection import Connection
-else:
-    from rmq.late_attrs import define
+    from rmq.store.reader import GetResult
+
+    Found = tuple[SubscriptionGroupConfig, GetResult, int]
+    """The group that reads, the result, and its response code."""
 
 
 NEVER = math.inf
@@ -37,31 +41,117 @@ they wait for half a minute."""
 _LONG: Final = 1024
 
 
-@define(eq=False)
-class HeldPull:
-    """A pull that found nothing. `offset` moves on over messages that its filter refused.
+class Wanted(Protocol):
+    """The messages that a consumer asks for; the header of a pull is one such value."""
 
-    `request` needs no text map and no body: `header` has all that is used again. `holders` is under whose
-    names it counts.
+    @property
+    def consumer_group(self) -> str:
+        """The group that reads."""
+
+    @property
+    def topic(self) -> str:
+        """The topic to read."""
+
+    @property
+    def queue_id(self) -> int:
+        """The queue of the topic."""
+
+    @property
+    def queue_offset(self) -> int:
+        """The offset of the first message."""
+
+    @property
+    def max_msg_nums(self) -> int:
+        """The most messages that are taken."""
+
+    @property
+    def sys_flag(self) -> int:
+        """With PULL_SUBSCRIPTION the value has its own expression, else that of the group's members holds."""
+
+    @property
+    def subscription(self) -> str | None:
+        """The expression that messages must match; None or `*` for all messages."""
+
+    @property
+    def expression_type(self) -> str | None:
+        """TAG or SQL92; None stands for TAG."""
+
+    @property
+    def sub_version(self) -> int:
+        """The version of the subscription that the group's members must have announced."""
+
+
+class Reading(Holding, Protocol):
+    """The connection of a consumer, of the wire or of a door."""
+
+    @property
+    def local_address(self) -> str:
+        """``host:port`` of this side."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection has ended."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether so much waits to be sent that a read is to take one message only."""
+
+    def reset_on_close(self) -> None:
+        """Have the peer see a broken connection when this one is closed."""
+
+    def finish(self, reason: str) -> None:
+        """Close the connection behind the bytes that wait to be sent."""
+
+
+OnResult = Callable[["HeldRead", "Found | ResponseError"], None]
+"""Called once, with the result of a held read or its refusal."""
+
+
+@define(eq=False)
+class HeldRead:
+    """A read that found nothing. `offset` moves on over messages that its filter refused.
+
+    `holders` are the names under which the row counts.
     """
 
-    connection: Connection
-    request: Command
-    header: PullMessageRequestHeader
+    connection: Reading
+    header: Wanted
     offset: int
     deadline: float
+    on_result: OnResult
     holders: Holders = NOBODY
     is_answered: bool = False
+
+    @property
+    def is_answered_at_stop(self) -> bool:
+        """Whether the broker answers the read when it stops; else it breaks the connection."""
+        return True
+
+
+@define(eq=False)
+class HeldPull(HeldRead):
+    """A pull that found nothing. `request` needs no text map and no body: `header` has all that is used
+    again.
+    """
+
+    connection: Connection = field(kw_only=True)
+    header: PullMessageRequestHeader = field(kw_only=True)
+    request: Command = field(kw_only=True)
+
+    @property
+    def is_answered_at_stop(self) -> bool:
+        """Whether its client does not see that a connection breaks over which it waits."""
+        return self.request.language == SEES_NO_END
 
 
 @define(eq=False)
 class _Round:
-    """Pulls of one queue that have not been tried since messages below `end` came; the next is the last.
+    """Reads of one queue that have not been tried since messages below `end` came; the next is the last.
 
     `has_more`: more messages have come meanwhile, so that those before them are to be tried once more.
     """
 
-    untried: list[HeldPull]
+    untried: list[HeldRead]
     end: int
     has_more: bool = False
 
@@ -80,7 +170,7 @@ class HeldPulls:
     def __init__(
         self,
         clock: Callable[[], float],
-        resume: Callable[[HeldPull, bool], bool],
+        resume: Callable[[HeldRead, bool], bool],
         on_deadline: Callable[[float], None],
     ) -> None:
         self.clock = clock
@@ -89,29 +179,29 @@ class HeldPulls:
         self.count = 0
         self.shares = Shares(0)
         self.is_silent = False
-        self._pulls: dict[tuple[str, int], dict[HeldPull, None]] = {}
+        self._pulls: dict[tuple[str, int], dict[HeldRead, None]] = {}
         self._rounds: dict[tuple[str, int], _Round] = {}  # of queues with more pulls than a turn has room for
         self._tries = TRIES_OF_A_TURN
-        self._of_connection: dict[Connection, dict[HeldPull, None]] = {}
-        self._long: dict[Connection, int] = {}  # what expressions add
-        self._timers: list[tuple[float, int, HeldPull]] = []
+        self._of_connection: dict[Reading, dict[HeldRead, None]] = {}
+        self._long: dict[Reading, int] = {}  # what expressions add
+        self._timers: list[tuple[float, int, HeldRead]] = []
         self._order = count()
 
     def by_queue(self) -> dict[tuple[str, int], int]:
         """How many are held for each queue, by topic and queue id."""
         return {queue: len(pulls) for queue, pulls in self._pulls.items()}
 
-    def held_by(self, connection: Connection) -> int:
+    def held_by(self, connection: Reading) -> int:
         """The pulls held for a connection."""
         mine = self._of_connection.get(connection)
         return 0 if mine is None else len(mine) + self._long.get(connection, 0)
 
-    def hold_pull(self, pull: HeldPull) -> None:
+    def hold_pull(self, pull: HeldRead) -> None:
         """Keep a pull until its queue grows past its offset, its time is over, or its connection closes."""
         connection, header = pull.connection, pull.header
         if connection.is_closed:
             return
-        if self.is_silent and pull.request.language != SEES_NO_END:
+        if self.is_silent and not pull.is_answered_at_stop:
             connection.reset_on_close()
         self._pulls.setdefault((header.topic, header.queue_id), {})[pull] = None
         self._of_connection.setdefault(connection, {})[pull] = None
@@ -144,7 +234,7 @@ class HeldPulls:
             if next_offset > pull.offset and not pull.is_answered and self._resume(pull, False):
                 self._drop(pull)
 
-    def _begin_round(self, key: tuple[str, int], pulls: dict[HeldPull, None], end: int) -> None:
+    def _begin_round(self, key: tuple[str, int], pulls: dict[HeldRead, None], end: int) -> None:
         round = self._rounds.get(key)
         if round is not None:
             round.end, round.has_more = end, True
@@ -190,12 +280,12 @@ class HeldPulls:
         if round.untried:
             self._rounds[key] = round
 
-    def on_close(self, connection: Connection) -> None:
+    def on_close(self, connection: Reading) -> None:
         """A connection has ended: forget its pulls."""
         for pull in self._of_connection.pop(connection, ()):
             self._drop(pull)
 
-    def finish_where(self, holds: Callable[[HeldPull], bool]) -> None:
+    def finish_where(self, holds: Callable[[HeldRead], bool]) -> None:
         """Answer all pulls for which this holds, found or not."""
         if self.is_silent:
             return
@@ -212,28 +302,28 @@ class HeldPulls:
         """
         self.is_silent = True
         for pull in self.all_pulls():
-            if pull.request.language != SEES_NO_END:
+            if not pull.is_answered_at_stop:
                 pull.connection.reset_on_close()
 
     def finish_last(self) -> None:
-        """Answer the pulls of `SEES_NO_END`, each with the end of its connection right behind, before its
-        client can pull again."""
-        waiting = [pull for pull in self.all_pulls() if pull.request.language == SEES_NO_END]
+        """Answer the reads that are answered at a stop, each with the end of its connection right behind,
+        before its client can pull again."""
+        waiting = [pull for pull in self.all_pulls() if pull.is_answered_at_stop]
         for pull in waiting:
             self._finish(pull)
         for connection in {pull.connection: None for pull in waiting}:
             connection.finish("this broker is stopping")
 
-    def all_pulls(self) -> list[HeldPull]:
+    def all_pulls(self) -> list[HeldRead]:
         """All that are held."""
         return [pull for pulls in self._pulls.values() for pull in pulls]
 
-    def _finish(self, pull: HeldPull) -> None:
+    def _finish(self, pull: HeldRead) -> None:
         answered = self._resume(pull, True)
         assert answered
         self._drop(pull)
 
-    def _drop(self, pull: HeldPull) -> None:
+    def _drop(self, pull: HeldRead) -> None:
         if (
             pull.is_answered
         ):  # its answer overfilled the outbox, which closed the connection, which dropped it
@@ -252,7 +342,7 @@ class HeldPulls:
             if not mine:
                 del self._of_connection[pull.connection]
 
-    def _count(self, pull: HeldPull, sign: int) -> None:
+    def _count(self, pull: HeldRead, sign: int) -> None:
         """Count a pull, and what a long expression adds."""
         text, count = pull.header.subscription, sign
         if text and len(text) >= _LONG:

@@ -385,7 +385,7 @@ class _Controlled:
             broker.topics.renew()
             broker.acknowledgement.replicas.control = control
             broker.flow.gate = control.refusal
-            broker.pull.may_correct = control.may_act
+            broker.reader.may_correct = control.may_act
             broker.locks.take_over(self._locks)
             broker.offsets.is_closed = lambda: control.is_closed or not control.may_act()
             rows = broker.acknowledgement.rows
@@ -400,8 +400,8 @@ class _Controlled:
             plugins, name = broker.hooks.plugins, self._config.broker_name
             broker.followed.share(SharedTexts(plugins, self._secret, name, lambda: control.led()[0]))
         control.flushed = lambda: store.flushed_offset
-        control.on_confirmed = broker.pull.read_on
-        broker.pull.confirmed = broker.query.confirmed = control.confirmed
+        control.on_confirmed = broker.reader.read_on
+        broker.reader.confirmed = broker.query.confirmed = control.confirmed
         languages, replicas = lambda: broker.settings.broker.read_at_slaves, broker.acknowledgement.replicas
         broker.pull.place = ReadingPlace(control, languages, replicas.numbers)
         self._broker = broker

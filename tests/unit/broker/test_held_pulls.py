@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rmq.broker.consume.long_polling import TRIES_OF_A_QUEUE, TRIES_OF_A_TURN, HeldPull, HeldPulls
+from rmq.broker.consume.long_polling import TRIES_OF_A_QUEUE, TRIES_OF_A_TURN, HeldPull, HeldPulls, HeldRead
 
 
 class Fixture:
@@ -24,7 +24,8 @@ class Fixture:
             lambda: self.now, lambda pull, last: self.resume(pull, last), self.deadlines.append
         )
 
-    def resume(self, pull: HeldPull, last: bool) -> bool:
+    def resume(self, pull: HeldRead, last: bool) -> bool:
+        assert isinstance(pull, HeldPull)
         name = pull.request.remark
         if last or name in self.found:
             self.answers.append((str(name), last))
@@ -44,12 +45,13 @@ class Fixture:
         language: str = "JAVA",
     ) -> Any:
         pull: Any = HeldPull(
-            connection or peer(),
-            SimpleNamespace(remark=name, language=language),  # type: ignore[arg-type]
-            SimpleNamespace(topic="T", queue_id=queue_id, subscription=text),  # type: ignore[arg-type]
-            offset,
-            self.now + wait,
-            holders,
+            connection=connection or peer(),
+            header=SimpleNamespace(topic="T", queue_id=queue_id, subscription=text),  # type: ignore[arg-type]
+            request=SimpleNamespace(remark=name, language=language),  # type: ignore[arg-type]
+            offset=offset,
+            deadline=self.now + wait,
+            on_result=lambda held, found: None,
+            holders=holders,
         )
         self.held_pulls.hold_pull(pull)
         return pull

@@ -294,8 +294,8 @@ def test_what_a_pull_found_is_used_by_the_next_and_no_longer_than_it_holds(
     rig: Rig, change: Callable[[Rig], object], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked = []
-    plan = rig.broker.pull._plan
-    monkeypatch.setattr(rig.broker.pull, "_plan", lambda *given: looked.append(given) or plan(*given))
+    plan = rig.broker.reader._plan
+    monkeypatch.setattr(rig.broker.reader, "_plan", lambda *given: looked.append(given) or plan(*given))
     fill(rig, "abc")
     rig.broker.groups.update(SubscriptionGroupConfig("readers", consume_broadcast_enable=False))
     rig.ask(heartbeat("readers", "Orders", "a||b", version=7))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from rmq.broker.consume import pull as pull_module
+from rmq.broker.consume import read
 from rmq.broker.filtering import filters as filter_module
 from rmq.broker.filtering.filters import DEAD_BEFORE_MS, record_properties
 from rmq.broker.membership.members import ConsumerGroup
@@ -494,11 +494,11 @@ def test_a_pull_asks_a_long_expression_about_few_messages_and_goes_on_behind_the
 
 def test_plans_of_pulls_take_bounded_memory(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> None:
     """Each pull may bring an expression of its own; what is remembered of them must not add up."""
-    monkeypatch.setattr(pull_module, "_PLANS_SIZE_MAX", 1 << 20)
+    monkeypatch.setattr(read, "_PLANS_SIZE_MAX", 1 << 20)
     for number in range(40):
         tags = "||".join(f"tag{number}-{at}" for at in range(800))
         assert rig.one(pull(subscription=tags, expression_type="TAG")).code != 0
-        assert len(rig.broker.pull._plans) <= 2
+        assert len(rig.broker.reader._plans) <= 2
 
 
 def test_other_bloom_settings_drop_the_saved_filters(golden: Path) -> None:

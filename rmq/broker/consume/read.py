@@ -1,0 +1,494 @@
+"""Reading: what a consumer may read, the reading itself, and the reads that wait for a message to arrive.
+
+`Reader` knows neither requests nor answers: `Pull` is its shell for the wire, and doors use it by
+`rmq.broker.doors`. A consumer asks by a value (`long_polling.Wanted`), of which the header of a pull is one.
+
+A read that finds nothing and may wait becomes a row of HeldPulls. When its queue grows it is tried again from
+the top, so that a group disabled meanwhile is refused; messages that its filter refuses only move its offset
+on. An offset out of range is corrected, and an OffsetMovedEvent is stored for RocketMQ's monitoring.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from rmq.broker.consume.long_polling import HeldPulls
+from rmq.broker.filtering.filters import MessageFilter, record_properties, tag_matcher
+from rmq.broker.filtering.subscription import is_tag_type, parse_subscription
+from rmq.broker.tables.topics import unknown_topic
+from rmq.errors import ResponseError, StoreError, for_code
+from rmq.message import (
+    OFFSET_MOVED_EVENT,
+    PROPERTY_DELAY_LEVEL,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    RETRY_PREFIX,
+    tags_code,
+)
+from rmq.protocol import json
+from rmq.protocol.codes import PERM_READ, PULL_SUBSCRIPTION, ResponseCode
+from rmq.protocol.properties import encode_properties
+from rmq.protocol.record import Record
+from rmq.shares import Holders, Shares, is_account
+from rmq.store.config import BrokerRole
+
+if TYPE_CHECKING:
+    from attrs import frozen
+
+    from rmq.broker.config import BrokerConfig, Settings
+    from rmq.broker.consume.long_polling import Found, HeldRead, Reading, Wanted
+    from rmq.broker.filtering.filters import Filter
+    from rmq.broker.state import Tables
+    from rmq.protocol.bodies import SubscriptionData, SubscriptionGroupConfig, TopicConfig
+    from rmq.store.reader import GetResult
+    from rmq.store.store import Store
+else:
+    from rmq.late_attrs import frozen
+
+
+_CODES: Final = {
+    "FOUND": int(ResponseCode.SUCCESS),
+    "MESSAGE_WAS_REMOVING": int(ResponseCode.PULL_RETRY_IMMEDIATELY),
+    "NO_MATCHED_MESSAGE": int(ResponseCode.PULL_RETRY_IMMEDIATELY),
+    "OFFSET_FOUND_NULL": int(ResponseCode.PULL_NOT_FOUND),
+    "OFFSET_OVERFLOW_ONE": int(ResponseCode.PULL_NOT_FOUND),
+    "OFFSET_OVERFLOW_BADLY": int(ResponseCode.PULL_OFFSET_MOVED),
+    "OFFSET_TOO_SMALL": int(ResponseCode.PULL_OFFSET_MOVED),
+}
+SUCCESS: Final = int(ResponseCode.SUCCESS)
+NOT_FOUND: Final = int(ResponseCode.PULL_NOT_FOUND)
+MOVED: Final = int(ResponseCode.PULL_OFFSET_MOVED)
+_RETRY: Final = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
+LOOKS: Final = 800
+_ROWS_MAX: Final = 20_000
+_SHORT_EXPRESSION: Final = 512
+_PLANS_SIZE_MAX: Final = 16 << 20
+_PLAN_SIZE, _PLAN_FACTOR = 2_000, 50
+"""What plans may take, and about what one takes: so many bytes, and so many for each character that is
+compiled or split."""
+
+log = logging.getLogger("rmq.broker")
+
+
+@frozen
+class Plan:
+    """How to read for one subscription: a test of a unit's tags code, a test of a record; None passes all."""
+
+    subscription: SubscriptionData
+    matches: Callable[[int], bool] | None
+    matches_record: Callable[[memoryview], bool] | None
+    filter: Filter | None = None
+    looks: int = LOOKS
+    """Messages that one pull asks the expression about: the longer it is, the more each of them costs."""
+
+
+@frozen
+class Row:
+    """What a pull found that reads as its group's heartbeats said: rows of group and topic, which are others
+    once they are changed, whether the group broadcasts, and how to read."""
+
+    group: SubscriptionGroupConfig
+    topic: TopicConfig
+    model: str | None
+    plan: Plan
+
+
+class Reader:
+    """Reads queues for consumers.
+
+    Reads that wait are in `held_pulls`: `on_deadline(at)` is called with each new deadline, so that its
+    `step` is called by then. `on_pulled` is called with messages that were handed out. `put(record)` stores a
+    record of the broker's own and raises StoreError.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        tables: Tables,
+        *,
+        now_ms: Callable[[], int],
+        clock: Callable[[], float],
+        on_deadline: Callable[[float], None],
+        on_pulled: Callable[[Wanted, GetResult, Reading], None],
+        put: Callable[[Record], None],
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._topics = tables.topics
+        self._groups = tables.groups
+        self._clients = tables.clients
+        self._filters = tables.filters
+        self._offsets = tables.offsets
+        self._stats = tables.stats
+        self.held_pulls = HeldPulls(clock, self._resume, on_deadline)
+        self._on_pulled = on_pulled
+        self._put = put
+        self._now_ms = now_ms
+        self.confirmed: Callable[[], int | None] | None = None
+        """Up to which physical offset consumers may read, in a set with controllers; nothing as long as that
+        is not known. None: all."""
+        self.may_correct: Callable[[], bool] = lambda: True
+        """Whether consumers may be told another offset than they ask for: not by who was master of a set."""
+        self._unconfirmed: set[tuple[str, int]] = set()
+        """Queues of which somebody wanted more than that."""
+        self._plans: dict[tuple[str, str, str | None], Plan] = {}
+        self._plans_size = 0
+        self._rows: dict[tuple[str, str, int], Row] = {}
+        settings.derive(self._settings_changed)
+
+    def _settings_changed(self) -> None:
+        self._room = _room(self._settings.broker)
+        self._plans.clear()
+        self._plans_size = 0
+        self._rows.clear()
+
+    def read_on(self) -> None:
+        """Consumers may read further than before: try the pulls that wait for that."""
+        if self._unconfirmed:
+            queues, self._unconfirmed = self._unconfirmed, set()
+            self.held_pulls.turn()
+            for topic, queue_id in queues:
+                self.held_pulls.arrived(topic, queue_id, self._store.max_offset(topic, queue_id))
+
+    # ---- who may read what ----
+
+    def admit(self, wanted: Wanted, reading: Reading) -> tuple[SubscriptionGroupConfig, Plan]:
+        """The group of a consumer, and how to read for it. Raises ResponseError for a refusal.
+
+        What the last read of the group from the queue found holds as long as all of it is as it was.
+        """
+        name, topic = wanted.consumer_group, wanted.topic
+        row = self._rows.get((name, topic, wanted.queue_id))
+        if row is not None and not wanted.sys_flag & PULL_SUBSCRIPTION:
+            members, plan = self._clients.consumer_group(name), row.plan
+            if (
+                members is not None
+                and members.subscriptions.get(topic) is plan.subscription
+                and members.message_model == row.model
+                and wanted.sub_version <= plan.subscription.sub_version
+                and self._groups.table.get(name) is row.group
+                and self._topics.table.get(topic) is row.topic
+            ):
+                return row.group, plan
+        group = self._group(wanted, reading)
+        plan = self._plan(wanted, group, reading)
+        self._keep(wanted, group, plan)
+        return group, plan
+
+    def _keep(self, wanted: Wanted, group: SubscriptionGroupConfig, plan: Plan) -> None:
+        """Keep what was found for the next read, where it can be told that nothing of it has changed."""
+        members = self._clients.consumer_group(wanted.consumer_group)
+        topic = self._topics.get(wanted.topic)
+        if wanted.sys_flag & PULL_SUBSCRIPTION or plan.filter is not None or members is None or topic is None:
+            return
+        if len(self._rows) >= _ROWS_MAX:
+            self._rows.clear()
+        row = Row(group, topic, members.message_model, plan)
+        self._rows[wanted.consumer_group, wanted.topic, wanted.queue_id] = row
+
+    def _group(self, wanted: Wanted, reading: Reading) -> SubscriptionGroupConfig:
+        """The consumer group, if the broker, the group and the topic allow it to read this queue."""
+        if not self._settings.broker.broker_permission & PERM_READ:
+            raise _forbidden(f"the broker[{self._settings.broker.broker_ip1}] pulling message is forbidden")
+        name = wanted.consumer_group
+        group = self._groups.table.get(name) or self._groups.get(name, self._settings.holders_of(reading))
+        if group is None:
+            raise self._groups.unknown(name, self._settings.holders_of(reading))
+        if not group.consume_enable:
+            raise _forbidden(f"subscription group no permission, {name}")
+        return group
+
+    def _check_queue(self, wanted: Wanted, reading: Reading) -> None:
+        topic = self._topics.get(wanted.topic)
+        if topic is None:
+            raise unknown_topic(wanted.topic)
+        if not topic.perm & PERM_READ:
+            raise _forbidden(f"the topic[{wanted.topic}] pulling message is forbidden")
+        if not 0 <= wanted.queue_id < topic.read_queue_nums:
+            raise for_code(
+                ResponseCode.SYSTEM_ERROR,
+                f"queueId[{wanted.queue_id}] is illegal, topic:[{wanted.topic}] "
+                f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[{reading.peer_address}]",
+            )
+
+    def _plan(self, wanted: Wanted, group: SubscriptionGroupConfig, reading: Reading) -> Plan:
+        self._check_queue(wanted, reading)
+        if wanted.sys_flag & PULL_SUBSCRIPTION:
+            return self._plan_of_request(wanted, reading)
+        subscription = self._registered(wanted, group)
+        key = (wanted.topic, wanted.consumer_group, None)
+        plan = self._plans.get(key)
+        if is_tag_type(subscription.expression_type):
+            if plan is None or plan.subscription is not subscription:
+                plan = self._remember(key, self._plan_of_tags(subscription))
+            return plan
+        self._check_switch(subscription)
+        known = self._filter(wanted, subscription, reading)
+        if plan is None or plan.filter is not known:
+            plan = self._remember(key, self._plan_of_filter(subscription, known.matches, known))
+        return plan
+
+    def _plan_of_request(self, wanted: Wanted, reading: Reading) -> Plan:
+        expression = wanted.subscription or ""
+        key = (wanted.topic, expression, wanted.expression_type or "TAG")
+        plan = self._plans.get(key)
+        if plan is None:
+            own = parse_subscription(wanted.topic, expression, wanted.expression_type)
+            if is_tag_type(own.expression_type):
+                plan = self._plan_of_tags(own)
+            else:
+                self._check_switch(own)
+                plan = self._plan_of_filter(own, self._filters.compiled(own, reading.peer_address))
+            self._remember(key, plan)
+        return plan
+
+    def _registered(self, wanted: Wanted, group: SubscriptionGroupConfig) -> SubscriptionData:
+        """The subscription that the group's members announced by heartbeat."""
+        members = self._clients.announcements.of(wanted.consumer_group)
+        if members is None:
+            raise for_code(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"the consumer's group info not exist: no member of {wanted.consumer_group} is here",
+            )
+        if not group.consume_broadcast_enable and members.message_model == "BROADCASTING":
+            raise _forbidden(f"the consumer group[{wanted.consumer_group}] can not consume by broadcast way")
+        subscription = members.subscriptions.get(wanted.topic)
+        if subscription is None:
+            raise for_code(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"the consumer's subscription not exist: group {wanted.consumer_group} does not subscribe to "
+                f"{wanted.topic}; all members of a group must have the same subscriptions",
+            )
+        if subscription.sub_version < wanted.sub_version and self._filters.is_possible(wanted.sub_version):
+            raise for_code(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+        return subscription
+
+    def _filter(self, wanted: Wanted, subscription: SubscriptionData, reading: Reading) -> Filter:
+        """The filter that the group's heartbeats brought, as new as the puller's."""
+        topic, group = wanted.topic, wanted.consumer_group
+        had = self._filters.get(topic, group)
+        is_newer = had is None or had.client_version < subscription.sub_version
+        if is_newer and self._clients.consumer_group(group) is None:
+            self._filters.take(group, subscription)  # its heartbeats came to the master
+        known = self._filters.usable(topic, group, reading.peer_address)
+        if known is None:
+            raise for_code(
+                ResponseCode.FILTER_DATA_NOT_EXIST,
+                "The broker's consumer filter data is not exist!Your expression may be wrong!",
+            )
+        if known.client_version < wanted.sub_version and self._filters.is_possible(wanted.sub_version):
+            raise for_code(
+                ResponseCode.FILTER_DATA_NOT_LATEST, "the consumer's consumer filter data not latest"
+            )
+        return known
+
+    def _plan_of_tags(self, subscription: SubscriptionData) -> Plan:
+        topic, accepts = subscription.topic, None
+        if self._settings.broker.filter_support_retry and topic.startswith(RETRY_PREFIX):
+            accepts = self._filters.of_retries(topic.removeprefix(RETRY_PREFIX))
+        return Plan(subscription, tag_matcher(subscription), _of_record(accepts))
+
+    def _plan_of_filter(
+        self, subscription: SubscriptionData, accepts: MessageFilter | None, known: Filter | None = None
+    ) -> Plan:
+        looks = min(LOOKS, LOOKS * _SHORT_EXPRESSION // max(1, len(subscription.sub_string)))
+        return Plan(subscription, None, _of_record(accepts), known, looks)
+
+    def _check_switch(self, wanted: SubscriptionData) -> None:
+        """Raise ResponseError where filters other than tags are not allowed: before anything is compiled."""
+        if not self._settings.broker.enable_property_filter:
+            raise for_code(
+                ResponseCode.SYSTEM_ERROR,
+                f"The broker does not support consumer to filter message by {wanted.expression_type}; "
+                "set enablePropertyFilter=true on the broker",
+            )
+
+    def _remember(self, key: tuple[str, str, str | None], plan: Plan) -> Plan:
+        """Keep a plan for the next pull, as long as all of them together are small."""
+        size = _size_of(plan)
+        before = self._plans.pop(key, None)
+        self._plans_size += size if before is None else size - _size_of(before)
+        if self._plans_size > _PLANS_SIZE_MAX:
+            self._plans.clear()
+            self._plans_size = size
+        self._plans[key] = plan
+        return plan
+
+    # ---- reading ----
+
+    def get(self, wanted: Wanted, offset: int, plan: Plan, reading: Reading) -> tuple[GetResult, int]:
+        """The messages from an offset on, and the response code that this is. Raises ResponseError where the
+        consumer must not be told another offset.
+        """
+        limits, clock = self._settings.store, self.held_pulls.clock
+        # Somebody who pulls many queues over one connection may ask for more than it takes at a time.
+        most = 1 if reading.is_busy else limits.max_transfer_count_on_message_in_memory
+        reach = None if self.confirmed is None else self.confirmed() or 0
+        began = clock()
+        result = self._store.get(
+            wanted.topic,
+            wanted.queue_id,
+            offset,
+            min(wanted.max_msg_nums, most),
+            limits.max_transfer_bytes_on_message_in_memory,
+            plan.matches,
+            plan.matches_record,
+            plan.looks,
+            reach,
+        )
+        if reach is not None and result.is_cut:
+            self._unconfirmed.add((wanted.topic, wanted.queue_id))
+        self._stats.read((clock() - began) * 1000)
+        code = _CODES.get(result.status, -1)
+        if code < 0:
+            code = MOVED if offset else NOT_FOUND  # the queue holds nothing at all
+        if code == MOVED and not self.may_correct():
+            raise for_code(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                "this master has no lease of the controllers, another may have what you ask for",
+            )
+        return result, code
+
+    def read(self, wanted: Wanted, reading: Reading) -> Found:
+        """Read now, whatever there is. Raises ResponseError for a refusal."""
+        group, plan = self.admit(wanted, reading)
+        result, code = self.get(wanted, wanted.queue_offset, plan, reading)
+        return group, result, code
+
+    def hold(self, held: HeldRead) -> None:
+        """Keep a read until its queue grows past its offset, its time is over, or its connection closes.
+        Raises ResponseError when too many wait.
+        """
+        if self.held_pulls.count >= self._room:
+            self._check_room(held.connection, held.holders)
+        self._stats.miss()
+        self.held_pulls.hold_pull(held)
+
+    def handed_out(self, wanted: Wanted, result: GetResult, reading: Reading) -> None:
+        """Count the messages that were given to a consumer."""
+        self._stats.get(wanted.consumer_group, wanted.topic, result.count, result.size)
+        self._on_pulled(wanted, result, reading)
+
+    def _check_room(self, reading: Reading, holders: Holders) -> None:
+        """Raise ResponseError when as many pulls wait as may: in all, of a connection, of an account, or of
+        an account's or address's share."""
+        config, held_pulls, busy = self._settings.broker, self.held_pulls, ""
+        shares = held_pulls.shares
+        shares.most = config.pull_thread_pool_queue_capacity
+        places = (
+            (held_pulls.held_by(reading), config.max_held_pulls_of_connection, "maxHeldPullsOfConnection"),
+            (_of_account(shares, holders), config.max_held_pulls_of_account, "maxHeldPullsOfAccount"),
+        )
+        for held, most, setting in places:
+            if held >= most:
+                busy = f"{held} pulls wait for messages, {setting} is {most}"
+        if full := shares.full(holders):
+            busy = f"pulls wait for messages: {full} (pullThreadPoolQueueCapacity)"
+        if busy:
+            text = f"[OVERLOAD]system busy, start flow control for a while: {busy}"
+            raise for_code(ResponseCode.SYSTEM_BUSY, text)
+
+    def _resume(self, held: HeldRead, last: bool) -> bool:
+        """Try a held read again; whether it is answered. A refusal is an answer."""
+        wanted, reading = held.header, held.connection
+        try:
+            group = self._group(wanted, reading)
+            result, code = self.get(wanted, held.offset, self._plan(wanted, group, reading), reading)
+        except ResponseError as error:
+            held.on_result(held, error)
+            return True
+        if not last:
+            if result.status == "NO_MATCHED_MESSAGE":
+                held.offset = result.next_queue_offset
+                return False
+            if code == NOT_FOUND or not self._settings.broker.long_polling_enable:
+                return False
+        held.on_result(held, (group, result, code))
+        return True
+
+    def correct(self, wanted: Wanted, result: GetResult) -> int:
+        """The code for an offset out of range, whose correction is put into the result: a slave that must not
+        correct lets the consumer ask again.
+        """
+        limits = self._settings.store
+        is_slave = limits.broker_role is BrokerRole.SLAVE
+        if is_slave and not limits.offset_check_in_slave:
+            return _RETRY
+        if not is_slave and result.status == "OFFSET_OVERFLOW_BADLY":
+            place = wanted.topic, wanted.queue_id, wanted.queue_offset
+            result.next_queue_offset = self._offsets.resume_at(*place)
+        log.warning(
+            "group %s asked for offset %d of %s queue %d, which holds %d to %d (%s)",
+            wanted.consumer_group,
+            wanted.queue_offset,
+            wanted.topic,
+            wanted.queue_id,
+            result.min_offset,
+            result.max_offset,
+            result.status,
+        )
+        if not is_slave:
+            self._put_event(wanted, result.next_queue_offset)
+        return MOVED
+
+    def _put_event(self, wanted: Wanted, next_offset: int) -> None:
+        """Leave a message that a consumer asked out of range, as RocketMQ's monitoring expects."""
+        name, host = self._settings.broker.broker_name, self._store.store_host
+        record = offset_moved_event(wanted, next_offset, name, now_ms=self._now_ms(), host=host)
+        try:
+            self._put(record)
+        except StoreError as error:
+            log.warning("the event of a moved offset is lost: %s", error)
+
+
+def _of_record(accepts: MessageFilter | None) -> Callable[[memoryview], bool] | None:
+    """A test of a record's properties as a test of its bytes."""
+    return None if accepts is None else lambda record: accepts(record_properties(record))
+
+
+def _room(config: BrokerConfig) -> int:
+    """So many waiting pulls cannot be over any limit, whosever they are."""
+    return min(
+        config.pull_thread_pool_queue_capacity // 2,  # less is no holder's share
+        config.max_held_pulls_of_connection,
+        config.max_held_pulls_of_account,
+    )
+
+
+def _of_account(shares: Shares, holders: Holders) -> int:
+    return shares.held(holders[0]) if holders and is_account(holders[0]) else 0
+
+
+def _size_of(plan: Plan) -> int:
+    return _PLAN_SIZE + _PLAN_FACTOR * len(plan.subscription.sub_string)
+
+
+def _forbidden(remark: str) -> ResponseError:
+    return for_code(ResponseCode.NO_PERMISSION, remark)
+
+
+def offset_moved_event(
+    wanted: Wanted, next_offset: int, broker_name: str, *, now_ms: int, host: bytes
+) -> Record:
+    """The record for a pull that is sent on to `next_offset`; `host` is the broker's address in records."""
+    group = wanted.consumer_group
+    event = {
+        "consumerGroup": group,
+        "messageQueue": {"brokerName": broker_name, "queueId": wanted.queue_id, "topic": wanted.topic},
+        "offsetNew": next_offset,
+        "offsetRequest": wanted.queue_offset,
+    }
+    properties = {PROPERTY_TAGS: group, PROPERTY_KEYS: group, PROPERTY_DELAY_LEVEL: "0"}
+    return Record(
+        OFFSET_MOVED_EVENT,
+        0,
+        json.dumps(event),
+        encode_properties(properties),
+        born_timestamp=now_ms,
+        born_host=host,
+        tags_code=tags_code(group),
+        keys=(group,),
+    )
