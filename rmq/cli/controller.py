@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rmq.protocol.command import Command
     from rmq.remoting.pool import Pool
 
+SECRET_VARIABLE: Final = "RMQ_CLUSTER_SECRET_FILE"
 SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.1
 """Between two looks at who is master, or a member."""
@@ -43,7 +45,8 @@ def operations() -> None:
     """Look after the controllers. BROKER is the name of a broker set, NUMBER one of its replicas, ADDRESS the
     host:port of a controller.
 
-    Without --controllers the name servers are asked, which may be controllers too.
+    Without --controllers the name servers are asked, which may be controllers too. With a clusterSecretFile
+    and without accounts they take changes from those only who name that file in RMQ_CLUSTER_SECRET_FILE.
     """
 
 
@@ -374,6 +377,15 @@ def _object(body: bytes, address: str) -> dict[str, Any]:
     return found
 
 
+def _signed(request: Command) -> Command:
+    """With the secret of the cluster's servers, where RMQ_CLUSTER_SECRET_FILE names it."""
+    from rmq.clock import wall_clock_ms
+    from rmq.server.profile import cluster_secret
+
+    secret = cluster_secret(os.environ.get(SECRET_VARIABLE, ""), SECRET_VARIABLE)
+    return request if secret is None else secret.sign(request, wall_clock_ms(), os.urandom(16))
+
+
 async def _asked(target: Target, controllers: str, question: Question) -> Answer:
     """The answer of the controller that leads: each is asked, and the one that they name."""
     from rmq.controller.raft import NotLeader
@@ -389,7 +401,7 @@ async def _asked(target: Target, controllers: str, question: Question) -> Answer
             if address in failures:
                 continue
             try:
-                response = await pool.call(address, request_of(question), SECONDS)
+                response = await pool.call(address, _signed(request_of(question)), SECONDS)
                 if response.code != CONTROLLER_NOT_LEADER:
                     _check(response, address)
                 return answer_of(response)

@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 
 from rmq.config import dump_properties, from_options, is_loopback, load_all
-from rmq.controller.config import ControllerConfig
+from rmq.controller.config import ControllerConfig, check_reach
 from rmq.controller.service import run_until_signalled
 from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
 from rmq.plugin import PluginRefused
@@ -49,7 +49,9 @@ def settings(options: argparse.Namespace) -> tuple[ControllerConfig, TlsConfig]:
     config, tls = load_all((ControllerConfig, TlsConfig), options.file, from_options(options.set))
     if options.file and not config.config_store_path:
         config = attrs.evolve(config, config_store_path=options.file)
-    return applied(config, with_file(tls))
+    config, tls = applied(config, with_file(tls))
+    check_reach(config, tls)
+    return config, tls
 
 
 def banner(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 from attrs import frozen
 
-from rmq.config import at_least, between, one_of, parse_addresses, setting
+from rmq.config import at_least, between, is_loopback, one_of, parse_addresses, setting
 from rmq.errors import ConfigError
 from rmq.server.log_limit import LogConfig
 
@@ -57,6 +58,11 @@ class ControllerSettings(LogConfig):
         " the longest log is the master: the folder of one may be an old copy.",
         unit="ms",
         validator=at_least(0),
+    )
+    controller_open: bool = setting(
+        False,
+        help="Let other machines reach controllers without clusterSecretFile: whoever does can elect masters,"
+        " drop controllers and end all elections.",
     )
     unclean_election: bool = setting(
         False,
@@ -134,6 +140,18 @@ class ControllerConfig(ControllerSettings):
         unit="s",
         validator=at_least(0),
     )
+
+
+def check_reach(config: Any, tls: Any) -> None:
+    """Raises ConfigError for controllers that other machines reach, and that ask nobody for a secret."""
+    is_mutual = tls.tls_mode == "enforcing" and tls.tls_client_auth == "require"
+    is_guarded = config.cluster_secret_file or is_mutual or config.controller_open
+    if not is_guarded and not is_loopback(config.bind_address):
+        wanted = (
+            "127.0.0.1, or a clusterSecretFile (`rmq certs secret FILE` makes one): without it whoever"
+            " reaches it can elect masters and end all elections, which controllerOpen=true allows"
+        )
+        raise ConfigError("bindAddress", config.bind_address, wanted)
 
 
 def own_address(config: ControllerSettings, bind_address: str, port: int) -> tuple[str, list[str]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar
 
 from rmq.controller.config import ControllerConfig
-from rmq.controller.requests import SIGNED_CODES, ControllerRequests
+from rmq.controller.requests import ControllerRequests, needs_secret
 from rmq.errors import LocalProtocolError, RemoteProtocolError, ResponseError
 from rmq.message import Message
 from rmq.metrics import Metric, connection_metrics
@@ -103,7 +103,8 @@ class ControllerEndpoint(Endpoint):
             return request.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
 
     def _is_signed(self, request: Command) -> bool:
-        return self._cluster is not None and request.code in SIGNED_CODES
+        asks_accounts = bool(self._hooks.requests)
+        return self._cluster is not None and needs_secret(request, asks_accounts=asks_accounts)
 
 
 class ControllerHost:

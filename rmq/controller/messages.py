@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import msgspec
@@ -9,6 +10,12 @@ from attrs import field, frozen
 
 from rmq.controller.journal import Entry, Snapshot
 from rmq.errors import RemoteProtocolError
+
+TERMS_AHEAD: Final = 1 << 32
+"""By so much another member's term may be ahead: there is an election a second at most."""
+PLACE_MAX: Final = (1 << 63) - 1 - TERMS_AHEAD
+"""The highest term, index or commit: what comes after it can be written, too."""
+NAME_MAX: Final = 512
 
 
 @frozen
@@ -33,6 +40,18 @@ class Message:
     snapshot: Snapshot | None = None
     is_learner: bool | None = None
     is_blank: bool = False
+
+    def check(self, term: int) -> None:
+        """Raises RemoteProtocolError for numbers that no member has, seen from a member of `term`: they would
+        stay in the journals."""
+        numbers = (self.term, self.index, self.log_term, self.commit)
+        if not 0 <= min(numbers) <= max(numbers) <= PLACE_MAX or self.term > term + TERMS_AHEAD:
+            raise RemoteProtocolError(
+                f"a message of {self.sender[:80]!r} in term {self.term}, which no member can have reached:"
+                f" this one is in term {term}"
+            )
+        if not math.isfinite(self.sent_at) or max(len(self.sender), len(self.address)) > NAME_MAX:
+            raise RemoteProtocolError(f"a message of {self.sender[:80]!r} that no controller sends")
 
 
 _decoder: Final = msgspec.msgpack.Decoder(Message)

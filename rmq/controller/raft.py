@@ -538,6 +538,8 @@ class Raft:
             return
         if message.index > self._journal.last:
             raise RemoteProtocolError(f"{member} has entry {message.index}, and nobody ever had")
+        if message.sent_at > now:
+            raise RemoteProtocolError(f"{member} answers what was never sent")
         self._flying.discard(member)
         is_late = message.sent_at <= self._answered.get(member, -math.inf)
         self._answered[member] = max(self._answered.get(member, -math.inf), message.sent_at)
@@ -640,6 +642,7 @@ class Raft:
         message = decode(data)
         if message.sender == self.me:
             raise RemoteProtocolError(f"another controller calls itself {self.me} too")
+        message.check(self.term)
         if message.sender in self._addresses or len(self._addresses) < ADDRESSES_MAX:
             self._addresses[message.sender] = message.address
         if message.kind == "recall":

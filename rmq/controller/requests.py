@@ -27,6 +27,7 @@ from rmq.protocol.codes import (
     ResponseCode,
 )
 from rmq.protocol.command import Command
+from rmq.protocol.server_auth import PROOF
 from rmq.remoting.connection import Connection
 
 log = logging.getLogger("rmq.controller")
@@ -36,6 +37,15 @@ Handler = Callable[[Command, Connection, int], Command | None]
 SIGNED_CODES: Final = frozenset((CONTROLLER_MESSAGE, CONTROLLER_ASK))
 """What only servers of the cluster ask: with a cluster secret these must be signed with it."""
 LEADER: Final = "leader"
+
+
+def needs_secret(request: Command, *, asks_accounts: bool) -> bool:
+    """Whether a request must be signed with the cluster secret, where there is one: what servers ask, and
+    what an operator asks, unless accounts are asked for and it brings no such signature."""
+    if request.code in SIGNED_CODES:
+        return True
+    return request.code == CONTROLLER_OPERATE and (PROOF in request.ext or not asks_accounts)
+
 
 _OF_BROKERS: Final[Mapping[str, type[Any]]] = {
     one.__name__: one for one in (Heartbeat, Register, AlterInSync, Adopt)

@@ -72,6 +72,8 @@ LOG: Final = "log"
 """The part of a controller's health that the log of the controllers is."""
 QUEUED_MESSAGES: Final = 64
 """To one controller; more are dropped, as by a network."""
+RECEIVERS_MAX: Final = 32
+"""Addresses that are written to, each by a task: messages name where they want their answers."""
 
 
 # ---- the member: the log, its time and its messages ----
@@ -178,15 +180,22 @@ class Member:
             await self._changed.wait(anyio.current_time() + wait)
 
     def _send(self, address: str, data: bytes, nursery: anyio.abc.TaskGroup) -> None:
-        queue = self._queues.get(address)
+        queue = self._queues.pop(address, None)
         if queue is None:
+            if len(self._queues) >= RECEIVERS_MAX:
+                self._let_go(next(iter(self._queues)))
             queue, receive = anyio.create_memory_object_stream[bytes](QUEUED_MESSAGES)
-            self._queues[address] = queue
             nursery.start_soon(self._deliver, address, receive)
+        self._queues[address] = queue  # behind the others: who is written to least makes room
         try:
             queue.send_nowait(data)
         except anyio.WouldBlock:
             log.debug("a message to %s is dropped: %d wait", address, QUEUED_MESSAGES)
+
+    def _let_go(self, address: str) -> None:
+        """Write to an address no more: the others are written to all the time."""
+        self._queues.pop(address).close()
+        self._pool.close(address)
 
     async def _deliver(self, address: str, receive: MemoryObjectReceiveStream[bytes]) -> None:
         async with receive:

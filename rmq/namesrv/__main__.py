@@ -11,6 +11,7 @@ from typing import Final
 import attrs
 
 from rmq.config import dump_properties, from_options, is_loopback, load_all
+from rmq.controller.config import check_reach
 from rmq.errors import ConfigError, PortInUse, RmqError
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.service import run_until_signalled
@@ -52,7 +53,10 @@ def settings(options: argparse.Namespace) -> tuple[NamesrvConfig, TlsConfig]:
     config, tls = load_all((NamesrvConfig, TlsConfig), options.file, given)
     if options.file and not config.config_store_path:
         config = attrs.evolve(config, config_store_path=options.file)
-    return applied(config, with_file(tls))
+    config, tls = applied(config, with_file(tls))
+    if config.controllers:
+        check_reach(config, tls)
+    return config, tls
 
 
 def banner(

@@ -17,7 +17,7 @@ from typing import Final
 from attrs import define
 
 from rmq.config import canonical, dump_properties, evolve, parse_properties
-from rmq.controller.requests import SIGNED_CODES, ControllerRequests
+from rmq.controller.requests import ControllerRequests, needs_secret
 from rmq.errors import (
     ConfigError,
     LocalProtocolError,
@@ -120,7 +120,7 @@ class NameServer(Endpoint):
         self._on_lookup = on_lookup
         self._next_scan_ms = now_ms() + SCAN_MS
         self._handlers = self.handlers()
-        self._signed_codes: frozenset[int] = BROKER_CODES
+        self._is_controller = False
         self.certificate_end: datetime | None = None
         """Until when the TLS certificate that peers are shown is valid; None without one."""
         self.controller_metrics: Callable[[], list[Metric]] = list
@@ -130,7 +130,7 @@ class NameServer(Endpoint):
     def use_controller(self, requests: ControllerRequests) -> None:
         """Answer what controllers are asked, too. Before plugins are used."""
         self._handlers |= requests.handlers()
-        self._signed_codes = BROKER_CODES | SIGNED_CODES
+        self._is_controller = True
         self.controller_metrics = requests.metrics
 
     def use_plugins(self, hooks: Hooks) -> None:
@@ -169,12 +169,18 @@ class NameServer(Endpoint):
             return _unsupported(head)
         try:
             check_body(head.code, body_bytes, 0)
-            if not (self._cluster is not None and head.code in self._signed_codes):
+            if not (self._cluster is not None and self._needs_secret(head)):
                 self._hooks.foresee(connection, head)
         except ResponseError as error:
             log.warning("refused request %d of %s: %s", head.code, connection.peer_address, error.remark)
             return head.reply(error.code, error.remark)
         return None
+
+    def _needs_secret(self, request: Command) -> bool:
+        """Whether only servers of the cluster may ask this."""
+        if request.code in BROKER_CODES:
+            return True
+        return self._is_controller and needs_secret(request, asks_accounts=bool(self._hooks.requests))
 
     def on_close(self, connection: Connection) -> None:
         """Forget the brokers that registered over this connection."""
@@ -194,7 +200,7 @@ class NameServer(Endpoint):
         try:
             if len(request.body) > SURE_BYTES:
                 check_body(request.code, len(request.body), 0)
-            if self._cluster is not None and request.code in self._signed_codes:
+            if self._cluster is not None and self._needs_secret(request):
                 self._cluster.check(request)
             elif self._hooks.requests:
                 self._hooks.admit(connection, request)

@@ -139,6 +139,7 @@ class Processes:
             "listenPort": port,
             "controllers": ";".join(self.controllers),
             "controllerPath": self.folder / f"controller-{port}",
+            "controllerOpen": "true",
         }
         self.spawn(int(port), "rmq.controller", settings, self.hall)
 

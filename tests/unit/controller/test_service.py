@@ -14,13 +14,14 @@ import trio
 import trio.testing
 from msgspec.msgpack import encode as encoded
 
-from rmq.controller.config import ControllerConfig, ControllerSettings, own_address
+from rmq.controller.config import ControllerConfig, ControllerSettings, check_reach, own_address
 from rmq.controller.controller import Add, Answer, Drop, Question, Want
 from rmq.controller.heartbeat import Heartbeat
 from rmq.controller.journal import COMMAND, Entry, Journal
+from rmq.controller.messages import Message
 from rmq.controller.raft import NotLeader
 from rmq.controller.requests import answer_of, request_of
-from rmq.controller.service import LOG, run
+from rmq.controller.service import LOG, RECEIVERS_MAX, run
 from rmq.controller.sets import AlterInSync, Register, Remove, Replica
 from rmq.errors import ConfigError, ConnectFailed, ConnectionLost, RequestTimeout, StoreLocked
 from rmq.namesrv import service as namesrv_service
@@ -30,6 +31,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.signature import Credentials, signed
 from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.pool import Pool
+from rmq.remoting.tls import TlsConfig
 from rmq.server.health import Health
 from rmq.server.profile import cluster_secret
 from rmq.testing.disk import MemoryDisk
@@ -390,6 +392,61 @@ async def test_with_a_cluster_secret_strangers_change_nothing(
         assert answer_of(await three.pool.call(leader, request, 5.0)).number == 1
         again = await three.pool.call(leader, request, 5.0)
         assert again.code == ResponseCode.NO_PERMISSION
+
+
+async def test_with_a_cluster_secret_operators_sign_with_it(
+    autojump_clock: trio.testing.MockClock, tmp_path: pathlib.Path
+) -> None:
+    """A stranger could drop controllers, until none was left to agree on anything."""
+    file = private(tmp_path / "secret", "a secret of the cluster\n")
+    async with controllers(cluster_secret_file=file) as three:
+        leader = await three.leader()
+        other = next(address for address in ADDRESSES if address != leader)
+        for question in (Drop(other), Add("10.0.0.99:9878"), Want("s", 1), Remove("s", 1)):
+            response = await three.pool.call(leader, request_of(question), 5.0)
+            assert response.code == ResponseCode.NO_PERMISSION
+        secret = cluster_secret(file)
+        assert secret is not None
+        request = secret.sign(request_of(Drop(other)), _wall_ms(), b"nonce of 16 byte")
+        answer = answer_of(await three.pool.call(leader, request, 5.0))
+        assert answer.controllers == tuple(one for one in ADDRESSES if one != other)
+
+
+async def test_senders_with_ever_new_addresses_make_no_more_tasks_than_a_bound(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controllers() as three:
+        leader = await three.leader()
+        before = trio.lowlevel.current_statistics().tasks_living
+        for number in range(500):
+            message = Message("append", "10.0.0.77:1", f"10.0.0.77:{number + 1}", 0)
+            body = encoded(message)
+            await three.pool.call(leader, Command.request(CONTROLLER_MESSAGE, body=body), 5.0)
+        await trio.sleep(20)
+        assert trio.lowlevel.current_statistics().tasks_living - before <= 4 * RECEIVERS_MAX
+        assert await three.leader() == leader
+        assert (await three.ask(register("a"))).number == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "tls", "is_taken"),
+    [
+        ({"bind_address": "127.0.0.1"}, TlsConfig(), True),
+        ({"bind_address": "0.0.0.0"}, TlsConfig(), False),
+        ({"bind_address": "10.0.0.1"}, TlsConfig(tls_mode="enforcing"), False),
+        ({"bind_address": "10.0.0.1"}, TlsConfig(tls_mode="enforcing", tls_client_auth="require"), True),
+        ({"bind_address": "10.0.0.1", "cluster_secret_file": "secret"}, TlsConfig(), True),
+        ({"bind_address": "10.0.0.1", "controller_open": True}, TlsConfig(), True),
+    ],
+)
+def test_controllers_without_a_secret_are_for_one_machine(
+    settings: dict[str, Any], tls: TlsConfig, is_taken: bool
+) -> None:
+    if is_taken:
+        check_reach(ControllerConfig(**settings), tls)
+    else:
+        with pytest.raises(ConfigError, match="clusterSecretFile"):
+            check_reach(ControllerConfig(**settings), tls)
 
 
 async def test_with_accounts_only_administrators_operate(
