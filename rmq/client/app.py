@@ -272,9 +272,13 @@ class App:
             scope = await stack.enter_async_context(TaskScope())
             left: list[anyio.Event] = []
             stack.push_async_callback(self._leave, left)
-            for registration in self._registered.values():
-                with bare_errors():
-                    await scope.tasks.start(self._consume, client, registration, left)
+            with bare_errors():
+                async with anyio.create_task_group() as opening:  # each waits for brokers, again and again
+                    for registration in self._registered.values():
+                        opening.start_soon(scope.tasks.start, self._consume, client, registration, left)
+            self._consumers = {
+                group: self._consumers[group] for group in self._registered if group in self._consumers
+            }
             self._is_open = True
             return stack.pop_all()
         raise AssertionError("an exit stack swallows nothing")

@@ -142,7 +142,7 @@ class GroupMember:
                 self.assignments.failed(topic, error)
         await self._check_expressions()
         session.members[self.group] = self
-        await session.heartbeat()
+        await session.join(self.group)
         session.check_admitted(self.group)
 
     async def _check_expressions(self) -> None:

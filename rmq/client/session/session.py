@@ -153,6 +153,15 @@ class PendingRequests:
         waiter.resolve(message)
 
 
+@define
+class _Joining:
+    """Members that are told to the brokers together."""
+
+    groups: set[str]
+    over: anyio.Event = field(factory=anyio.Event)
+    is_done: bool = False
+
+
 class Session:
     """See the module. Made in a running event loop; `run` owns its tasks."""
 
@@ -215,6 +224,7 @@ class Session:
         self._lost: set[str] = set()  # addresses whose connection was lost and is not there again
         self._heartbeat_now = Alarm()
         self._heartbeat_lock = anyio.Lock()
+        self._joining: _Joining | None = None  # the heartbeat that those wait for who have just come
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Only a bug ends it with an error."""
@@ -391,18 +401,50 @@ class Session:
         with bare_errors():
             await self._heartbeat_all(silent)
 
-    async def _heartbeat_all(self, silent: bool) -> None:
+    async def join(self, group: str) -> None:
+        """Tell all known brokers of a member that has just come, in one heartbeat with others that come at
+        the same time; see `heartbeat`. Cancelled: the others are told all the same."""
+        while True:
+            together = self._joining
+            if together is None:
+                together = self._joining = _Joining({group})
+                try:
+                    with bare_errors():
+                        await self._heartbeat_all(False, together)
+                    together.is_done = True
+                    return
+                finally:
+                    if self._joining is together:
+                        self._joining = None
+                    together.over.set()
+            together.groups.add(group)
+            await together.over.wait()
+            if together.is_done:
+                return
+
+    async def _heartbeat_all(self, silent: bool, joining: _Joining | None = None) -> None:
         async with self._heartbeat_lock:
+            if joining is not None:
+                self._joining = None  # whoever comes from now on is not in this one
             addresses = self.routes.addresses(slaves=bool(self.members))
             self._silent.intersection_update(addresses)
             if silent:
                 addresses = [address for address in addresses if address in self._silent]
-            else:
+            elif joining is None:
                 self._refusals.clear()
+            else:
+                for group in joining.groups:
+                    self._refusals.pop(group, None)
+            # A broker keeps the groups that a heartbeat does not name. To name all in each, while a hundred
+            # consumers begin, would cost the square of their number.
             data = HeartbeatData(
                 client_id=self.client_id,
-                producer_data_set=[ProducerData(group) for group in self.producers],
-                consumer_data_set=[member.describe() for member in self.members.values()],
+                producer_data_set=[ProducerData(group) for group in self.producers if joining is None],
+                consumer_data_set=[
+                    member.describe()
+                    for group, member in self.members.items()
+                    if joining is None or group in joining.groups
+                ],
             )
             if not data.producer_data_set and not data.consumer_data_set:
                 return
