@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from rmq.errors import ConnectFailed as ConnectFailed
     from rmq.errors import ConnectionLost as ConnectionLost
     from rmq.errors import CorruptRecord as CorruptRecord
+    from rmq.errors import InvalidBody as InvalidBody
     from rmq.errors import InvalidMessage as InvalidMessage
     from rmq.errors import InvalidMessageType as InvalidMessageType
     from rmq.errors import InvalidName as InvalidName
@@ -106,8 +107,9 @@ _MODULES = {
         "COMMIT ROLLBACK UNKNOWN Decision Transaction TransactionalProducer"
     ),
     "rmq.errors": (
-        "AccessDenied AskerGone ConfigError ConnectFailed ConnectionLost CorruptRecord InvalidMessage"
-        " InvalidMessageType InvalidName InvalidType LocalProtocolError MessageIllegal NoPermission"
+        "AccessDenied AskerGone ConfigError ConnectFailed ConnectionLost CorruptRecord InvalidBody"
+        " InvalidMessage InvalidMessageType InvalidName InvalidType LocalProtocolError MessageIllegal"
+        " NoPermission"
         " NoRoute NotReady RemoteProtocolError ReplyTimeout RequestTimeout ResponseError RmqError SendFailed"
         " ServiceNotAvailable StrayCancellation SubscriptionParseFailed SystemBusy TopicNotExist Unreachable"
         " WindowFull"

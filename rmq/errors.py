@@ -460,6 +460,13 @@ class NotReady(RmqError):
             self.hint = "restart the consumer, or the process, if this lasts"
 
 
+class InvalidBody(RmqError, ValueError):
+    """The body of a message is none of the model of an app's handler, and the consumer ends by that: see
+    `App.consumer`. The message is delivered again."""
+
+    hint = "correct the model, or the topic; `rmq msg` shows the message"
+
+
 class StrayCancellation(RmqError):
     """A cancellation that nobody aimed at the task that it came out of, such as that of a task or a future
     that the handler awaited and another task cancelled. Its `__cause__` is the cancellation."""

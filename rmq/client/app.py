@@ -24,17 +24,16 @@ import anyio
 import anyio.abc
 from attrs import frozen
 
+from rmq.client.bodies import Bodies, OnInvalid, check_on_invalid
 from rmq.client.client import Client, check_arguments, connect
 from rmq.client.codec import Codec, body_of, codec_of
 from rmq.client.consume.consumer import Consumer
-from rmq.client.consume.retry import Retry
 from rmq.client.consume.subscription import ConsumerOptions, Sql, subscriptions
 from rmq.client.produce.producer import Producer
 from rmq.client.session.requests import parse_name_servers
 from rmq.client.session.results import SendResult
 from rmq.errors import ConfigError, InvalidType, LocalProtocolError, check_callable, check_number, check_type
 from rmq.message import PROPERTY_REPLY_TO_CLIENT, Message, StoredMessage, validate_group
-from rmq.protocol.properties import reason_of
 from rmq.remoting.loop import TaskScope, bare_errors
 from rmq.remoting.threads import as_async
 
@@ -64,6 +63,7 @@ class Registration:
     """Whether it takes the message beside the value of its body."""
     concurrency: int
     options: Mapping[str, Any]
+    on_invalid: OnInvalid = "dead-letter"
 
 
 class App:
@@ -123,6 +123,7 @@ class App:
         *,
         group: str,
         model: Any = None,
+        on_invalid: OnInvalid = "dead-letter",
         concurrency: int = 20,
         **options: Any,
     ) -> Callable[[Handler], Handler]:
@@ -132,9 +133,14 @@ class App:
         `topics` is the name of a topic, or `Client.consumer`'s mapping; `options` are that method's
         keywords: `retry`, `ordered`, `consume_from` and so on. `model` says what the body is: `bytes`, `str`,
         a class of msgspec's or pydantic's, or a `Codec`; the function is called with the value, and with the
-        message too if it has a second parameter. Without a model it is called with the message. A body that
-        the model does not take is logged and goes to the dead letters at once. An ordinary function runs in a
-        worker thread. To a request, what the function returns is the reply, unless it is None.
+        message too if it has a second parameter. Without a model it is called with the message. An ordinary
+        function runs in a worker thread. To a request, what the function returns is the reply, unless it is
+        None.
+
+        `on_invalid` says what becomes of a body that the model does not take: ``"dead-letter"``, it is logged
+        and goes to the dead letters at once; ``"retry"``, it is a failure as any other; ``"raise"``, the app
+        ends with InvalidBody, and the message is delivered again. When the first 10 bodies are all invalid,
+        the app ends with InvalidBody in any case: then the model is wrong.
 
         The function stays as it is, for tests and others to call. Raises InvalidName, InvalidType,
         ConfigError when the app has a consumer of that group already, TypeError for keywords that there
@@ -150,12 +156,15 @@ class App:
         ConsumerOptions(**DEFAULTS | options)
         validate_group(group)
         codec = None if model is None else codec_of(model)
+        check_on_invalid(on_invalid)
 
         def register(handler: Handler) -> Handler:
             wants = _wants_message(handler, codec is not None)
             if group in self._registered:
                 raise ConfigError("group", group, "one consumer in an app; it may have several topics")
-            self._registered[group] = Registration(group, wanted, handler, codec, wants, concurrency, options)
+            self._registered[group] = Registration(
+                group, wanted, handler, codec, wants, concurrency, options, on_invalid
+            )
             return handler
 
         return register
@@ -322,30 +331,20 @@ class App:
             end.set()
 
     def _handler_of(self, registration: Registration) -> Callable[[StoredMessage], Awaitable[None]]:
-        call, codec, group = _spread(registration), registration.codec, registration.group
+        call, codec = _spread(registration), registration.codec
+        bodies = None if codec is None else Bodies(codec, registration.group, registration.on_invalid)
 
         async def handle(message: StoredMessage) -> None:
-            if codec is None:
+            if bodies is None:
                 answer = await call(message)
             elif registration.wants_message:
-                answer = await call(_decoded(codec, message, group), message)
+                answer = await call(bodies.read(message), message)
             else:
-                answer = await call(_decoded(codec, message, group))
+                answer = await call(bodies.read(message))
             if answer is not None and PROPERTY_REPLY_TO_CLIENT in message.properties:
                 await self.producer.reply(message, body_of(answer))
 
         return handle
-
-
-def _decoded(codec: Codec[Any], message: StoredMessage, group: str) -> Any:
-    """The value of a message's body. Raises Retry, to the dead letters, for a body that has none: it would
-    have none the next time either."""
-    try:
-        return codec.decode(message.body)
-    except Exception as error:
-        reason = reason_of(error)
-        log.error("%s: the body of message %s is none of its model: %s", group, message.message_id, reason)
-        raise Retry(reason, delay_level=-1) from error
 
 
 def _spread(registration: Registration) -> Callable[..., Awaitable[Any]]:

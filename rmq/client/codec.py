@@ -98,11 +98,41 @@ def codec_of(model: Any) -> Codec[Any]:
     if _is_pydantic(model):
         return PydanticCodec(model)
     try:
-        return MsgspecCodec(model)
+        codec = MsgspecCodec(model)
     except TypeError as error:
         raise InvalidType(
             "model", model, f"a type of msgspec's or pydantic's, or an rmq.Codec: {error}"
         ) from None
+    if unknown := unknown_classes(model):
+        named = ", ".join(one.__qualname__ for one in unknown)
+        expected = (
+            "a dataclass, a msgspec.Struct, an attrs class, a TypedDict, a model of pydantic, or an"
+            f" rmq.Codec; {named} is a plain class, of which no body can be made (is @dataclass missing?)"
+        )
+        raise InvalidType("model", model, expected)
+    return codec
+
+
+def unknown_classes(model: Any) -> list[type]:
+    """The classes in a model that msgspec takes when a decoder is made, and for which it then refuses every
+    body: plain ones."""
+    import msgspec.inspect
+
+    found: dict[type, None] = {}
+    seen: set[int] = set()
+    waiting: list[Any] = [msgspec.inspect.type_info(model)]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, msgspec.inspect.CustomType):
+            found[one.cls] = None
+        elif isinstance(one, (msgspec.inspect.Type, msgspec.inspect.Field)):
+            waiting += [getattr(one, name) for name in one.__struct_fields__]
+        elif isinstance(one, tuple):
+            waiting += one
+    return list(found)
 
 
 def body_of(value: Any) -> bytes:

@@ -28,7 +28,15 @@ from rmq.client.produce.outgoing import Outgoing, asker_waits_until, checked_pro
 from rmq.client.produce.sender import Sender
 from rmq.client.session.observer import Observer
 from rmq.client.session.session import Session
-from rmq.errors import NETWORK_ERRORS, AskerGone, LocalProtocolError, ResponseError, RmqError, check_number
+from rmq.errors import (
+    NETWORK_ERRORS,
+    AskerGone,
+    InvalidBody,
+    LocalProtocolError,
+    ResponseError,
+    RmqError,
+    check_number,
+)
 from rmq.message import (
     PROPERTY_MAX_RECONSUME_TIMES,
     PROPERTY_ORIGIN_MESSAGE_ID,
@@ -275,6 +283,8 @@ class Deliveries:
 
     def raises(self, error: Exception) -> bool:
         """Whether an error of a handler is raised by `run`, or by the block of a delivery."""
+        if isinstance(error, InvalidBody):
+            return True
         return self._options.on_error == "raise" and not isinstance(error, (Retry, AskerGone))
 
     def drop_expired(self, message: PulledMessage) -> bool:

@@ -1,0 +1,69 @@
+"""Bodies of messages as the values that an app's handler takes, and what becomes of those that have none."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final, Literal, get_args
+
+from attrs import define
+
+from rmq.client.codec import Codec
+from rmq.client.consume.retry import Retry
+from rmq.errors import ConfigError, InvalidBody
+from rmq.message import StoredMessage
+from rmq.protocol.properties import reason_of
+
+log = logging.getLogger(__name__)
+
+OnInvalid = Literal["dead-letter", "retry", "raise"]
+FIRST_INVALID: Final = 10
+"""When the first bodies of a consumer, so many of them, are all invalid, its model is wrong, not they."""
+
+
+def check_on_invalid(value: object) -> None:
+    """Raises ConfigError for what is no `OnInvalid`."""
+    if value not in get_args(OnInvalid):
+        raise ConfigError("on_invalid", value, "'dead-letter', 'retry' or 'raise'")
+
+
+@define(eq=False)
+class Bodies:
+    """The values of the bodies that one consumer gets."""
+
+    codec: Codec[Any]
+    group: str
+    on_invalid: OnInvalid = "dead-letter"
+    _invalid: int = 0
+    _has_read: bool = False
+
+    def read(self, message: StoredMessage) -> Any:
+        """The value of a message's body.
+
+        For a body that has none, raises Retry, to the dead letters (it would have none the next time either);
+        the codec's own error, so that the message is retried; or InvalidBody, which ends the consumer: as
+        `on_invalid` says. When the first `FIRST_INVALID` bodies are all invalid it is InvalidBody, so that a
+        wrong model does not empty a whole topic into the dead letters.
+        """
+        try:
+            value = self.codec.decode(message.body)
+        except Exception as error:
+            self._refuse(message, error)
+            raise
+        self._has_read = True
+        return value
+
+    def _refuse(self, message: StoredMessage, error: Exception) -> None:
+        reason = reason_of(error)
+        if not self._has_read and message.reconsume_times == 0:
+            self._invalid += 1
+        text = f"{self.group}: the body of message {message.message_id} is none of its model: {reason}"
+        if self.on_invalid == "raise":
+            raise InvalidBody(text) from error
+        if self._invalid >= FIRST_INVALID and not self._has_read:
+            raise InvalidBody(
+                f"{text}; so were all bodies before, {self._invalid} in all: the model or the topic is wrong,"
+                " and the consumer stops"
+            ) from error
+        if self.on_invalid == "dead-letter":
+            log.error("%s", text)
+            raise Retry(reason, delay_level=-1) from error
