@@ -28,6 +28,7 @@ from rmq.store.checkpoint import Checkpoint
 from rmq.store.config import DELAY_LEVELS, delay_table
 from rmq.store.disk import Disk
 from rmq.store.evidence import Evidence, broken_text, find_evidence
+from rmq.store.files import topic_begins
 from rmq.store.scan import Scan, Scanned, Vouch, next_good, nobody_vouches, parse
 from rmq.store.segments import OpenFiles, Segments
 
@@ -182,12 +183,13 @@ def _named(disk: Disk, folder: str) -> list[str]:
     return [name for name in disk.list(folder) if _NAME.fullmatch(name)]
 
 
-def known_topics(disk: Disk, folder: str) -> frozenset[str] | None:
-    """The topics that are known; None when that is not known."""
+def known_topics(disk: Disk, folder: str) -> dict[str, int] | None:
+    """The topics that are known, each with the physical offset from which on records are of it; None when
+    that is not known.
+    """
     try:
-        table = json.loads(disk.load(os.path.join(folder, "config", "topics.json")) or b"")
-        return frozenset(table["topicConfigTable"]) or None
-    except (RmqError, ValueError, KeyError, TypeError):
+        return topic_begins(disk.load(os.path.join(folder, "config", "topics.json")))
+    except RmqError:
         return None
 
 

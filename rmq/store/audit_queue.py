@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rmq.protocol.properties import has_unit, unit_code
 from rmq.store.audit_rules import (
@@ -80,6 +80,7 @@ class QueueAudits:
         self._table: dict[tuple[bytes, int], QueueAudit] = {}
         self._deleted: set[bytes] = set()
         self._kept: frozenset[str] | None = None
+        self._begins: dict[bytes, int] = {}
         self._is_open = False
         self._limit = OpenFiles(128)
         self._log_start = 0
@@ -90,10 +91,11 @@ class QueueAudits:
     def __len__(self) -> int:
         return len(self._table)
 
-    def load(self, log_start: int, known: frozenset[str] | None, *, is_open: bool) -> None:
-        """Find the queues' files. `known` topics: others without a folder count as deleted. `is_open`: a
-        broker runs on the store, or was killed.
+    def load(self, log_start: int, known: Mapping[str, int] | None, *, is_open: bool) -> None:
+        """Find the queues' files. `known` topics: others without a folder count as deleted, and so do records
+        before the physical offset of theirs. `is_open`: a broker runs on the store, or was killed.
         """
+        self._begins = {topic.encode(): begin for topic, begin in (known or {}).items() if begin}
         self._log_start, self._is_open = log_start, is_open
         place = os.path.join(self._root, "consumequeue")
         topics = self._disk.list(place)
@@ -133,6 +135,8 @@ class QueueAudits:
 
     def expect(self, record: Scanned) -> None:
         """A good record of the log that must have a unit."""
+        if record.position < self._begins.get(record.topic, 0):
+            return  # of an earlier topic of that name
         queue = self._table.get((record.topic, record.queue_id))
         if queue is None:
             name = record.topic.decode("utf-8", "replace")

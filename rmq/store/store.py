@@ -22,7 +22,7 @@ from attrs import evolve
 
 from rmq.errors import StoreError
 from rmq.message import SCHEDULE_TOPIC
-from rmq.protocol import engine, json
+from rmq.protocol import engine
 from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_HOST_BITS, SYS_PREPARED, SYS_STOREHOST_V6
 from rmq.protocol.properties import MARKERS, TagsAndKeys, due_time, is_indexed, property_value
 from rmq.protocol.record import FIXED_SIZE, PROPERTIES_MAX, Record, build_batch, build_record
@@ -33,7 +33,7 @@ from rmq.store.commitlog import CommitLog
 from rmq.store.config import BrokerRole, StoreConfig, delay_table, physical_memory
 from rmq.store.consumequeue import UNIT_FORM, ConsumeQueue, Unit
 from rmq.store.disk import Disk, Lock
-from rmq.store.files import ConfigFiles
+from rmq.store.files import ConfigFiles, topic_begins
 from rmq.store.index import Entry, Index
 from rmq.store.queues import Arrival, EncodedUnits, Queues
 from rmq.store.reader import Limits
@@ -232,14 +232,12 @@ class Store(StoreSync, ReplicaStore):
             checkpoint.flush()
 
     def _known_topics(self) -> dict[str, int] | None:
-        """The topics of config/topics.json, and from which physical offset on records are of them: tells a
-        queue that was lost from one whose topic was deleted, and a record from one of an earlier topic.
+        """The topics of config/topics.json: tells a queue that was lost from one whose topic was deleted, and
+        a record from one of an earlier topic.
         """
         try:
-            table = json.loads(self._files.load("topics") or b"{}")["topicConfigTable"]
-            begins = {topic: (row.get("creation") or {}).get("logOffset", 0) for topic, row in table.items()}
-            return {topic: int(begin) for topic, begin in begins.items()} or None
-        except (StoreError, KeyError, TypeError, ValueError, AttributeError):
+            return topic_begins(self._files.load("topics"))
+        except StoreError:
             return None
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 from rmq.protocol.bodies import ConsumerData, HeartbeatData, ResetOffsetBody, SubscriptionData
 from rmq.protocol.codes import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from rmq.store import audit
 from rmq.store.config import BrokerRole
 from rmq.store.store import Store
 from rmq.testing.front import Wire
@@ -197,6 +198,7 @@ def test_recovery_gives_a_topic_no_record_of_an_earlier_one(count: int, rebuild:
     make_again(rig, count)
     rig.store.save_config("topics", rig.topics.to_json())
     disk = rig.disk.copy()
+    assert audit.check(disk, "/store").findings == []
     store = Store(disk, rig.store_config, store_host=rig.store.store_host, now_ms=lambda: rig.now_ms)
     store.load(rebuild=rebuild)
     assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (0, count)
