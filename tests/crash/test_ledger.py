@@ -74,6 +74,15 @@ def test_a_transaction_is_seen_once_it_is_committed(ledger: Ledger) -> None:
     assert "was rolled back" in wrong(ledger, b"a", b"half")
 
 
+def test_a_delayed_message_that_nobody_was_told_of_may_come_in_another_queue_of_its_topic(
+    ledger: Ledger,
+) -> None:
+    ledger.sending(b"unknown", ("Orders", 1), due_ms=100)
+    assert wrong(ledger, b"a", b"b", b"unknown", now_ms=100) == ""
+    ledger.acknowledged(b"unknown", SYNCED)
+    assert "nobody sent" in wrong(ledger, b"a", b"b", b"unknown", now_ms=100)
+
+
 def test_what_was_delivered_long_before_an_accident_comes_once(ledger: Ledger) -> None:
     ledger.committing(b"half")
     ledger.committed(b"half", SYNCED, 100)

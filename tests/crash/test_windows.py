@@ -26,7 +26,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize(("seed", "images"), [(3, 40), (8, 20)])
+@pytest.mark.parametrize(("seed", "images"), [(3, 40), (8, 20), (9, 20)])
 def test_a_few_power_cuts_lose_nothing(seed: int, images: int) -> None:
     made, boundaries = campaign(seed, images)
     assert made == images
