@@ -105,9 +105,11 @@ def packages(session: nox.Session) -> None:
 
 @nox.session
 def long(session: nox.Session) -> None:
-    """The tests of processes that the README's test command leaves out, as shorter ones show the same."""
+    """The tests that the README's test command leaves out, as shorter ones show the same: of processes, and a
+    day of a client's faults in virtual time."""
     session.install("-e", ".[test]")
-    session.run("python", "-m", "pytest", "-m", "long", "tests/spark", "tests/system", *session.posargs)
+    folders = ("tests/spark", "tests/system", "tests/unit/client/test_chaos.py")
+    session.run("python", "-m", "pytest", "-m", "long", *folders, *session.posargs)
 
 
 @nox.session
