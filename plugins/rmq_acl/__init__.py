@@ -18,16 +18,19 @@ from typing import Final
 import anyio
 
 from rmq.errors import AccessDenied, RemoteProtocolError
+from rmq.message import TRACE_TOPIC
 from rmq.plugin import ACCOUNT, Handler, Host, Peer, Plugin, Run
 from rmq.protocol.command import Command
 from rmq.protocol.signature import ACCESS_KEY, PROOF, SIGNATURE
+from rmq.remoting.limits import AddressRate
 from rmq.server.profile import SECURE
+from rmq_acl.accounts import Account
 from rmq_acl.addresses import host_of
 from rmq_acl.audit import Audit
 from rmq_acl.commands import Commands
 from rmq_acl.files import KEPT, AclFiles, State, find
 from rmq_acl.permissions import PUB
-from rmq_acl.rules import TOPIC, Level, check, may
+from rmq_acl.rules import TOPIC, TRACE_CODES, Level, check, has_rights, is_free_trace, may
 from rmq_acl.senders import Senders
 from rmq_acl.verify import by_address
 
@@ -35,6 +38,9 @@ __all__ = ["AclPlugin"]
 
 POLL_SECONDS: Final = 1.0
 """The files of accounts are looked at this often."""
+TRACE_BYTES: Final = 16 << 10
+TRACE_BURST_SECONDS: Final = 60.0
+"""Traces in a second, saved up for so long, of an account that may do nothing else: all may write traces."""
 ADMITTED_MAX: Final = 16
 """So many administrators' requests are known until they are answered: some are when a file is written."""
 
@@ -54,12 +60,14 @@ class AclPlugin(Plugin):
         self._commands = Commands(self.files, host)
         self._senders = Senders(host.now_ms, time.monotonic, admins_must=settings.profile == SECURE)
         self._admitted: deque[Command] = deque(maxlen=ADMITTED_MAX)
+        self._traces = AddressRate(TRACE_BYTES, TRACE_BURST_SECONDS)  # by accounts
 
     def on_request(self, peer: Peer, command: Command) -> None:
         """Let a request through, or refuse it with AccessDenied."""
         try:
             sender = self._senders.of(peer, command, self.files.accounts)
             level = check(command, sender, self.host.topic_of)
+            self._check_traces(command, sender.account)
         except AccessDenied as error:
             self.audit.refused(peer.peer_address, command, getattr(error, "reason", error.remark))
             raise
@@ -72,6 +80,16 @@ class AclPlugin(Plugin):
             self._admitted.append(command)
             self.audit.admin(peer.peer_address, command)
 
+    def _check_traces(self, command: Command, account: Account | None) -> None:
+        """Bound the traces of an account that may do nothing else. Raises AccessDenied."""
+        if account is None or command.code not in TRACE_CODES or not is_free_trace(account, command):
+            return
+        if not self._traces.take(account.access_key, time.monotonic(), len(command.body)):
+            raise AccessDenied(
+                remark=f"accessKey={account.access_key} may do nothing, and has sent more than {TRACE_BYTES} "
+                "bytes of traces in a second"
+            )
+
     def on_run(self, peer: Peer, run: Run) -> Callable[[], None] | None:
         """Let sends of one account through, if each brings a signature that holds and it may send there."""
         accounts, name = self.files.accounts, run.account
@@ -79,8 +97,11 @@ class AclPlugin(Plugin):
             sender = by_address(None, accounts, peer.peer_address)
             return _nothing if sender is not None and sender.account is None else None
         account = accounts.table.get(name)
-        if account is None or not all(may(account, TOPIC, topic, PUB) for topic in run.topics()):
+        topics = run.topics()
+        if account is None or not all(may(account, TOPIC, topic, PUB) for topic in topics):
             return None
+        if TRACE_TOPIC in topics and not has_rights(account):
+            return None  # each is counted
         return self._senders.of_run(peer, run, account)
 
     def on_head(self, peer: Peer, command: Command) -> None:

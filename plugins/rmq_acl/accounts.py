@@ -8,9 +8,12 @@ from typing import Final
 from attrs import Factory, field, frozen
 
 from rmq.message import (
+    DLQ_PREFIX,
+    REPLY_TOPIC_POSTFIX,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
+    TRACE_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,
     TRANS_OP_HALF_TOPIC,
@@ -33,6 +36,17 @@ OPTIONAL: Final = "optional"
 PROOFS: Final = (REQUIRED, SHOWN, OPTIONAL)
 
 _ALL: Final = permissions.PUB | permissions.SUB
+
+
+def beyond_default(topic: str) -> int:
+    """What no default permission gives of a topic, since it holds messages of topics that entries may deny:
+    nothing at all of dead letters and of the broker's own, and no SUB of replies and traces, which every
+    client writes."""
+    if topic in INTERNAL_TOPICS or topic.startswith(DLQ_PREFIX):
+        return _ALL
+    if topic == TRACE_TOPIC or topic.endswith(f"_{REPLY_TOPIC_POSTFIX}"):
+        return permissions.SUB
+    return 0
 
 
 @frozen
@@ -64,8 +78,10 @@ class Account:
         """What the account may do with a topic; a retry topic is its group's."""
         if topic.startswith(RETRY_PREFIX):
             return self.group_permission(topic[len(RETRY_PREFIX) :])
-        default = permissions.DENY if topic in INTERNAL_TOPICS else self.default_topic
-        return _ALL if self.is_unlimited else self.topics.get(topic, default)
+        if self.is_unlimited:
+            return _ALL
+        given = self.topics.get(topic)
+        return self.default_topic & ~beyond_default(topic) if given is None else given
 
     def group_permission(self, group: str) -> int:
         """What the account may do with a consumer group."""

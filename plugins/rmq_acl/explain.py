@@ -5,9 +5,11 @@ from __future__ import annotations
 from attrs import frozen
 
 from rmq.message import RETRY_PREFIX, TRACE_TOPIC
-from rmq_acl.accounts import INTERNAL_TOPICS, Account
-from rmq_acl.permissions import NAMES, PUB
+from rmq_acl.accounts import Account, beyond_default
+from rmq_acl.permissions import ANY, NAMES, PUB, SUB
 from rmq_acl.rules import GROUP, TOPIC, may
+
+_ALL = PUB | SUB
 
 
 @frozen
@@ -36,6 +38,6 @@ def _reason(account: Account, kind: str, name: str, needed: int) -> str:
     )
     if name in single:
         return f"{kind}Perms has {name}={NAMES[single[name]]}"
-    if kind == TOPIC and name in INTERNAL_TOPICS:
-        return "it holds messages of all topics, so that only an entry in topicPerms opens it"
+    if kind == TOPIC and (beyond_default(name) & needed or (needed == ANY and beyond_default(name) == _ALL)):
+        return "it holds messages of topics that entries may deny, so that only an entry of its own opens it"
     return f"{kind}Perms has no entry for it, and default{kind.capitalize()}Perm is {NAMES[default]}"

@@ -96,6 +96,23 @@ def may(account: Account, kind: str, name: str, needed: int) -> bool:
     return allows(needed, account.topic_permission(name))
 
 
+TRACE_CODES: Final = frozenset(
+    (Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE, IDEMPOTENT_SEND)
+)
+"""By these messages go to the topic of traces."""
+
+
+def has_rights(account: Account) -> bool:
+    """Whether an account may do anything, and so has something to trace."""
+    given = (*account.topics.values(), *account.groups.values(), account.default_topic, account.default_group)
+    return account.is_unlimited or any(allows(ANY, one) for one in given)
+
+
+def is_free_trace(account: Account, command: Command) -> bool:
+    """Whether a send goes to the topic of traces, from an account that has nothing to trace."""
+    return not has_rights(account) and command.read(HEADERS[command.code]).topic == TRACE_TOPIC
+
+
 def needs_of(command: Command, topic_of: TopicOf) -> Iterable[Need]:
     """What a request touches. Raises AccessDenied when it cannot be read: nobody knows what it would do."""
     try:

@@ -11,11 +11,14 @@ from rmq_acl import files, plainfile
 from rmq_acl.plainfile import name_and_permission
 
 import rmq.files
+from rmq.message import TRACE_TOPIC
 from rmq.protocol.bodies import CheckClientRequestBody, SubscriptionData
-from rmq.protocol.codes import RequestCode
+from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from rmq.protocol.signature import Credentials
+from tests.unit.broker.rig import send
 
-from .test_acl_plugin import OTHER, OWNER, Guarded
+from .test_acl_plugin import OTHER, OWNER, TEXT, Guarded
 
 
 def test_a_changed_file_is_on_the_medium_before_it_takes_the_place_of_the_old_one(
@@ -69,3 +72,16 @@ def test_what_is_not_known_is_named_with_its_line(caplog: pytest.LogCaptureFixtu
 def test_half_a_permission_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="name=permission"):
         name_and_permission(text)
+
+
+def test_an_account_that_may_do_nothing_cannot_fill_the_topic_of_traces(tmp_path: Path) -> None:
+    row = "  - {accessKey: nobody1, secretKey: nobodys-secret}\n"
+    text = TEXT.replace("dataVersion:", f"{row}dataVersion:")
+    guarded = Guarded(tmp_path, text, trace_topic_enable=True)
+    nobody = Credentials("nobody1", "nobodys-secret")
+    trace = send(TRACE_TOPIC, bytes(10_000))
+    codes = [guarded.ask(trace, nobody).code for _ in range(200)]
+    assert codes[0] == 0
+    assert 95 <= codes.count(0) <= 110  # 60 s of 16 KiB
+    assert codes[-1] == ResponseCode.NO_PERMISSION
+    assert {guarded.ask(trace, OTHER).code for _ in range(200)} == {0}

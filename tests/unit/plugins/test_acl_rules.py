@@ -8,10 +8,12 @@ from typing import Any
 
 import attrs
 import pytest
+from attrs import evolve
 from rmq_acl import addresses, permissions, plainfile
 from rmq_acl.accounts import Account, Accounts
+from rmq_acl.explain import explain
 from rmq_acl.proofs import Proofs
-from rmq_acl.rules import CLIENT_CODES, HEADERS, RULES, Level, check
+from rmq_acl.rules import CLIENT_CODES, HEADERS, RULES, TOPIC, Level, check, may
 from rmq_acl.verify import identify
 
 from rmq.errors import AccessDenied
@@ -214,6 +216,20 @@ def test_a_default_permission_does_not_reach_what_holds_all_topics(topic: str) -
         ask(11, {"topic": topic, "consumerGroup": "g"}, reader) == f"No default permission for topic:{topic}"
     )
     assert ask(11, {"topic": "other", "consumerGroup": "g"}, reader) == "allowed"
+
+
+@pytest.mark.parametrize("topic", ["%DLQ%pay", "DefaultCluster_REPLY_TOPIC", "RMQ_SYS_TRACE_TOPIC"])
+def test_a_default_does_not_reach_copies_of_what_entries_deny(topic: str) -> None:
+    """`defaultTopicPerm: SUB` read the dead letters of denied groups, and what others were answered."""
+    account = Account("reader1", "reader-secret", default_topic=12, default_group=8, topics={"Pay": 1})
+    assert not may(account, TOPIC, topic, permissions.SUB)
+    assert may(account, TOPIC, topic, permissions.PUB) is not topic.startswith("%DLQ%")
+    assert may(evolve(account, topics={topic: permissions.SUB}), TOPIC, topic, permissions.SUB)
+    assert may(Account("manager", "m", admin=True), TOPIC, topic, permissions.SUB)
+    assert may(account, TOPIC, "other", permissions.SUB)
+    said = explain(account, TOPIC, topic, permissions.SUB)
+    assert not said.is_allowed
+    assert "only an entry of its own opens it" in said.reason
 
 
 def test_an_address_makes_nobody_an_administrator() -> None:
