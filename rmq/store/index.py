@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Final, Union
 
 from rmq.errors import StoreError
 from rmq.message import java_hash
@@ -127,6 +127,53 @@ def pack_entries(
     return count, used
 
 
+LOOKS_MAX: Final = 2_000
+"""Records that one search looks at: others may have keys with the same hash."""
+STEPS_MAX: Final = 50_000
+"""Entries of the index that it looks at: those of other hashes may stand in the same slot."""
+
+
+class Search:
+    """A search of the index for up to `most` records with a hash in a time (ms), newest first.
+
+    `accepts` tells a record that was looked for from one of another key with the same hash. `is_all` is False
+    when the search ended before it had seen all entries.
+    """
+
+    def __init__(
+        self,
+        key_hash: int,
+        begin_ms: int,
+        end_ms: int,
+        most: int,
+        accepts: Callable[[int], bool] | None = None,
+    ) -> None:
+        self.key_hash = key_hash
+        self.begin_ms, self.end_ms = begin_ms, end_ms
+        self.accepts = accepts
+        self.found: list[int] = []
+        self.is_all = True
+        self._most = most
+        self._seen: set[int] = set()
+        self._looks, self._steps = LOOKS_MAX, STEPS_MAX
+
+    def goes_on(self) -> bool:
+        """Whether the next entry is to be looked at."""
+        if len(self.found) >= self._most:
+            return False
+        self._steps -= 1
+        self.is_all = self._steps >= 0 and self._looks > 0
+        return self.is_all
+
+    def take(self, offset: int) -> None:
+        """An entry has the hash."""
+        if offset not in self._seen:
+            self._seen.add(offset)
+            self._looks -= 1
+            if self.accepts is None or self.accepts(offset):
+                self.found.append(offset)
+
+
 class IndexFile:
     """One file. Times are ms; `begin_*` and `end_*` are of its first and last entry."""
 
@@ -200,22 +247,21 @@ class IndexFile:
         first, last = self.begin_timestamp, self.end_timestamp
         return (begin_ms < first and end_ms > last) or first <= begin_ms <= last or first <= end_ms <= last
 
-    def find(self, key_hash: int, begin_ms: int, end_ms: int, most: int) -> list[int]:
-        """Physical offsets with that hash in that time, newest first."""
-        found: list[int] = []
+    def find(self, search: Search) -> None:
+        """Take the entries with the hash in that time, newest first."""
+        key_hash, begin_ms, end_ms = search.key_hash, search.begin_ms, search.end_ms
         number = _SLOT.unpack(self.segment.copy(HEADER + key_hash % self._slots * 4, 4))[0]
-        while 0 < number <= self.count and len(found) < most and self.count > 1:
+        while 0 < number <= self.count and self.count > 1 and search.goes_on():
             at = self._entries_at + number * _ENTRY_SIZE
             entry_hash, offset, seconds, before = _ENTRY.unpack(self.segment.copy(at, _ENTRY_SIZE))
             stored = self.begin_timestamp + seconds * 1000
             if seconds < 0:
                 break
             if entry_hash == key_hash and begin_ms <= stored <= end_ms:
-                found.append(offset)
+                search.take(offset)
             if before >= number or stored < begin_ms:
                 break
             number = before
-        return found
 
 
 class Index:
@@ -321,14 +367,25 @@ class Index:
         """Physical offsets of records with that topic and (the hash of) that key, newest file first, each
         once.
         """
-        key_hash = self.hash(topic, key)
-        found: list[int] = []
+        return self.search(topic, key, begin_ms, end_ms, most).found
+
+    def search(
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int,
+        end_ms: int,
+        most: int,
+        accepts: Callable[[int], bool] | None = None,
+    ) -> Search:
+        """The same, of those that `accepts` says it of; it goes on behind the others, up to a bound."""
+        search = Search(self.hash(topic, key), begin_ms, end_ms, most, accepts)
         for file in reversed(self.files):
             if file.covers(begin_ms, end_ms):
-                found += file.find(key_hash, begin_ms, end_ms, most - len(found))
-            if file.begin_timestamp < begin_ms or len(found) >= most:
+                file.find(search)
+            if file.begin_timestamp < begin_ms or len(search.found) >= most or not search.is_all:
                 break
-        return list(dict.fromkeys(found))
+        return search
 
     def trim(self, log_start: int) -> list[str]:
         """Take out the files whose records are all gone, but never the last one; returns their paths, which

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from rmq.errors import OffsetOutOfRange
+from rmq.errors import CorruptRecord, OffsetOutOfRange
 from rmq.message import StoredMessage
-from rmq.protocol.record import decode_record
+from rmq.protocol.json import JAVA
+from rmq.protocol.record import decode_record, property_bytes
 from rmq.store.commitlog import CommitLog
 from rmq.store.config import BrokerRole, StoreConfig
 from rmq.store.consumequeue import ConsumeQueue
@@ -37,11 +39,13 @@ _RELAX_BYTES = 16 << 20
 
 
 class Lookup(NamedTuple):
-    """What the index knows about a key: physical offsets, oldest first, and how far the index reaches."""
+    """What the index knows about a key: physical offsets, oldest first, how far the index reaches, and
+    whether all that may have the key was looked at."""
 
     physical_offsets: list[int]
     index_timestamp: int
     index_offset: int
+    is_all: bool = True
 
 
 class StoreView:
@@ -213,15 +217,25 @@ class StoreView:
         return iter(list(self._queues.table))
 
     def lookup(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> Lookup:
-        """Where the index has records of that topic and key. Records of other keys with the same hash may
-        be among them.
-        """
+        """Where the index has records of that topic and key (or unique key), the newest `max_num` of them."""
         while self._reput.behind is None and self._reput.step(COUNT_BACKLOG, self._now_ms()):
             pass
-        found = self._index.find(topic, key, begin_ms, end_ms, min(max_num, self.config.max_msgs_num_batch))
+        most = min(max_num, self.config.max_msgs_num_batch)
+        search = self._index.search(topic, key, begin_ms, end_ms, most, partial(self._has_key, topic, key))
         last = self._index.files[-1] if self._index.files else None
         reach = (0, 0) if last is None else (last.end_timestamp, last.end_offset)
-        return Lookup(sorted(found), *reach)
+        return Lookup(sorted(search.found), *reach, search.is_all)
+
+    def _has_key(self, topic: str, key: str, physical_offset: int) -> bool:
+        """Whether the record there is of a topic and has a key, and not another with the same hash."""
+        try:
+            record = self.read(physical_offset)
+            if record is None or key.encode("utf-8", JAVA) not in property_bytes(record):
+                return False
+            message = self.message(physical_offset, body=False)
+        except CorruptRecord:
+            return False
+        return message is not None and message.topic == topic and key in (*message.keys, message.message_id)
 
     def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> list[StoredMessage]:
         """The messages of a topic with that key (or unique key), stored between the times (ms), oldest
@@ -230,7 +244,7 @@ class StoreView:
         found = []
         for physical_offset in self.lookup(topic, key, max_num, begin_ms, end_ms).physical_offsets:
             message = self.message(physical_offset)
-            if message is not None and message.topic == topic and key in (*message.keys, message.message_id):
+            if message is not None:
                 found.append(message)
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.errors import CorruptRecord, for_code
+from rmq.errors import for_code
 from rmq.protocol import json
 from rmq.protocol.bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -35,6 +35,10 @@ UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 ANSWER_BYTES: Final = MAX_FRAME // 2
 """A query stops gathering messages at that many bytes: one frame must hold its answer."""
 
+NOT_ALL: Final = (
+    "not all messages that may have this key were looked at: too many others have keys with the same hash; "
+    "ask for a shorter time"
+)
 UNITS_MAX: Final = 1_000
 
 
@@ -103,31 +107,23 @@ class Query:
             header.topic, header.key, max(0, most), header.begin_timestamp, header.end_timestamp
         )
         reply = QueryMessageResponseHeader(found.index_timestamp, found.index_offset)
-        body = self._records(header.topic, header.key, found)
+        body, remark = self._records(found), None if found.is_all else NOT_ALL
         if body:
-            return request.reply(header=reply, body=body)
-        return request.reply(
-            ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct", reply
-        )
+            return request.reply(remark=remark, header=reply, body=body)
+        remark = remark or "can not find message, maybe time range not correct"
+        return request.reply(ResponseCode.QUERY_NOT_FOUND, remark, reply)
 
-    def _records(self, topic: str, key: str, found: Lookup) -> bytes:
-        """The records that really have the key: others may have its hash. The first is given in any size."""
+    def _records(self, found: Lookup) -> bytes:
+        """The records, as far as consumers may read. The first is given in any size."""
         body = bytearray()
         for physical_offset in found.physical_offsets:
             record = self._store.confirmed(physical_offset)
-            if record is None or not self._has_key(physical_offset, topic, key):
+            if record is None:
                 continue
             if body and len(body) + len(record) > ANSWER_BYTES:
                 break
             body += record
         return bytes(body)
-
-    def _has_key(self, physical_offset: int, topic: str, key: str) -> bool:
-        try:
-            message = self._store.message(physical_offset, body=False)
-        except CorruptRecord:
-            return False
-        return message is not None and message.topic == topic and key in (*message.keys, message.message_id)
 
     def _on_consume_queue(self, request: Command, connection: Any, now: int) -> Command:
         header = request.read(QueryConsumeQueueRequestHeader)

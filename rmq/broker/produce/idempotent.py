@@ -49,6 +49,8 @@ READ_BYTES: Final = 1 << 20
 STAMP_MAX: Final = 512
 """No stamp is longer: topic and producer have 127 characters at most."""
 PRODUCER_MAX: Final = 127
+MESSAGES_MAX: Final = 1_000
+"""Messages of a batch, as of our clients: each that is sent again is compared with the one that is stored."""
 _SPARE: Final = 1000
 
 _OF: Final = "\t"
@@ -178,6 +180,8 @@ class Pieces:
             raise _illegal(f"the message before byte {at} of a batch has inconsistent lengths")
         if not body:
             raise _illegal("the batch has no message")
+        if len(edges) > MESSAGES_MAX + 1:
+            raise _illegal(f"the batch has {len(edges) - 1} messages, at most {MESSAGES_MAX} are taken")
         return cls(body, edges)
 
     def part(self, first: int, end: int) -> bytes:

@@ -16,6 +16,7 @@ from rmq.protocol.bodies import QueryConsumeQueueResponseBody as UnitsBody
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.record import compress, compressed_flag, decode_records
+from rmq.store import index
 
 from .rig import START, Rig, Wire
 from .sessions import session
@@ -120,7 +121,7 @@ def test_a_message_with_another_key_of_the_same_hash_is_left_out() -> None:
     rig.topic("T")
     rig.put("T", keys=("AaAa",))
     rig.put("T", keys=("BBBB",), body=b"wanted")
-    assert len(rig.store.lookup("T", "BBBB", 9, 0, FOREVER).physical_offsets) == 2
+    assert len(rig.store.lookup("T", "BBBB", 9, 0, FOREVER).physical_offsets) == 1
     assert bodies(find(rig, "BBBB")) == ["wanted"]
 
 
@@ -129,8 +130,42 @@ def test_a_message_of_another_topic_of_the_same_hash_is_left_out() -> None:
     for topic in ("AaAa", "BBBB"):
         rig.topic(topic)
         rig.put(topic, keys=("k",), body=topic.encode())
-    assert len(rig.store.lookup("BBBB", "k", 9, 0, FOREVER).physical_offsets) == 2
+    assert len(rig.store.lookup("BBBB", "k", 9, 0, FOREVER).physical_offsets) == 1
     assert bodies(find(rig, "k", "BBBB")) == ["BBBB"]
+
+
+def test_messages_with_other_keys_of_the_same_hash_hide_none() -> None:
+    """64 of them to a topic of one's own hid the messages of others."""
+    rig = Rig(store={"max_index_num": 10_000})
+    for topic in ("AaAa", "BBBB"):
+        rig.topic(topic)
+    for number in range(10):
+        rig.put("AaAa", keys=("k",), body=b"%d" % number)
+    for _ in range(300):
+        rig.put("BBBB", keys=("k",))
+    answer = find(rig, "k", "AaAa", most=10)
+    assert bodies(answer) == [str(number) for number in range(10)]
+    assert answer.remark is None
+    assert bodies(find(rig, "k", "AaAa", most=3)) == ["7", "8", "9"]
+
+
+def test_a_search_that_ends_early_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "LOOKS_MAX", 50)
+    rig = Rig(store={"max_index_num": 10_000})
+    for topic in ("AaAa", "BBBB"):
+        rig.topic(topic)
+    rig.put("AaAa", keys=("k",))
+    for _ in range(49):
+        rig.put("BBBB", keys=("k",))
+    assert len(bodies(find(rig, "k", "AaAa"))) == 1
+    rig.put("BBBB", keys=("k",))
+    answer = find(rig, "k", "AaAa")
+    assert answer.code == NOT_FOUND
+    assert "not all messages that may have this key were looked at" in (answer.remark or "")
+    rig.put("AaAa", keys=("k",))
+    answer = find(rig, "k", "AaAa")
+    assert len(bodies(answer)) == 1
+    assert "not all" in (answer.remark or "")
 
 
 def test_unique_keys_have_their_own_limit() -> None:
