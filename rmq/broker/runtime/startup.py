@@ -51,6 +51,8 @@ from rmq.store.disk import Disk
 from rmq.store.store import Store
 
 if TYPE_CHECKING:
+    from rmq.broker.disk_work import DiskWork
+    from rmq.broker.role import Role
     from rmq.broker.wakeups import Wakeups
     from rmq.protocol.command import Command
 
@@ -167,6 +169,8 @@ async def open_broker(
     *,
     wake: Wakeups,
     opening: Opening,
+    disk_work: DiskWork | None = None,
+    role: Role | None = None,
 ) -> Broker:
     """Open the store and build the broker; on failure nothing stays open, the ports neither. Raises
     StoppedOpening besides what both raise."""
@@ -190,6 +194,8 @@ async def open_broker(
             sign=None if secret is None else partial(_signed, secret, now_ms),
             acceptors=_acceptors(config),
             budget=Budget(config.connection_buffer_bytes),
+            disk_work=disk_work,
+            role=role,
         )
         broker.use_plugins(load(named(config), plugin_settings, PluginHost(broker)))
     except BaseException:
