@@ -20,7 +20,20 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from attrs import field
 
-from rmq.errors import AccessDenied, ResponseError, RmqError
+from rmq.doors import (
+    JOIN,
+    PUBLISH,
+    SUBSCRIBE,
+    Appended,
+    Door,
+    DoorHost,
+    DoorStream,
+    OnAppended,
+    ReadRequest,
+    ReadResult,
+    check_doors,
+)
+from rmq.errors import AccessDenied, RmqError
 
 if TYPE_CHECKING:
     from attrs import define, frozen
@@ -34,10 +47,16 @@ else:
 
 
 __all__ = [
+    "JOIN",
+    "PUBLISH",
+    "SUBSCRIBE",
     "AccessDenied",
     "Answer",
     "Appended",
     "Asked",
+    "Door",
+    "DoorHost",
+    "DoorStream",
     "Handler",
     "Hooks",
     "Host",
@@ -47,6 +66,8 @@ __all__ = [
     "Plugin",
     "PluginRefused",
     "PulledEvent",
+    "ReadRequest",
+    "ReadResult",
     "StoredEvent",
     "account_of",
     "load",
@@ -145,27 +166,6 @@ class PulledEvent:
     size: int
     peer: Peer
     seconds: float = 0.0
-
-
-@frozen
-class Appended:
-    """Outcome of a message that a plug-in had stored.
-
-    `error` is None when the message is as safe as the broker's settings ask. With an error and an id the
-    message is stored, but its safety is not known; with an error and no id it is not stored, as far as the
-    broker knows, and `queue_offset` is -1. `queue_offset` is that of the record as it lies in the log: of a
-    delayed message in the schedule topic.
-    """
-
-    topic: str
-    queue_id: int
-    queue_offset: int
-    message_id: str
-    error: ResponseError | None = None
-
-
-OnAppended = Callable[[Appended], None]
-"""Called with the outcome of a message, once, in the event loop. An error that it raises is logged."""
 
 
 class Run(Protocol):
@@ -284,6 +284,20 @@ class Plugin:
         """Request code -> what answers it, for codes that the server does not know. Asked for once."""
         return {}
 
+    def doors(self) -> Sequence[Door]:
+        """The protocols that the plug-in serves beside RocketMQ's, on ports of the broker. Asked for once."""
+        return ()
+
+    def authenticate(self, peer: Peer, user: str, secret: str, signed: bytes | None) -> None:
+        """Check the login of a door's peer: `secret` is that of the account, or with `signed` the Base64 of
+        the HMAC-SHA1 of those bytes under it. Keeps the account's name in `peer.state[ACCOUNT]`. Raises
+        AccessDenied."""
+
+    def may(self, peer: Peer, action: str, name: str) -> bool:
+        """Whether a door's peer may do one of `rmq.doors.ACTIONS`, to a topic or as a group. While a gate has
+        `on_request` and not this, no door's peer may do anything."""
+        return True
+
     def listens(self) -> Mapping[str, str]:
         """What it listens for -> where, for those who start the server."""
         return {}
@@ -324,6 +338,9 @@ class Hooks:
     heads: tuple[Callable[[Peer, Command], None], ...] = ()
     publishers: tuple[Callable[[Peer, str], bool], ...] = ()
     actors: tuple[Callable[[Peer, str], bool], ...] = ()
+    logins: tuple[Callable[[Peer, str, str, bytes | None], None], ...] = ()
+    rights: tuple[Callable[[Peer, str, str], bool], ...] = ()
+    """Of the plugins that have `requests`, and others."""
     responses: tuple[Callable[[Peer, Command, Command], None], ...] = ()
     stored: tuple[Callable[[StoredEvent], None], ...] = ()
     pulled: tuple[Callable[[PulledEvent], None], ...] = ()
@@ -389,6 +406,49 @@ class Hooks:
             self._failed(self.actors[0], error)
             return False
 
+    def authenticate(self, peer: Peer, user: str, secret: str, signed: bytes | None) -> None:
+        """Have all plug-ins check the login of a door's peer. Raises AccessDenied; a check that breaks
+        refuses, and so does a broker with gates of which none checks logins."""
+        if self.requests and not self.logins:
+            raise AccessDenied(remark="no plug-in of this broker checks logins")
+        for check in self.logins:
+            try:
+                check(peer, user, secret, signed)
+            except AccessDenied:
+                raise
+            except Exception as error:
+                self._failed(check, error)
+                remark = f"a check of this broker failed: {type(error).__name__}"
+                raise AccessDenied(remark=remark) from error
+
+    def may(self, peer: Peer, action: str, name: str) -> bool:
+        """Whether all gates let a door's peer do something; one that breaks, or has no `may`, does not."""
+        judges = {getattr(right, "__self__", None) for right in self.rights}
+        if any(getattr(gate, "__self__", None) not in judges for gate in self.requests):
+            return False
+        for right in self.rights:
+            try:
+                if not right(peer, action, name):
+                    return False
+            except Exception as error:
+                self._failed(right, error)
+                return False
+        return action != PUBLISH or self.may_publish(peer, name)
+
+    def doors(self) -> list[Door]:
+        """The doors of the plug-ins. Raises PluginRefused when they cannot be opened together."""
+        found = [(name, door) for name, plugin in self.plugins for door in plugin.doors()]
+        fault = check_doors(found)
+        if fault is not None:
+            raise PluginRefused(*fault)
+        return [door for _, door in found]
+
+    def no_doors(self, server: str) -> None:
+        """Raises PluginRefused when a plug-in has doors: for a server that opens none."""
+        for name, plugin in self.plugins:
+            if plugin.doors():
+                raise PluginRefused(name, f"has doors, which a broker opens and a {server} does not")
+
     def listens(self) -> dict[str, str]:
         """What the plugins listen for -> where."""
         return {what: where for _, plugin in self.plugins for what, where in plugin.listens().items()}
@@ -438,6 +498,8 @@ def hooks_of(plugins: Sequence[tuple[str, Plugin]]) -> Hooks:
         heads=overridden("on_head"),
         publishers=overridden("may_publish"),
         actors=overridden("may_act_for"),
+        logins=overridden("authenticate"),
+        rights=overridden("may"),
         responses=overridden("on_response"),
         stored=overridden("on_stored"),
         pulled=overridden("on_pulled"),

@@ -19,7 +19,7 @@ import anyio
 
 from rmq.errors import AccessDenied, RemoteProtocolError
 from rmq.message import TRACE_TOPIC
-from rmq.plugin import ACCOUNT, Handler, Host, Peer, Plugin, Run
+from rmq.plugin import ACCOUNT, JOIN, PUBLISH, SUBSCRIBE, Handler, Host, Peer, Plugin, Run
 from rmq.protocol.command import Command
 from rmq.protocol.signature import ACCESS_KEY, PROOF, SIGNATURE
 from rmq.remoting.limits import AddressRate
@@ -29,8 +29,8 @@ from rmq_acl.addresses import host_of
 from rmq_acl.audit import Audit
 from rmq_acl.commands import Commands
 from rmq_acl.files import KEPT, AclFiles, State, find
-from rmq_acl.permissions import PUB
-from rmq_acl.rules import TOPIC, TRACE_CODES, Level, check, has_rights, is_free_trace, may
+from rmq_acl.permissions import PUB, SUB
+from rmq_acl.rules import GROUP, TOPIC, TRACE_CODES, Level, check, has_rights, is_free_trace, may
 from rmq_acl.senders import Senders
 from rmq_acl.verify import by_address
 
@@ -44,6 +44,8 @@ TRACE_BURST_SECONDS: Final = 60.0
 ADMITTED_MAX: Final = 16
 """So many administrators' requests are known until they are answered: some are when a file is written."""
 
+_NEEDS: Final = {PUBLISH: (TOPIC, PUB), SUBSCRIBE: (TOPIC, SUB), JOIN: (GROUP, SUB)}
+"""What a door's peer does, as kind and permission."""
 
 log = logging.getLogger("rmq.acl")
 
@@ -131,6 +133,26 @@ class AclPlugin(Plugin):
             return accounts.is_white(host_of(peer.peer_address))
         mine = accounts.table.get(name)
         return mine is not None and (name == account or mine.is_unlimited)
+
+    def authenticate(self, peer: Peer, user: str, secret: str, signed: bytes | None) -> None:
+        """Have a door's peer work for an account, or refuse it with AccessDenied."""
+        try:
+            self._senders.login(peer, user, secret, signed, self.files.accounts)
+        except AccessDenied as error:
+            self.audit.login_refused(peer.peer_address, user, getattr(error, "reason", error.remark))
+            raise
+
+    def may(self, peer: Peer, action: str, name: str) -> bool:
+        """Whether the account of a door's peer, as the files say now, may do something; without an account
+        the peer of a white address may."""
+        accounts, user = self.files.accounts, peer.state.get(ACCOUNT)
+        if user is None:
+            return accounts.is_white(host_of(peer.peer_address))
+        account = accounts.table.get(user)
+        if account is None or (name == TRACE_TOPIC and not has_rights(account)):
+            return False
+        kind, needed = _NEEDS[action]
+        return may(account, kind, name, needed)
 
     def on_response(self, peer: Peer, command: Command, response: Command) -> None:
         """Note that what an administrator asked has failed."""

@@ -67,12 +67,20 @@ class Audit:
         """A request was refused."""
         self._line("refused", peer, command, reason)
 
-    def _line(self, kind: str, peer: str, command: Command, result: str) -> None:
+    def login_refused(self, peer: str, user: str, reason: str) -> None:
+        """The login of a door's peer was refused."""
+        if self._takes("refused"):
+            self._say("refused", {"who": user, "from": peer, "action": "LOGIN", "on": "-", "result": reason})
+
+    def _takes(self, kind: str) -> bool:
         budget = self._budgets[kind]
         missed = budget.renewed(int(self._clock()))
         if missed:
             self._write(kind, f"{missed} more lines were left out")
-        if not budget.take():
+        return budget.take()
+
+    def _line(self, kind: str, peer: str, command: Command, result: str) -> None:
+        if not self._takes(kind):
             return
         ext = _ext(command)
         who = ext.get(ACCESS_KEY, "-")
@@ -83,6 +91,9 @@ class Audit:
             "on": " ".join(_subjects(command, ext)) or "-",
             "result": result,
         }
+        self._say(kind, words)
+
+    def _say(self, kind: str, words: Mapping[str, str]) -> None:
         self._write(kind, " ".join(f"{name}={clean(text)}" for name, text in words.items()))
 
     def _write(self, kind: str, line: str) -> None:

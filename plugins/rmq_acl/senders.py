@@ -13,7 +13,7 @@ from rmq_acl.accounts import Account, Accounts
 from rmq_acl.addresses import host_of
 from rmq_acl.guesses import Guesses
 from rmq_acl.proofs import Proofs
-from rmq_acl.verify import Sender, Unproved, by_address, holding, identify
+from rmq_acl.verify import Sender, Unproved, by_address, holding, identify, is_login
 
 _PROVED: Final = "proved account"
 """Under this key of `Peer.state`: the account whose signature a connection showed last."""
@@ -36,6 +36,16 @@ class Senders:
         if sender.account is not None:
             state[ACCOUNT] = name
         return sender
+
+    def login(self, peer: Peer, user: str, secret: str, signed: bytes | None, accounts: Accounts) -> None:
+        """Have a door's peer work for the account that it proves: by its secret, or by the signature of
+        `signed`. Wrong ones count as wrong signatures of requests do. Raises AccessDenied."""
+        host = host_of(peer.peer_address)
+        self._guesses.check(host, user)
+        if not is_login(accounts, user, secret, signed):
+            self._guesses.failed(host, user)
+            raise Unproved(user, known=user in accounts.table)
+        peer.state[ACCOUNT] = user
 
     def of_run(self, peer: Peer, run: Run, account: Account) -> Callable[[], None] | None:
         """What `of` would note of sends that all bring this account's name; None when `of` must see them: the

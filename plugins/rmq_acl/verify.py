@@ -108,6 +108,13 @@ def holding(run: Run, account: Account) -> list[tuple[bytes, bytes, str, str]]:
     return signed
 
 
+def is_login(accounts: Accounts, user: str, secret: str, signed: bytes | None) -> bool:
+    """Whether a secret, or the signature of `signed` under it, is that of an account."""
+    account = accounts.table.get(user, _NOBODY)
+    expected = account.secret_key if signed is None else signature_of(signed, account.key)
+    return _same(secret, expected) and account is not _NOBODY
+
+
 def _is_signed_as_by_java(command: Command, ext: Mapping[str, str], key: Key) -> bool:
     given = ext.get(SIGNATURE)
     if not given:
@@ -125,4 +132,4 @@ def _is_signed_as_by_java(command: Command, ext: Mapping[str, str], key: Key) ->
 
 
 def _same(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode(errors="surrogatepass"), expected.encode())
+    return hmac.compare_digest(given.encode(errors="surrogatepass"), expected.encode(errors="surrogatepass"))

@@ -26,6 +26,7 @@ from rmq.broker.admin.topics_and_groups import Admin
 from rmq.broker.config import Settings
 from rmq.broker.consume.pull import Pull
 from rmq.broker.consume.read import Reader
+from rmq.broker.deferrals import Deferrals
 from rmq.broker.delay.delay_levels import Schedule
 from rmq.broker.delay.timers import Recall, Timers
 from rmq.broker.disk_work import DiskWork
@@ -40,8 +41,7 @@ from rmq.broker.produce.append import Append, OwnWrites, stored_events
 from rmq.broker.produce.idempotent import IdempotentSends
 from rmq.broker.produce.send import Send
 from rmq.broker.replication.replica_state import TABLE_CODES, DeliveryProgress, ReplicaState, of_our_slave
-from rmq.broker.replication.table_replication import LOCKS, OFFSETS, FollowedTables
-from rmq.broker.role import Role, role_of
+from rmq.broker.replication.table_replication import FollowedTables
 from rmq.broker.state import Tables
 from rmq.broker.tables.files import TableFiles
 from rmq.broker.tables.groups import Groups
@@ -50,7 +50,7 @@ from rmq.broker.tables.offsets import Offsets
 from rmq.broker.tables.queue_locks import Locks
 from rmq.broker.tables.stats import Stats
 from rmq.broker.tables.topics import Topics
-from rmq.broker.tables.versioned import Changes, Slices, drain
+from rmq.broker.tables.versioned import Slices, drain
 from rmq.broker.transactions import Transactions
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import StoreError
@@ -61,17 +61,20 @@ from rmq.protocol.command import SURE_BYTES, check_body
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import SENDS_OF_A_LOOK, Budget, turn_is_over
 from rmq.saved_answers import SavedAnswers
+from rmq.shares import Shares
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
     from rmq.broker.consume.long_polling import Reading, Wanted
+    from rmq.broker.membership.members import MemberConnection
     from rmq.message import Message
     from rmq.plugin import OnAppended
     from rmq.protocol.command import Command
     from rmq.protocol.server_auth import ServerAuth
     from rmq.remoting.acceptor import Acceptor
     from rmq.remoting.connection import Connection
+    from rmq.shares import Holders
     from rmq.store.reader import GetResult
     from rmq.store.store import Arrival, Store
 
@@ -113,16 +116,13 @@ class Broker(Endpoint):
         sign: Callable[[Command], Command] | None = None,
         acceptors: Mapping[str, Acceptor] | None = None,
         budget: Budget | None = None,
-        role: Role | None = None,
-        disk_work: DiskWork | None = None,
     ) -> None:
         self.settings = Settings(config, store.config)
-        self.role = role or role_of(store.config)
         self.store = store
         self.settings.derive(lambda: store.configure(self.settings.store))
         self.now_ms = now_ms
         self.clock, self.work_clock = clock, work_clock or clock
-        self.disk_work = disk_work or DiskWork(clock)
+        self.disk_work = DiskWork(clock)
         self.wake = wake or Wakeups()
         self.hooks = Hooks()
         self.server_auth = server_auth
@@ -145,17 +145,10 @@ class Broker(Endpoint):
         take_progress = self.delivery.take
         save = self.wake.new_topics or self.save_topics
         self.followed = FollowedTables(self.files, tables, store, self.delivery, self._on_topics_change, save)
-        self.replica = ReplicaState(
-            store, address=address, chance=self._chance, take_progress=take_progress, role=self.role
-        )
+        self.replica = ReplicaState(store, address=address, chance=self._chance, take_progress=take_progress)
         sign = sign or (lambda command: command)
         self.registration = Registration(
-            self.settings,
-            self.topics,
-            address=address,
-            ha_address=ha_address,
-            sign=sign,
-            epoch=self.role.epoch,
+            self.settings, self.topics, address=address, ha_address=ha_address, sign=sign
         )
         self.settings.watch(self.wake.register)  # they are told the permission
         self._load()
@@ -181,24 +174,12 @@ class Broker(Endpoint):
         self.groups = Groups(
             settings, save=partial(save, "subscriptionGroup"), now_ms=now_ms, on_change=self._tell_slaves
         )
-        self.offsets = Offsets(
-            settings,
-            self.topics,
-            store,
-            group_exists=self.groups.exists,
-            role=self.role,
-            when_replicated=partial(self._when_replicated, OFFSETS),
-        )
+        self.offsets = Offsets(settings, self.topics, store, group_exists=self.groups.exists)
         self.filters = FilterTable(settings, now_ms, self.clock)
         self.clients = Clients(
             settings, groups=self.groups, topics=self.topics, filters=self.filters, clock=self.clock
         )
-        self.locks = Locks(
-            self.clock,
-            settings.holders_of,
-            role=self.role,
-            when_replicated=partial(self._when_replicated, LOCKS),
-        )
+        self.locks = Locks(self.clock, settings.holders_of)
         tables = self.topics, self.groups, self.offsets, self.clients, self.filters, self.stats, self.locks
         return Tables(*tables)
 
@@ -215,7 +196,6 @@ class Broker(Endpoint):
             settings,
             store,
             self.topics,
-            self.role,
             clock=self.clock,
             histograms=self.histograms,
             on_deadline=self._on_deadline,
@@ -233,9 +213,7 @@ class Broker(Endpoint):
             commit=self._commit,
             answer=self.acknowledgement.answer,
         )
-        self.flow = FlowControl(
-            settings, store, self.acknowledgement, self.clock, self.role, lambda: self._connection
-        )
+        self.flow = FlowControl(settings, store, self.acknowledgement, self.clock, lambda: self._connection)
         self.append = Append(
             settings,
             store,
@@ -281,13 +259,10 @@ class Broker(Endpoint):
             on_deadline=self._on_deadline,
             on_pulled=self._on_pulled,
             put=self.own_writes.put,
-            role=self.role,
         )
         self.held_pulls = self.reader.held_pulls
-        replicas = self.acknowledgement.replicas
-        place = self.role.read_preference(lambda: settings.broker.read_at_slaves, replicas.numbers)
-        self.pull = Pull(settings, tables, self.reader, place=place)
-        self.query = Query(store, self.clients, self.filters, role=self.role)
+        self.pull = Pull(settings, tables, self.reader)
+        self.query = Query(store, self.clients, self.filters)
         self.admin = Admin(
             settings,
             store,
@@ -308,6 +283,10 @@ class Broker(Endpoint):
     def _make_callers(self, address: str) -> None:
         """The parts that ask clients and wait for their answers."""
         self.pending_requests = PendingRequests(self.clock, self._on_deadline, self.settings.holders_of)
+        self.deferrals = Deferrals(self.clock, self._on_deadline)
+        self.door_connections: dict[str, int] = {}
+        self.door_sends = Shares(0)
+        """Messages of doors that wait to be acknowledged."""
         self.client_requests = ClientRequests(self.settings, self.store, self.clients, self.pending_requests)
         self.request_reply = RequestReply(
             self.settings,
@@ -344,10 +323,6 @@ class Broker(Endpoint):
                 assert code not in handlers, code
                 handlers[int(code)] = self.replica.signed(handler) if code in TABLE_CODES else handler
         return handlers
-
-    def use_handlers(self, handlers: dict[int, Handler]) -> None:
-        """Serve requests by these handlers from now on."""
-        self.handlers = handlers
 
     def use_plugins(self, hooks: Hooks) -> None:
         """Call these hooks from now on. Raises PluginRefused when they answer what the broker does."""
@@ -416,10 +391,24 @@ class Broker(Endpoint):
 
     def on_close(self, connection: Connection) -> None:
         """A connection has ended: forget its pulls, its clients and its requests."""
+        self._forget_peer(connection)
+
+    def _forget_peer(self, peer: MemberConnection) -> None:
         self.connections -= 1
-        self.held_pulls.on_close(connection)
-        self.clients.on_close(connection)
-        self.pending_requests.on_close(connection)
+        self.held_pulls.on_close(peer)
+        self.clients.on_close(peer)
+        self.pending_requests.on_close(peer)
+
+    def on_door_open(self, door: str) -> None:
+        """A peer has come to a door."""
+        self.connections += 1
+        self.door_connections[door] = self.door_connections.get(door, 0) + 1
+
+    def on_door_close(self, door: str, peer: MemberConnection) -> None:
+        """A connection of a door has ended: forget its reads, its memberships and its calls."""
+        self.door_connections[door] -= 1
+        self.deferrals.on_close(peer)
+        self._forget_peer(peer)
 
     def on_response(self, response: Command, connection: Connection) -> None:
         """A client has answered a request of ours."""
@@ -528,7 +517,8 @@ class Broker(Endpoint):
     def step_deadlines(self, now: float) -> float:
         """Answer the waiting requests that are due; returns the next deadline, of `clock`."""
         self._next_deadline = math.inf  # whoever begins to wait meanwhile says so by `_on_deadline`
-        steps = self.held_pulls.step(now), self.acknowledgement.step(now), self.pending_requests.step(now)
+        parts = self.held_pulls, self.acknowledgement, self.pending_requests, self.deferrals
+        steps = [part.step(now) for part in parts]
         self._next_deadline = min(self._next_deadline, *steps)
         self.commit_pending()
         return self._next_deadline
@@ -639,10 +629,20 @@ class Broker(Endpoint):
                 self._commit()
             self.commit_pending()
 
-    def _when_replicated(
-        self, table: str, changes: Changes, request: Command, connection: Connection, response: Command
-    ) -> Command | None:
-        return self.acknowledgement.rows.answer(table, changes, request, connection, response)
+    def append_soon(self, message: Message, on_done: OnAppended, maker: Holders) -> None:
+        """Store a message of a door's peer, with others of this round of the loop. Raises as
+        `rmq.plugin.Host.put`. A topic that is made for it counts as its makers'.
+        """
+        if not self.store.has_pending:
+            self._chunk_at = self.work_clock()
+        now = self.now_ms()
+        self.append.look(now)
+        self.append.message(message, now, on_done, maker)
+        self.commit_soon()
+
+    def commit_soon(self) -> None:
+        """Have what was put committed in the next round of the loop."""
+        self._on_deadline(self.clock())
 
     def _on_topics_change(self) -> None:
         self.append.topics_changed()

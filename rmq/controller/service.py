@@ -275,6 +275,7 @@ async def run(
         budget=Budget(),
     )
     hooks = load(named(config), {}, endpoint.host(wall_clock_ms))
+    hooks.no_doors("controller")
     endpoint.use_plugins(hooks)
     health = health or Health()
     health.lacks("port", "it does not listen yet")

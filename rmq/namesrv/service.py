@@ -114,6 +114,7 @@ async def run(
     if config.controllers:
         server.use_controller(requests)
     hooks = load(named(config), {}, PluginHost(server, wall_clock_ms))
+    hooks.no_doors("name server")
     server.use_plugins(hooks)
     access = WebSocketAccess(
         origins=config.web_socket_origins,

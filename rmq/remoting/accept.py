@@ -1,7 +1,8 @@
 """What a peer that came in speaks: one port serves all, told apart by the first byte.
 
 A frame begins with the high byte of its length, 0 below 16 MiB; a TLS record with 0x16, as Java's handshake
-handler looks for; a WebSocket upgrade with the G of GET. Inside TLS it is frames or a WebSocket again.
+handler looks for; a WebSocket upgrade with the G of GET. Inside TLS it is frames or a WebSocket again. Doors
+(`rmq.doors`) add bytes of their own.
 """
 
 from __future__ import annotations
@@ -38,9 +39,12 @@ async def accept_stream(
     limits: Limits,
     access: WebSocketAccess | None = None,
     on_first: Callable[[], object] = lambda: None,
+    speaks: Callable[[int], bool] = lambda byte: False,
+    upgrades: bool = True,
 ) -> AsyncIterator[tuple[Stream, bytes]]:
     """Find out what a new peer speaks: the stream of its frames, and the bytes already read from it.
-    `on_first()` is called when its first bytes have come.
+    `on_first()` is called when its first bytes have come. `speaks(byte)` tells whether another protocol
+    begins with this byte, `upgrades` whether a WebSocket is taken.
 
     Raises RemoteProtocolError when the peer speaks something else, something that `tls` or `access` does not
     allow, nothing within `limits.idle_seconds`, or does not end a handshake within
@@ -48,9 +52,10 @@ async def accept_stream(
     the stream, or after an error `raw`.
     """
     stream, first = await remove_tls(raw, tls, limits, on_first)
-    if first[0] not in (FRAME, UPGRADE):
+    is_upgrade = upgrades and first[0] == UPGRADE
+    if not is_upgrade and first[0] != FRAME and not speaks(first[0]):
         raise RemoteProtocolError(f"the first byte 0x{first[0]:02x} begins neither a frame nor a handshake")
-    if first[0] != UPGRADE:
+    if not is_upgrade:
         yield stream, first
         return
     if current_loop().name != "trio":

@@ -13,9 +13,10 @@ import anyio.abc
 import attrs
 
 from rmq.errors import RemoteProtocolError
-from rmq.remoting.accept import accept_stream
+from rmq.remoting.accept import FRAME, accept_stream
 from rmq.remoting.acceptor import Acceptor, Guest
 from rmq.remoting.connection import Connection
+from rmq.remoting.doors import DoorServer
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Budget, Limits
 from rmq.remoting.loop import Alarm, broken_errors
@@ -84,15 +85,17 @@ async def serve_listeners(
     access: WebSocketAccess | None = None,
     budget: Budget | None = None,
     poller: Poller | None = None,
+    doors: DoorServer | None = None,
     task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
-    """`serve` on listeners that are open already; closes them at the end. `poller` is run here."""
+    """`serve` on listeners that are open already; closes them at the end. `poller` is run here.
+    Peers that begin as those of a door are given to `doors`."""
     limits = limits or Limits()
     acceptor = acceptor or Acceptor.of(limits)
     poller = poller or Poller()
     poller.endpoint = endpoint
     try:
-        server = Server(endpoint, limits, tls, access, budget, poller)
+        server = Server(endpoint, limits, tls, access, budget, poller, doors)
         async with anyio.create_task_group() as nursery:
             await nursery.start(poller.run)
             nursery.start_soon(server.expire)
@@ -115,8 +118,10 @@ class Server:
         access: WebSocketAccess | None = None,
         budget: Budget | None = None,
         poller: Poller | None = None,
+        doors: DoorServer | None = None,
     ) -> None:
         self._endpoint = endpoint
+        self._doors = doors
         self._limits = limits
         # Peers that take nothing are holders, which are looked at more often.
         self._idle_limits = attrs.evolve(limits, stall_seconds=math.inf)
@@ -152,7 +157,10 @@ class Server:
         raw.reset_if_killed()  # RocketMQ's clients for Java wait on, for half a minute, after an end in order
         try:
             async with self._accepted(raw, guest) as (stream, first):
-                await self._converse(stream, first, guest)
+                if first and first[0] != FRAME and self._doors is not None:
+                    await self._doors.converse(stream, first, guest)
+                else:
+                    await self._converse(stream, first, guest)
         except RemoteProtocolError as error:
             log.warning("closing %s: %s", raw.peer, error)
         except broken_errors() as error:
@@ -160,7 +168,12 @@ class Server:
 
     def _accepted(self, raw: Stream, guest: Guest) -> AbstractAsyncContextManager[tuple[Stream, bytes]]:
         return accept_stream(
-            raw, tls=self._tls, limits=self._limits, access=self._access, on_first=guest.speaks
+            raw,
+            tls=self._tls,
+            limits=self._limits,
+            access=self._access,
+            on_first=guest.speaks,
+            speaks=_nothing_else if self._doors is None else self._doors.speaks,
         )
 
     async def _converse(self, stream: Stream, first: bytes, guest: Guest) -> None:
@@ -179,6 +192,10 @@ class Server:
             await connection.run()
         finally:
             del self._connections[connection]
+
+
+def _nothing_else(byte: int) -> bool:
+    return False
 
 
 async def _close_all(listeners: Sequence[Listener]) -> None:

@@ -95,7 +95,7 @@ class Cluster:
 
     `topics` are names with their numbers of queues on each broker. `network` is a MemoryNetwork of one's own,
     or another network, whose servers all listen on loopback then. `store` are settings of all stores, and
-    the rest those of all brokers.
+    the rest those of all brokers; `plugin_settings` are the texts of a configuration file that plug-ins get.
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class Cluster:
         network: Network | None = None,
         store: Mapping[str, Any] | None = None,
         real_time: bool = False,
+        plugin_settings: Mapping[str, str] | None = None,
         **settings: Any,
     ) -> None:
         self.network: Network = MemoryNetwork(seed=1) if network is None else network
@@ -116,6 +117,7 @@ class Cluster:
         self.store, self.settings = dict(store or {}), settings
         self._stops: dict[str, tuple[anyio.Event, anyio.Event]] = {}
         self._is_real_time = real_time
+        self._plugin_settings = dict(plugin_settings or {})
         self._wall_ms: int | None = None
         self._epoch_ms = START_MS
         self._now: Callable[[], float] = anyio.current_time
@@ -220,6 +222,7 @@ class Cluster:
             clock=anyio.current_time,
             stop=stop,
             front=front.before,
+            plugin_settings=self._plugin_settings,
         )
         addresses = await self._scope.tasks.start(_until_stopped, run, stopped)
         front.address = addresses[0]

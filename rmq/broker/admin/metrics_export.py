@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from rmq.broker.membership.clients import Clients
     from rmq.broker.produce.acks import Acknowledgement
     from rmq.broker.replication.replica_state import ReplicaState
-    from rmq.broker.role import Role
     from rmq.broker.tables.groups import Groups
     from rmq.broker.tables.offsets import Offsets
     from rmq.broker.tables.stats import Stats
@@ -68,10 +67,10 @@ class Measured(Protocol):
     registration: Registration
     admin: Admin
     replica: ReplicaState
-    role: Role
     disk_work: DiskWork
     histograms: Histograms
     acceptors: Mapping[str, Acceptor]
+    door_connections: dict[str, int]
     budget: Budget
     connections: int
 
@@ -261,7 +260,8 @@ def _replicas(broker: Measured) -> Iterator[Metric]:
     help = "1 when this slave has stopped following its master and an operator must decide"
     yield single("replication_stopped", "gauge", help, float(bool(state.stopped)))
     yield Metric("slave_behind_bytes", "gauge", "Bytes that a slave has not acknowledged", behind, ("slave",))
-    yield from broker.role.metrics()
+    if state.control is not None:
+        yield from state.control.metrics()
 
 
 def _waiting(broker: Measured) -> Iterator[Metric]:
@@ -303,6 +303,9 @@ def _clients(broker: Measured) -> Iterator[Metric]:
     )
     for name, help, value in rows_of_tables:
         yield single(name, "gauge", help, value)
+    doors: list[Row] = [((name,), count) for name, count in broker.door_connections.items()]
+    help = "Open connections of a plug-in's protocol"
+    yield Metric("door_connections", "gauge", help, doors, ("door",))
     yield from connection_metrics(broker.acceptors, broker.budget)
 
 

@@ -47,8 +47,7 @@ class Registration:
     """The requests by which a broker registers at name servers, and what it takes from their answers.
     `address` and `ha_address` are what clients and slaves are told.
 
-    `sign` signs what this broker asks other servers of its cluster, where there is a cluster secret. `epoch`
-    is that of a master which controllers have elected.
+    `sign` signs what this broker asks other servers of its cluster, where there is a cluster secret.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class Registration:
         address: str,
         ha_address: str,
         sign: Callable[[Command], Command],
-        epoch: int = 0,
     ) -> None:
         self._settings = settings
         self.sign = sign
@@ -69,7 +67,8 @@ class Registration:
         self.master_address = ""
         self.master_ha_address = ""
         """Where a slave's master answers requests and where it hands out its log, as name servers say."""
-        self._epoch = epoch
+        self.epoch = 0
+        """Of a master that controllers have elected."""
         self.period = settings.broker.register_period
         """Seconds between registrations."""
         self.certificate_end: datetime | None = None
@@ -81,10 +80,6 @@ class Registration:
         self._body_of: tuple[DataVersion, int] | None = None
         self._permission = settings.broker.broker_permission  # as told
         settings.watch(self._look_at_permission)
-
-    def valid_until(self, end: datetime | None) -> None:
-        """The TLS certificate that clients are shown is valid until `end`; None without one."""
-        self.certificate_end = end
 
     @property
     def pause(self) -> float:
@@ -113,8 +108,8 @@ class Registration:
             crc32(body),
         )
         fields = {**encode(header), ALL_TOPICS: "true"}
-        if self._epoch:
-            fields[SET_EPOCH] = str(self._epoch)
+        if self.epoch:
+            fields[SET_EPOCH] = str(self.epoch)
         return self.sign(Command.request(RequestCode.REGISTER_BROKER, fields, body))
 
     def unregister(self) -> Command:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from rmq.broker.config import Settings
     from rmq.broker.membership.clients import Clients
-    from rmq.broker.membership.members import Member
+    from rmq.broker.membership.members import Member, MemberConnection
     from rmq.remoting.connection import Connection
     from rmq.store.store import Store
 else:
@@ -83,7 +83,7 @@ class Row:
     seconds: float
     deadline: float
     size: int
-    asker: Connection
+    asker: MemberConnection
     holders: Holders
 
 
@@ -102,18 +102,23 @@ class PendingRequests:
         self.clock = clock
         self._holders_of = holders_of or by_account_and_address()
         self._on_deadline = on_deadline
-        self._rows: dict[Connection, dict[int, Row]] = {}
+        self._rows: dict[MemberConnection, dict[int, Row]] = {}
         self._places = Shares(ROWS_MAX)
         self._bytes = Shares(BYTES_MAX)
-        self._at: dict[Connection, Shares] = {}  # places at each client that is asked
-        self._of_asker: dict[Connection, tuple[int, int]] = {}  # rows and bytes
+        self._at: dict[MemberConnection, Shares] = {}  # places at each client that is asked
+        self._of_asker: dict[MemberConnection, tuple[int, int]] = {}  # rows and bytes
         self._next = math.inf  # no row's deadline is before it
 
     def __len__(self) -> int:
         return self._places.used
 
     def call(
-        self, to: Connection, command: Command, seconds: float, on_answer: OnAnswer, asker: Connection
+        self,
+        to: MemberConnection,
+        command: Command,
+        seconds: float,
+        on_answer: OnAnswer,
+        asker: MemberConnection,
     ) -> None:
         """Send a request to a client for another; `on_answer` is told of what comes of it, never before this
         returns. As many bytes as the body has count as kept until then.
@@ -132,16 +137,16 @@ class PendingRequests:
         self._next = min(self._next, row.deadline)
         self._on_deadline(row.deadline)
 
-    def on_response(self, response: Command, connection: Connection) -> None:
+    def on_response(self, response: Command, connection: MemberConnection) -> None:
         """A client has answered: tell who waits for it. A response that nobody waits for is dropped."""
         if response.opaque in self._rows.get(connection, ()):
             self._take(connection, response.opaque).on_answer(response)
 
-    def expects(self, response: Command, connection: Connection) -> bool:
+    def expects(self, response: Command, connection: MemberConnection) -> bool:
         """Whether somebody waits for this response of a client."""
         return response.opaque in self._rows.get(connection, ())
 
-    def on_close(self, connection: Connection) -> None:
+    def on_close(self, connection: MemberConnection) -> None:
         """A connection has ended: what was asked of its client ends with ConnectionLost."""
         for opaque in list(self._rows.get(connection, ())):
             self._take(connection, opaque).on_answer(ConnectionLost(connection.peer_address))
@@ -166,7 +171,7 @@ class PendingRequests:
         self._next = min(deadlines, default=math.inf)
         return self._next
 
-    def _take(self, connection: Connection, opaque: int) -> Row:
+    def _take(self, connection: MemberConnection, opaque: int) -> Row:
         rows = self._rows[connection]
         row = rows.pop(opaque)
         self._add(connection, row, -1)
@@ -175,7 +180,7 @@ class PendingRequests:
             del self._at[connection]
         return row
 
-    def _add(self, to: Connection, row: Row, sign: int) -> None:
+    def _add(self, to: MemberConnection, row: Row, sign: int) -> None:
         self._places.add(row.holders, sign)
         self._bytes.add(row.holders, sign * row.size)
         self._at.setdefault(to, Shares(2 * ROWS_OF_A_PEER)).add(row.holders, sign)
@@ -185,7 +190,7 @@ class PendingRequests:
         else:
             del self._of_asker[row.asker]
 
-    def _check_room(self, to: Connection, asker: Connection, holders: Holders, size: int) -> None:
+    def _check_room(self, to: MemberConnection, asker: MemberConnection, holders: Holders, size: int) -> None:
         """Raise ResponseError when too much is on its way: in all, at that client, for that connection, or
         for its account or address."""
         asked, bytes_asked = self._of_asker.get(asker, (0, 0))
@@ -223,7 +228,7 @@ class ClientRequests:
         self._clients = clients
         self._pending = pending
 
-    def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
+    def handlers(self) -> dict[int, Callable[[Command, MemberConnection, int], Command | None]]:
         """What this part answers."""
         return {
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._on_running_info,
@@ -231,12 +236,12 @@ class ClientRequests:
             RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self._on_status,
         }
 
-    def _on_running_info(self, request: Command, connection: Connection, now: int) -> None:
+    def _on_running_info(self, request: Command, connection: MemberConnection, now: int) -> None:
         header = request.read(GetConsumerRunningInfoRequestHeader)
         member = self._member(header.consumer_group, header.client_id)
         self._pass_on(request, connection, member, {}, b"")
 
-    def _on_consume(self, request: Command, connection: Connection, now: int) -> None:
+    def _on_consume(self, request: Command, connection: MemberConnection, now: int) -> None:
         """Have a consumer consume one stored message at once; its answer tells how that went."""
         header = request.read(ConsumeMessageDirectlyResultRequestHeader)
         member = self._member(header.consumer_group, header.client_id or "")
@@ -254,7 +259,7 @@ class ClientRequests:
         raise for_code(_FAILED, f"The Consumer <{group}> <{client_id}> not online")
 
     def _pass_on(
-        self, request: Command, asker: Connection, member: Member, added: dict[str, str], body: bytes
+        self, request: Command, asker: MemberConnection, member: Member, added: dict[str, str], body: bytes
     ) -> None:
         """RocketMQ passes the header on as it is: with an administrator's signature, which the consumer could
         send to any server as another request."""
@@ -270,7 +275,7 @@ class ClientRequests:
 
     # --- the offsets that members have in memory ---
 
-    def _on_status(self, request: Command, connection: Connection, now: int) -> None:
+    def _on_status(self, request: Command, connection: MemberConnection, now: int) -> None:
         header = request.read(GetConsumerStatusRequestHeader)
         group = self._clients.consumer_group(header.group)
         if group is None:
@@ -295,7 +300,7 @@ class Gathering:
     """Answers of several members to one question; a member that does not answer is left out."""
 
     request: Command
-    asker: Connection
+    asker: MemberConnection
     missing: int
     table: dict[str, dict[MessageQueue, int]] = field(factory=dict)
 

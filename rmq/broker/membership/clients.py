@@ -43,9 +43,9 @@ from rmq.shares import Holders, Shares
 if TYPE_CHECKING:
     from rmq.broker.config import Settings
     from rmq.broker.filtering.filters import FilterTable
+    from rmq.broker.membership.members import MemberConnection
     from rmq.broker.tables.groups import Groups
     from rmq.broker.tables.topics import Topics
-    from rmq.remoting.connection import Connection
 
 SILENT_MS: Final = 120_000
 SCAN_MS: Final = 10_000
@@ -84,10 +84,10 @@ class Clients:
         self._filters = filters
         self._consumers: dict[str, ConsumerGroup] = {}
         self.announcements = Announcements(self._consumers, clock)
-        self._producers: dict[str, dict[Connection, Member]] = {}
-        self._of_connection: dict[Connection, set[tuple[str, str]]] = {}
+        self._producers: dict[str, dict[MemberConnection, Member]] = {}
+        self._of_connection: dict[MemberConnection, set[tuple[str, str]]] = {}
         self._shares = Shares(settings.broker.max_group_members)
-        self._holders: dict[Connection, Holders] = {}  # of those with memberships
+        self._holders: dict[MemberConnection, Holders] = {}  # of those with memberships
         self._ids = ClientIds()
         self.conflicts = Conflicts(settings)
 
@@ -133,7 +133,7 @@ class Clients:
         consumers = [("consumer", name, len(group.members)) for name, group in self._consumers.items()]
         return consumers + [("producer", name, len(members)) for name, members in self._producers.items()]
 
-    def producer_connection(self, client_id: str) -> Connection | None:
+    def producer_connection(self, client_id: str) -> MemberConnection | None:
         """The connection of a client that has producers; None without one, and while clients of several
         accounts have the id."""
         return self._ids.connection(client_id)
@@ -142,7 +142,7 @@ class Clients:
         """Whether clients of several accounts are connected that have this id."""
         return self._ids.is_disputed(client_id)
 
-    def is_anothers(self, client_id: str, connection: Connection) -> bool:
+    def is_anothers(self, client_id: str, connection: MemberConnection) -> bool:
         """Whether a client id belongs to another account than the one that the connection works for."""
         return self._ids.owner(client_id, self._ms()) not in (None, account_of(connection))
 
@@ -163,7 +163,7 @@ class Clients:
     # --- coming ---
 
     def heartbeat(
-        self, data: HeartbeatData, connection: Connection, language: str, version: int, now: int
+        self, data: HeartbeatData, connection: MemberConnection, language: str, version: int, now: int
     ) -> set[str]:
         """Take a client's heartbeat; returns the consumer groups that it changed, whose members were told.
         Makes the retry topic of each group.
@@ -212,7 +212,7 @@ class Clients:
             self._claim(data.client_id, connection, now)
         return set(changed)
 
-    def _release(self, connection: Connection, replaced: Iterable[Member]) -> None:
+    def _release(self, connection: MemberConnection, replaced: Iterable[Member]) -> None:
         """Members of producer groups have other client ids now: let go those that no group of theirs has."""
         groups = [group for kind, group in self._of_connection[connection] if kind == "producer"]
         used = {self._producers[group][connection].client_id for group in groups}
@@ -220,7 +220,7 @@ class Clients:
             if member.client_id not in used:
                 self._ids.leave(member.client_id, connection, member.heard_ms)
 
-    def _claim(self, client_id: str, connection: Connection, now: int) -> None:
+    def _claim(self, client_id: str, connection: MemberConnection, now: int) -> None:
         account = account_of(connection)
         if not self._ids.claim(client_id, connection, account, now):
             log.warning(
@@ -251,7 +251,7 @@ class Clients:
             "(an instance name), or raise the setting",
         )
 
-    def _check(self, data: HeartbeatData, connection: Connection) -> None:
+    def _check(self, data: HeartbeatData, connection: MemberConnection) -> None:
         wanted_count = sum(len(consumer.subscription_data_set) for consumer in data.consumer_data_set)
         if wanted_count > SUBSCRIPTIONS_OF_A_HEARTBEAT:
             raise for_code(
@@ -289,11 +289,11 @@ class Clients:
                 f"(maxGroupMembers) {full}",
             )
 
-    def _holders_of(self, connection: Connection) -> Holders:
+    def _holders_of(self, connection: MemberConnection) -> Holders:
         """Under whose names its memberships count: those that it had when the first of them came."""
         return self._holders.get(connection) or self._settings.holders_of(connection)
 
-    def _since(self, group: str, client_id: str, connection: Connection, now: int) -> int:
+    def _since(self, group: str, client_id: str, connection: MemberConnection, now: int) -> int:
         known = self._consumers[group].members.get(connection) if group in self._consumers else None
         return known.since_ms if known is not None and known.client_id == client_id else now
 
@@ -308,7 +308,7 @@ class Clients:
                     ResponseCode.SYSTEM_ERROR, f"{refusal}; rejectSubscriptionConflicts is set on the broker"
                 )
 
-    def warning(self, data: HeartbeatData, connection: Connection) -> str:
+    def warning(self, data: HeartbeatData, connection: MemberConnection) -> str:
         """What a client is to be told after its heartbeat; empty when all is well."""
         texts = []
         for consumer in data.consumer_data_set:
@@ -352,7 +352,7 @@ class Clients:
             log.warning("group %s: unit mode is ignored", group.name)
         return is_new or is_changed
 
-    def _joined(self, group: str, members: dict[Connection, Member], member: Member) -> bool:
+    def _joined(self, group: str, members: dict[MemberConnection, Member], member: Member) -> bool:
         """Put a member into a table; whether its connection is new there."""
         known = members.get(member.connection)
         if known is not None and known.client_id != member.client_id:
@@ -360,7 +360,7 @@ class Clients:
         members[member.connection] = member
         return known is None
 
-    def _remember(self, connection: Connection, kind: str, group: str) -> None:
+    def _remember(self, connection: MemberConnection, kind: str, group: str) -> None:
         mine = self._of_connection.setdefault(connection, set())
         if (kind, group) not in mine:
             mine.add((kind, group))
@@ -369,14 +369,18 @@ class Clients:
     # --- leaving ---
 
     def unregister(
-        self, connection: Connection, *, producer_group: str | None = None, consumer_group: str | None = None
+        self,
+        connection: MemberConnection,
+        *,
+        producer_group: str | None = None,
+        consumer_group: str | None = None,
     ) -> None:
         """Take a client out of a producer and a consumer group, and tell the consumers that stay."""
         for kind, group in (("producer", producer_group), ("consumer", consumer_group)):
             if group is not None and self._leave(connection, kind, group):
                 log.info("%s leaves %s group %s", connection.peer_address, kind, group)
 
-    def on_close(self, connection: Connection) -> None:
+    def on_close(self, connection: MemberConnection) -> None:
         """The connection has ended: its clients leave all their groups."""
         for kind, group in sorted(self._of_connection.get(connection, ())):
             self._leave(connection, kind, group, is_cut=True)
@@ -403,10 +407,10 @@ class Clients:
     def _ms(self) -> int:
         return round(self._clock() * 1000)
 
-    def _members(self, kind: str, group: str) -> dict[Connection, Member]:
+    def _members(self, kind: str, group: str) -> dict[MemberConnection, Member]:
         return self._consumers[group].members if kind == "consumer" else self._producers[group]
 
-    def _leave(self, connection: Connection, kind: str, group: str, *, is_cut: bool = False) -> bool:
+    def _leave(self, connection: MemberConnection, kind: str, group: str, *, is_cut: bool = False) -> bool:
         """Take a connection out of a group; whether it was there. An empty group is gone; `is_cut`: it may
         come again."""
         memberships = self._of_connection.get(connection, set())

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from attrs import evolve, field
 
@@ -29,11 +29,53 @@ if TYPE_CHECKING:
 
     from rmq.broker.config import Settings
     from rmq.protocol.bodies import ConsumerData, SubscriptionData
-    from rmq.remoting.connection import Connection
+    from rmq.protocol.command import Command
 
-    Table = dict[tuple[str, str], set[Connection]]
+    Table = dict[tuple[str, str], set["MemberConnection"]]
 else:
     from rmq.late_attrs import define
+
+
+class MemberConnection(Protocol):
+    """The connection of a member: a client's, or that of a door's peer (`rmq.broker.doors`)."""
+
+    @property
+    def peer_address(self) -> str:
+        """``host:port`` of the other side."""
+
+    @property
+    def local_address(self) -> str:
+        """``host:port`` of this side."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Values kept with the connection, such as its account."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection has ended."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether much waits to be sent."""
+
+    def notify(self, command: Command) -> None:
+        """Send a request, soon."""
+
+    def reply(self, response: Command) -> None:
+        """Send a response, soon."""
+
+    def write(self, frame: bytes) -> None:
+        """Send an encoded response, soon; the peer of a door gets none."""
+
+    def close(self, reason: str = ...) -> None:
+        """End the connection, soon."""
+
+    def finish(self, reason: str) -> None:
+        """As `close`; the peer sees the end right behind the last byte."""
+
+    def reset_on_close(self) -> None:
+        """Have the peer see a broken connection when this one is closed."""
 
 
 Terms = tuple[str | None, tuple[tuple[str, str], ...]]
@@ -51,7 +93,7 @@ class Member:
     client_id: str
     language: str
     version: int
-    connection: Connection
+    connection: MemberConnection
     heard_ms: int
     since_ms: int
     stamp_ms: int
@@ -67,7 +109,7 @@ class ConsumerGroup:
     message_model: str | None = None
     consume_from_where: str | None = None
     subscriptions: dict[str, SubscriptionData] = field(factory=dict)
-    members: dict[Connection, Member] = field(factory=dict)
+    members: dict[MemberConnection, Member] = field(factory=dict)
 
     @property
     def announced(self) -> tuple[object, ...]:
@@ -123,7 +165,7 @@ class Conflicts:
         # (group, "") or (group, client id) -> the connections that are told so
         self._subscriptions: Table = {}
         self._ids: Table = {}
-        self._refused: set[tuple[str, Connection]] = set()
+        self._refused: set[tuple[str, MemberConnection]] = set()
 
     @property
     def subscriptions(self) -> int:
@@ -246,12 +288,14 @@ class ClientIds:
     """Client ids of producers, by their owners."""
 
     def __init__(self) -> None:
-        self._live: dict[str, tuple[Connection, str]] = {}
-        self._others: dict[str, set[Connection]] = {}  # id -> connections of other accounts that want it, too
+        self._live: dict[str, tuple[MemberConnection, str]] = {}
+        self._others: dict[
+            str, set[MemberConnection]
+        ] = {}  # id -> connections of other accounts that want it, too
         self._left: dict[str, tuple[str, int]] = {}  # id -> account, until when
         self._left_by: dict[str, dict[str, None]] = {}  # account -> its ids in `_left`, oldest first
 
-    def connection(self, client_id: str) -> Connection | None:
+    def connection(self, client_id: str) -> MemberConnection | None:
         """The connection of a client that has producers; None without one, and while another account wants
         the id."""
         live = self._live.get(client_id)
@@ -269,7 +313,7 @@ class ClientIds:
         account, until = self._left.get(client_id, ("", -1))
         return account if now_ms < until else None
 
-    def claim(self, client_id: str, connection: Connection, account: str, now_ms: int) -> bool:
+    def claim(self, client_id: str, connection: MemberConnection, account: str, now_ms: int) -> bool:
         """Make an id that of a connection; False when it is another account's: it stays that, disputed."""
         if self.owner(client_id, now_ms) not in (None, account):
             self._others.setdefault(client_id, set()).add(connection)
@@ -279,7 +323,7 @@ class ClientIds:
         self._live[client_id] = (connection, account)
         return True
 
-    def leave(self, client_id: str, connection: Connection, heard_ms: int) -> None:
+    def leave(self, client_id: str, connection: MemberConnection, heard_ms: int) -> None:
         """A connection ends, or has no producers any more; `heard_ms` is when its last heartbeat came."""
         self._withdraw(client_id, connection)
         live = self._live.get(client_id)
@@ -293,7 +337,7 @@ class ClientIds:
         if len(ids) > LEFT_MAX:
             self._forget(next(iter(ids)))
 
-    def _withdraw(self, client_id: str, connection: Connection) -> None:
+    def _withdraw(self, client_id: str, connection: MemberConnection) -> None:
         others = self._others.get(client_id)
         if others is not None:
             others.discard(connection)

@@ -60,6 +60,7 @@ from rmq.protocol.properties import (
     record_keys,
 )
 from rmq.protocol.record import NUL_IN_PROPERTIES, PROPERTIES_MAX, Record, decode_batch
+from rmq.shares import NOBODY, Holders
 from rmq.store.config import delay_table
 
 if TYPE_CHECKING:
@@ -509,16 +510,18 @@ class Append:
 
     # ---- messages of plug-ins ----
 
-    def message(self, message: Message, now: int, on_done: OnAppended | None) -> None:
+    def message(
+        self, message: Message, now: int, on_done: OnAppended | None, maker: Holders = NOBODY
+    ) -> None:
         """Take a plug-in's message into the pending batch, in the next queue of its topic, by all the rules
         of a send. `on_done` is called with the outcome when the message is as safe as the settings ask.
 
         Raises ResponseError for a refusal and StoreError when it cannot be written; then `on_done` is not
-        called.
+        called. A topic that is made for it counts as `maker`'s.
         """
         self.check_open()
         topic = message.topic
-        target = self.targets.get(topic) or self.admit(topic, lambda: self._made_for_plugin(topic))
+        target = self.targets.get(topic) or self.admit(topic, lambda: self._made_for_plugin(topic, maker))
         config = self._topics.get(topic)
         if config is None or not config.perm & PERM_WRITE or not target.write_queues:
             raise forbidden(f"the topic[{topic}] sending message is forbidden")
@@ -549,9 +552,9 @@ class Append:
         if on_done is not None:
             self._acknowledgement.calls.append(Call(on_done, topic, queue_id, record))
 
-    def _made_for_plugin(self, topic: str) -> TopicConfig | None:
+    def _made_for_plugin(self, topic: str, maker: Holders) -> TopicConfig | None:
         queues = self._settings.broker.default_topic_queue_nums
-        return self._topics.create_for_send(topic, AUTO_CREATE_TOPIC, queues, "a plugin")
+        return self._topics.create_for_send(topic, AUTO_CREATE_TOPIC, queues, "a plugin", maker=maker)
 
 
 def stored_events(

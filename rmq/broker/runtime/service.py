@@ -19,6 +19,7 @@
     └── outer
         ├── register         one task for each name server
         ├── ha               a slave: the link to its master, copies of its tables (replication.py)
+        ├── doors            listeners of plug-ins' protocols, two tasks for each connection
         └── serve            listeners, and one nursery for each connection
 
 Stopping goes from the outside in: name servers are told, sends are refused, polls answered, the log is
@@ -42,9 +43,8 @@ import anyio.lowlevel
 
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
-from rmq.broker.disk_work import DiskWork, way_to_run
+from rmq.broker.disk_work import way_to_run
 from rmq.broker.produce.admission import FlowControl
-from rmq.broker.role import Role
 from rmq.broker.runtime.flusher import SYNC, Flusher
 from rmq.broker.runtime.replication_handshake import Guard
 from rmq.broker.runtime.replication_loops import Follower, serve_slaves
@@ -58,10 +58,12 @@ from rmq.broker.runtime.startup import (
     StoppedOpening,
     check,
     client_limits,
+    door_server,
     guard_of,
     open_broker,
     open_ports,
     own_limits,
+    own_ports,
     web_socket_access,
 )
 from rmq.broker.wakeups import Wakeups
@@ -77,8 +79,9 @@ from rmq.errors import (
     StoreError,
 )
 from rmq.metrics import Histogram
+from rmq.remoting.doors import serve_doors
 from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
-from rmq.remoting.loop import Alarm, bare_errors, current_loop, doubled, in_slices, restarting
+from rmq.remoting.loop import Alarm, bare_errors, doubled, in_slices, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.poller import Poller
 from rmq.remoting.pool import Pool
@@ -142,7 +145,6 @@ async def run(
     on_opened: Callable[[Broker], None] = lambda broker: None,
     front: Callable[[Endpoint], Endpoint] | None = None,
     pool: Pool | None = None,
-    role: Role | None = None,
     task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Be a broker until `stop` is set, or until cancelled; both stop it gracefully.
@@ -152,8 +154,7 @@ async def run(
     listens for, and where. Without `disk` files are real and syncs run in a thread; a simulation gives its
     own, and `now_ms`. `on_opened` is given the broker when its store is open. `front` is given the broker and
     makes the endpoint that clients' connections get in its place: a test's. `pool` outlives the broker, so
-    that name servers do not forget it in between. `role` is that in a set with controllers; by default it is
-    as the settings say. Raises ConfigError, PluginRefused, PortInUse, StoreLocked,
+    that name servers do not forget it in between. Raises ConfigError, PluginRefused, PortInUse, StoreLocked,
     CorruptRecord before `started`, and then nothing is left running; later CorruptRecord when a broken disk
     lost the log's end.
     """
@@ -180,13 +181,13 @@ async def run(
                 now_ms or wall_clock_ms,
                 plugin_settings or {},
                 wake=alarms.wakeups(lambda: flusher.kick()),
-                disk_work=DiskWork(current_loop().now, way_to_run(disk)),
-                role=role,
                 opening=Opening(health, stop, threads=threads),
+                network=network,
             )
         except StoppedOpening:
             task_status.started([])
             return
+        broker.disk_work.run = way_to_run(disk)
         try:
             on_opened(broker)
         except BaseException:  # a disk that takes nothing, say
@@ -215,6 +216,7 @@ async def run(
         )
         served.pages.update(broker.hooks.pages())
         also |= {} if ports.slaves is None else {"slaves": ports.slaves.address}
+        also |= {one.door.name: one.listener.address for one in ports.doors if one.listener is not None}
         also |= served.listens() | broker.hooks.listens()
         with bare_errors():
             async with anyio.create_task_group() as nursery:
@@ -314,6 +316,7 @@ class _Service:
             else Pool(network, RefusingEndpoint(), limits=own_limits(broker.config), tls=self._tls)
         )
         self._threads = threads
+        self._doors = door_server(broker, ports, guard.tls)
         self._saver = Saver(broker, self._blocking, self._alarms.new_topics)
 
     # ---- the tree ----
@@ -362,8 +365,11 @@ class _Service:
                     access=web_socket_access(self.broker.config),
                     budget=self.broker.budget,
                     poller=poller,
+                    doors=self._doors,
                 )
                 addresses = await outer.start(serving)
+                if self._doors is not None:
+                    await outer.start(serve_doors, self._doors, own_ports(self._ports))
                 if self._ports.slaves is not None:
                     acceptor = self.broker.acceptors["slaves"]
                     inner.start_soon(serve_slaves, self.broker, self._ports.slaves, self._guard, acceptor)
@@ -406,6 +412,8 @@ class _Service:
             if broker.acceptors["clients"].open:
                 await anyio.sleep(QUIET_SECONDS)
             broker.held_pulls.finish_last()
+            if self._doors is not None:
+                self._doors.stop("this broker is stopping")
 
     async def _blocking(self, work: Callable[[], T]) -> T:
         """Run what blocks. Raises StoreError when it does so for too long and the broker is stopping."""
@@ -499,7 +507,7 @@ class _Service:
     async def _look_at_certificate(self) -> None:
         while True:
             end = await self._blocking(partial(certificate_end, self._tls.tls_cert_path))
-            self.broker.registration.valid_until(end)
+            self.broker.registration.certificate_end = end
             await anyio.sleep(CERTIFICATE_SECONDS)
 
     # ---- name servers ----
@@ -507,8 +515,8 @@ class _Service:
     async def _start_registrars(self, nursery: anyio.abc.TaskGroup, pool: Pool) -> None:
         """Start them all; return when one has registered, or all have tried, or it takes too long."""
         ready = _Ready(len(self._alarms.register))
-        self.broker.registration.known_by.update(dict.fromkeys(self._alarms.register, False))
-        pool.watch(self._on_link)
+        self.broker.registration.known_by = dict.fromkeys(self._alarms.register, False)
+        pool.on_change = self._on_link
         for address in self._alarms.register:
             nursery.start_soon(self._register, pool, address, ready)
         if self._alarms.register:
@@ -540,7 +548,8 @@ class _Service:
 
     async def _may_register(self) -> None:
         """A master of a controlled set is announced only while it is one: else routes lead to another."""
-        while not self.broker.role.has_lease():
+        control = self.broker.replica.control
+        while control is not None and not self.broker.is_slave and not control.may_act():
             await anyio.sleep(LEASE_LOOK_SECONDS)
 
     def _on_link(self, address: str, cause: object) -> None:

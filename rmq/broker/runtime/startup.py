@@ -1,7 +1,8 @@
 """Starting a broker: settings that fit each other, its ports, who may connect, the store, and the broker over
 it.
 
-The ports are opened first: one that is taken ends the start before anything in the store has changed. On
+The ports are opened first: one that is taken ends the start before anything in the store has changed. Those
+of doors come last, since a plug-in is loaded over the store; one that is taken ends the start as well. On
 failure nothing stays open.
 """
 
@@ -20,22 +21,26 @@ from typing import TYPE_CHECKING, Final, Protocol
 import anyio
 import anyio.from_thread
 import anyio.to_thread
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from rmq.broker.broker import Broker
 from rmq.broker.config import VIP_PORT_DISTANCE, BrokerConfig
+from rmq.broker.doors import DoorPeer
 from rmq.broker.plugin_host import PluginHost
 from rmq.broker.runtime.replication_handshake import Guard
 from rmq.broker.send_batches import make_broker
 from rmq.clock import lease_clock
 from rmq.config import parse_addresses
+from rmq.doors import Door
 from rmq.errors import ConfigError, PortInUse, StoreError
 from rmq.plugin import load, named
 from rmq.protocol.codes import MASTER_ID
 from rmq.protocol.record import host_bytes
 from rmq.protocol.server_auth import ClusterSecret, ServerAuth
+from rmq.remoting.accept import accept_stream
 from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import is_literal, join_address, split_address
+from rmq.remoting.doors import DoorServer
 from rmq.remoting.limits import Budget, Limits
 from rmq.remoting.loop import bare_errors, current_loop
 from rmq.remoting.network import Network
@@ -51,8 +56,6 @@ from rmq.store.disk import Disk
 from rmq.store.store import Store
 
 if TYPE_CHECKING:
-    from rmq.broker.disk_work import DiskWork
-    from rmq.broker.role import Role
     from rmq.broker.wakeups import Wakeups
     from rmq.protocol.command import Command
 
@@ -96,13 +99,23 @@ def _addresses(config: BrokerConfig) -> list[str]:
 
 
 @frozen
+class OpenDoor:
+    """A door with its listener and acceptor; None for one that has no port of its own."""
+
+    door: Door
+    listener: Listener | None
+    acceptor: Acceptor | None
+
+
+@frozen
 class Ports:
     """The listeners for clients and for slaves, open from the start on; `slaves` is None for a broker that
-    has no slaves.
+    has no slaves. `doors` are those of plug-ins, opened once these are loaded.
     """
 
     clients: Sequence[Listener]
     slaves: Listener | None
+    doors: list[OpenDoor] = field(factory=list)
 
     @property
     def main(self) -> int:
@@ -117,8 +130,9 @@ class Ports:
     async def aclose(self) -> None:
         """Listen no more. Completes when cancelled."""
         with anyio.CancelScope(shield=True):
-            for listener in (*self.clients, *([] if self.slaves is None else [self.slaves])):
-                await listener.aclose()
+            for listener in (*self.clients, self.slaves, *(one.listener for one in self.doors)):
+                if listener is not None:
+                    await listener.aclose()
 
 
 async def open_ports(network: Network, config: BrokerConfig, store_config: StoreConfig) -> Ports:
@@ -147,6 +161,35 @@ async def open_ports(network: Network, config: BrokerConfig, store_config: Store
     return Ports(clients, slaves)
 
 
+async def open_doors(
+    network: Network,
+    config: BrokerConfig,
+    doors: Sequence[Door],
+    ports: Ports,
+    acceptors: dict[str, Acceptor],
+) -> None:
+    """Listen at the ports of doors; peers are refused until they are served. Raises PortInUse, OSError."""
+    rate, gateways = connection_rate(config), Gateways(config.trusted_gateways)
+    for door in doors:
+        if door.port is None:
+            ports.doors.append(OpenDoor(door, None, None))
+            continue
+        try:
+            address = join_address(config.bind_host, door.port)
+            (listener,) = await open_listeners(network, [address], held=True)
+        except PortInUse as error:
+            raise PortInUse(error.address, f"for door {door.name} of a plug-in") from None
+        acceptor = Acceptor(
+            door.connections,
+            config.max_connections_per_address,
+            per_second=rate,
+            share=DOOR_SHARE,
+            gateways=gateways,
+        )
+        acceptors[door.name] = acceptor
+        ports.doors.append(OpenDoor(door, listener, acceptor))
+
+
 async def _host_bytes(config: BrokerConfig, port: int) -> bytes:
     """broker_ip1 and the port as records hold them; a name is looked up, once."""
     host = config.broker_ip1
@@ -169,12 +212,12 @@ async def open_broker(
     *,
     wake: Wakeups,
     opening: Opening,
-    disk_work: DiskWork | None = None,
-    role: Role | None = None,
+    network: Network,
 ) -> Broker:
     """Open the store and build the broker; on failure nothing stays open, the ports neither. Raises
     StoppedOpening besides what both raise."""
     store: Store | None = None
+    acceptors = _acceptors(config)
     try:
         secret = cluster_secret(config.cluster_secret_file)
         host = await _host_bytes(config, ports.main)
@@ -192,12 +235,11 @@ async def open_broker(
             wake=wake,
             server_auth=None if secret is None else ServerAuth(secret, now_ms),
             sign=None if secret is None else partial(_signed, secret, now_ms),
-            acceptors=_acceptors(config),
+            acceptors=acceptors,
             budget=Budget(config.connection_buffer_bytes),
-            disk_work=disk_work,
-            role=role,
         )
         broker.use_plugins(load(named(config), plugin_settings, PluginHost(broker)))
+        await open_doors(network, config, broker.hooks.doors(), ports, acceptors)
     except BaseException:
         if store is not None:
             store.close()
@@ -326,6 +368,8 @@ class Progress:
 
 HA_SHARE: Final = 0.125
 """How much of the descriptors that connections may have links to slaves may take."""
+DOOR_SHARE: Final = 0.25
+"""The same for the port of a door."""
 
 
 def _acceptors(config: BrokerConfig) -> dict[str, Acceptor]:
@@ -359,3 +403,26 @@ def web_socket_access(config: BrokerConfig) -> WebSocketAccess:
     return WebSocketAccess(
         origins=config.web_socket_origins, hosts=config.web_socket_hosts, own=[name for name in own if name]
     )
+
+
+def door_server(broker: Broker, ports: Ports, tls: TlsContexts) -> DoorServer | None:
+    """The server of a broker's doors; None without any."""
+    if not ports.doors:
+        return None
+    config, limits = broker.config, client_limits(broker.config)
+    return DoorServer(
+        [one.door for one in ports.doors],
+        lambda door, connection: DoorPeer(broker, door.name, connection),
+        accept=partial(accept_stream, tls=tls, limits=limits, access=web_socket_access(config)),
+        limits=limits,
+        budget=broker.budget,
+    )
+
+
+def own_ports(ports: Ports) -> list[tuple[Door, Listener, Acceptor]]:
+    """The doors that have a port of their own."""
+    return [
+        (one.door, one.listener, one.acceptor)
+        for one in ports.doors
+        if one.listener is not None and one.acceptor is not None
+    ]

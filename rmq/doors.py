@@ -1,0 +1,288 @@
+"""Doors: other protocols beside RocketMQ's, served by plug-ins of a broker.
+
+A plug-in lists its doors in `Plugin.doors()`. Each has a port of its own, or first bytes by which its peers
+are told apart on the port for clients. `serve(stream, host)` is run once for each connection: `stream`
+carries the bytes of the peer, over TCP, TLS or WebSocket, and `host` is the broker as that peer may use it.
+
+The broker keeps the rules: `host` raises AccessDenied for whatever the account of the peer may not do, and
+every bound of a client (connections, memory, held reads, sends that wait, memberships) holds for doors as
+well. No function of `host` blocks. Functions given to it (`on_done`, `on_result`, `on_change`, those of
+`defer`) are called in the event loop, one after the other, and must not block either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from attrs import field
+
+if TYPE_CHECKING:
+    from attrs import frozen
+
+    from rmq.errors import ResponseError
+    from rmq.message import Message, StoredMessage
+else:
+    from rmq.late_attrs import frozen
+
+PUBLISH: Final = "publish"
+"""To send to a topic."""
+SUBSCRIBE: Final = "subscribe"
+"""To read a topic."""
+JOIN: Final = "join"
+"""To read, commit and be a member as a group."""
+ACTIONS: Final = (PUBLISH, SUBSCRIBE, JOIN)
+
+
+@frozen
+class Appended:
+    """Outcome of a message that a plug-in had stored.
+
+    `error` is None when the message is as safe as the broker's settings ask. With an error and an id the
+    message is stored, but its safety is not known; with an error and no id it is not stored, as far as the
+    broker knows, and `queue_offset` is -1. `queue_offset` is that of the record as it lies in the log: of a
+    delayed message in the schedule topic.
+    """
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    message_id: str
+    error: ResponseError | None = None
+
+
+OnAppended = Callable[[Appended], None]
+"""Called with the outcome of a message, once, in the event loop. An error that it raises is logged."""
+
+
+@frozen
+class ReadRequest:
+    """The messages that a consumer asks for: of one queue, from an offset on, `max_msg_nums` at most.
+
+    `subscription` are tags (`a || b`, `*` for all), or with `expression_type="SQL92"` an SQL expression.
+    """
+
+    consumer_group: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    max_msg_nums: int = 32
+    subscription: str | None = "*"
+    expression_type: str | None = None
+    sub_version: int = field(default=0, init=False)
+    sys_flag: int = field(default=4, init=False)
+    """The flag PULL_SUBSCRIPTION of RocketMQ: the expression is the one above."""
+
+
+@frozen
+class ReadResult:
+    """The messages that were read, and the offset from which to go on.
+
+    Without messages `next_offset` may still be further on, behind messages that did not match, or back at
+    another place when the queue does not hold the offset that was asked for.
+    """
+
+    messages: Sequence[StoredMessage]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+OnRead = Callable[["ReadResult | ResponseError"], None]
+"""Called once with the outcome of a held read. When its time is over the result has no messages."""
+
+OnCommitted = Callable[["ResponseError | None"], None]
+"""Called once when an offset is kept, as safely as the broker's settings ask, or with the refusal."""
+
+
+class DoorStream(Protocol):
+    """The bytes of one peer. Also a `rmq.plugin.Peer`."""
+
+    @property
+    def peer_address(self) -> str:
+        """``host:port`` of the other side."""
+
+    @property
+    def local_address(self) -> str:
+        """``host:port`` of this side."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Values kept with the connection, such as its account."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection has ended: nothing that is written is sent."""
+
+    async def receive(self, most: int = 65_536) -> bytes:
+        """At least one byte, at most `most`; none at the end.
+
+        A peer that does not take its answers is not read from. Raises BrokenResourceError when the peer or
+        the network is gone. Cancelled: nothing is lost.
+        """
+
+    async def receive_exactly(self, count: int) -> bytes:
+        """`count` bytes. Raises RemoteProtocolError when the peer ends before; else as `receive`."""
+
+    async def receive_until(self, separator: bytes, most: int) -> bytes | None:
+        """The bytes up to `separator`, which is left out; None at the end of the stream.
+
+        Raises RemoteProtocolError when it does not come within `most` bytes, or the peer ends in the middle;
+        else as `receive`.
+        """
+
+    def write(self, data: bytes) -> None:
+        """Send bytes, soon. Dropped when the connection has ended. Past 64 MiB unsent it is closed."""
+
+    async def drain(self) -> None:
+        """Return when little waits to be sent, or the connection has ended."""
+
+    def close(self, reason: str = "closed by this side") -> None:
+        """End the connection soon: bytes that were written are sent if the peer still reads."""
+
+
+class DoorHost(Protocol):
+    """The broker, as one peer of a door may use it."""
+
+    @property
+    def config(self) -> Any:
+        """The broker's configuration, frozen."""
+
+    def now_ms(self) -> int:
+        """Wall time in ms, as stamped on messages."""
+
+    def authenticate(self, user: str, secret: str, *, signed: bytes | None = None) -> None:
+        """Have the connection work for an account.
+
+        `secret` is the account's secret; or, where `signed` is given, the Base64 of HMAC-SHA1 of those bytes
+        under it. Raises AccessDenied when it is wrong; where a broker has no access control all are let in.
+        """
+
+    def may(self, action: str, name: str) -> bool:
+        """Whether the peer may do one of `ACTIONS`, to a topic or as a group."""
+
+    def append(self, message: Message, on_done: OnAppended | None = None) -> None:
+        """Store a message, by the rules of a send. Messages of one round of the loop are written at once.
+
+        `on_done` is called with the outcome when the message is as safe as the broker's settings ask.
+        Raises AccessDenied, ResponseError for a refusal (too long, no such topic, the broker is busy or
+        stops), InvalidMessage, and StoreError; `on_done` is not called then.
+        """
+
+    def read(self, request: ReadRequest) -> ReadResult:
+        """Read messages now. Raises AccessDenied, ResponseError."""
+
+    def hold(self, request: ReadRequest, on_result: OnRead, seconds: float) -> None:
+        """Read messages as soon as there are any; after `seconds` (maxSuspendTimeMills at most) the result
+        is empty. Never calls `on_result` before it returns, nor after the connection has ended.
+
+        Raises AccessDenied, ResponseError for a refusal, or when too many reads wait.
+        """
+
+    def queues(self, topic: str) -> int:
+        """The number of queues of a topic that are read; 0 when there is no such topic."""
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """The offset of the first message of a queue, and the one behind its last."""
+
+    def position(self, group: str, topic: str, queue_id: int) -> int:
+        """The committed offset of a group in a queue; -1 without one. Raises AccessDenied."""
+
+    def commit(
+        self, group: str, topic: str, queue_id: int, offset: int, on_done: OnCommitted | None = None
+    ) -> None:
+        """Keep the offset from which a group goes on. Raises AccessDenied; any other refusal goes to
+        `on_done`."""
+
+    def join(
+        self,
+        group: str,
+        client_id: str,
+        subscriptions: Mapping[str, str],
+        on_change: Callable[[str], None] = lambda group: None,
+    ) -> None:
+        """Become a member of a group: topic -> expression of tags. Lag, `rmq group members` and the other
+        members know it then, until `leave` or the end of the connection.
+
+        `on_change(group)` is called when the members have changed, so that `share` gives other queues.
+        Raises AccessDenied, ResponseError.
+        """
+
+    def members(self, group: str) -> list[str]:
+        """The client ids of a group's members."""
+
+    def share(self, group: str, topic: str) -> list[int]:
+        """The queues of a topic of this broker that are this member's, by RocketMQ's average allocation;
+        none while the peer is no member.
+        """
+
+    def leave(self, group: str) -> None:
+        """Be no member any more."""
+
+    def defer(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+        """Have `call` called after `seconds`; returns a function that prevents it. It is not called after the
+        connection has ended. Raises ResponseError when too many wait.
+        """
+
+
+Serve = Callable[[DoorStream, DoorHost], Awaitable[None]]
+
+
+@frozen(kw_only=True)
+class Door:
+    """One protocol of a plug-in.
+
+    `name` stands in metrics and logs. `port` is its own, on the address of the others (0: any free one);
+    None without one. `first_bytes` are what each connection begins with: those that come to the port for
+    clients are given to this door; not 0x00, 0x16 or `GET `, which are RocketMQ's, TLS and WebSocket. Peers
+    must speak first.
+
+    `serve` returns when the connection is to end. `goodbye` gives the last bytes for a peer when the broker
+    stops, after all of its answers. `connections` bounds those of its own port. With `websocket` its own port
+    takes WebSocket upgrades, too. A connection on which no byte moves for `idle_seconds` is closed; None:
+    after serverChannelMaxIdleTimeSeconds.
+    """
+
+    name: str
+    serve: Serve
+    port: int | None = None
+    first_bytes: bytes = b""
+    goodbye: Callable[[DoorStream], bytes] | None = None
+    connections: int = 1_000
+    websocket: bool = False
+    idle_seconds: float | None = None
+
+    def fault(self) -> str:
+        """The reason for which a server cannot open the door; empty without one."""
+        if not self.name.isidentifier():
+            return f"has a door named {self.name!r}; its name must be a word"
+        if self.port is None and not self.first_bytes:
+            return f"gives door {self.name} neither a port nor first bytes"
+        if self.port is not None and not 0 <= self.port <= 65_535:
+            return f"gives door {self.name} the port {self.port}; it must be 0 to 65535"
+        if self.first_bytes and (
+            self.first_bytes[0] in (0x00, 0x16) or b"GET ".startswith(self.first_bytes[:4])
+        ):
+            return f"gives door {self.name} first bytes that are RocketMQ's, TLS's or WebSocket's"
+        return ""
+
+
+def check_doors(doors: Sequence[tuple[str, Door]]) -> tuple[str, str] | None:
+    """The plug-in and the reason for which these doors, with their plug-ins, cannot be opened together."""
+    names: set[str] = {"clients", "slaves"}
+    taken: list[bytes] = []
+    for plugin, door in doors:
+        fault = door.fault()
+        if not fault and door.name in names:
+            fault = f"has a door named {door.name}, as another has"
+        if not fault and door.first_bytes:
+            both = [
+                one for one in taken if one.startswith(door.first_bytes) or door.first_bytes.startswith(one)
+            ]
+            fault = f"has a door that begins as another does: {door.name}" if both else ""
+        if fault:
+            return plugin, fault
+        names.add(door.name)
+        if door.first_bytes:
+            taken.append(door.first_bytes)
+    return None
