@@ -169,6 +169,7 @@ class Broker(Endpoint):
             now_ms=now_ms,
             on_change=self._on_topics_change,
             log_end=lambda: store.max_physical_offset,
+            log_start=lambda: store.min_physical_offset,
             first_record=self._first_record,
         )
         self.groups = Groups(
@@ -306,8 +307,6 @@ class Broker(Endpoint):
             copied={"consumerOffset": self.offsets},
             small={"delayOffset": self.schedule, "timerProgress": self.timers, "replication": self.replica},
         )
-        if (recovery := self.store.recovery) is not None and not recovery.is_clean:
-            self.followed.drop_earlier()
         self.replica.begin()
         if not self.is_slave:
             self.offsets.check_ends()
@@ -608,10 +607,10 @@ class Broker(Endpoint):
         if self.replica.flushes_copies:
             self.wake.flush()
 
-    def _first_record(self, topic: str, queues: int) -> int | None:
-        """Where the first record of a topic lies that its first queues have; None when they have none."""
-        store = self.store
-        units = (store.unit(topic, number, store.min_offset(topic, number)) for number in range(queues))
+    def _first_record(self, topic: str) -> int | None:
+        """Where the first record of a topic lies; None when its queues have none."""
+        store, queues = self.store, range(self.store.queue_end(topic))
+        units = (store.unit(topic, number, store.min_offset(topic, number)) for number in queues)
         return min((unit[0] for unit in units if unit is not None), default=None)
 
     def unlisted_topics(self) -> list[str]:

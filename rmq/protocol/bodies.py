@@ -102,6 +102,16 @@ class TopicCreation(Body):
 
 
 @frozen
+class TopicDeletion(Body):
+    """The trace of a deleted topic: each record of its name before the physical offset `log_offset` is one of
+    that topic, or of an earlier one. `time_ms` is the creation's, 0 for a topic without one.
+    """
+
+    log_offset: Int64 = 0
+    time_ms: Int64 = 0
+
+
+@frozen
 class TopicConfig(Body):
     """A topic of a broker. `perm` is a sum of `PERM_…`, `topic_sys_flag` of `TOPIC_…`.
 
@@ -147,10 +157,13 @@ class TopicConfig(Body):
 
 @define
 class TopicConfigSerializeWrapper(Body):
-    """All topics of a broker; also the shape of config/topics.json."""
+    """All topics of a broker; also the shape of config/topics.json. `deleted_topics` is ours: those that are
+    not there any more, while the log may have records of theirs. RocketMQ ignores it.
+    """
 
     topic_config_table: dict[str, TopicConfig] = field(factory=dict)
     data_version: DataVersion = field(factory=DataVersion)
+    deleted_topics: dict[str, TopicDeletion] | None = None
 
 
 REGISTRATION_VALUES: Final = 1_000_000

@@ -28,7 +28,7 @@ from rmq.store.checkpoint import Checkpoint
 from rmq.store.config import DELAY_LEVELS, delay_table
 from rmq.store.disk import Disk
 from rmq.store.evidence import Evidence, broken_text, find_evidence
-from rmq.store.files import topic_begins
+from rmq.store.known_topics import KnownTopics, read_topics
 from rmq.store.scan import Scan, Scanned, Vouch, next_good, nobody_vouches, parse
 from rmq.store.segments import OpenFiles, Segments
 
@@ -124,7 +124,8 @@ def check(
     evidence = _evidence(disk, folder, clean=report.clean_stop)  # before the log, which may grow meanwhile
     runs = log_runs(disk, report)
     queues = QueueAudits(disk, folder, delays or delay_table(DELAY_LEVELS), report.add)
-    queues.load(runs[0].start if runs else 0, known_topics(disk, folder), is_open=not report.clean_stop)
+    topics = known_topics(disk, folder)
+    queues.load(runs[0].start if runs else 0, topics, is_open=not report.clean_stop)
     index = IndexAudit(disk, os.path.join(folder, "index"), report.add)
     index.load(runs[0].start if runs else 0, lambda offset: _record_at(runs, offset))
     report.index_slots, report.index_file_size = index.slots, index.file_size
@@ -183,14 +184,9 @@ def _named(disk: Disk, folder: str) -> list[str]:
     return [name for name in disk.list(folder) if _NAME.fullmatch(name)]
 
 
-def known_topics(disk: Disk, folder: str) -> dict[str, int] | None:
-    """The topics that are known, each with the physical offset from which on records are of it; None when
-    that is not known.
-    """
-    try:
-        return topic_begins(disk.load(os.path.join(folder, "config", "topics.json")))
-    except RmqError:
-        return None
+def known_topics(disk: Disk, folder: str) -> KnownTopics:
+    """The topics of a store's folder, and from which physical offset on records are of them."""
+    return read_topics(lambda: disk.load(os.path.join(folder, "config", "topics.json")))
 
 
 def _record_at(runs: list[Segments], offset: int) -> Scanned | None:

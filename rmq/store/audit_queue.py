@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from rmq.protocol.properties import has_unit, unit_code
 from rmq.store.audit_rules import (
@@ -23,6 +23,7 @@ from rmq.store.audit_rules import (
 )
 from rmq.store.consumequeue import UNIT, UNIT_FORM, Unit, is_unit, queue_folder
 from rmq.store.disk import Disk
+from rmq.store.known_topics import KnownTopics
 from rmq.store.scan import Scanned
 from rmq.store.segments import OpenFiles, Segments
 
@@ -37,8 +38,9 @@ class QueueAudit:
     made again, and what its older records lack does not matter.
     """
 
-    def __init__(self, files: Segments) -> None:
+    def __init__(self, files: Segments, begin: int) -> None:
         self.files = files
+        self.begin = begin  # the records of its topic lie at this physical offset, or behind
         self.next = -1  # the queue offset after the last record's; -1 without any
         self.position = -1  # of the last record
         self.last = -1  # the queue offset of the last unit; -1 without any
@@ -91,15 +93,15 @@ class QueueAudits:
     def __len__(self) -> int:
         return len(self._table)
 
-    def load(self, log_start: int, known: Mapping[str, int] | None, *, is_open: bool) -> None:
+    def load(self, log_start: int, known: KnownTopics, *, is_open: bool) -> None:
         """Find the queues' files. `known` topics: others without a folder count as deleted, and so do records
-        before the physical offset of theirs. `is_open`: a broker runs on the store, or was killed.
+        that lie before their topic. `is_open`: a broker runs on the store, or was killed.
         """
-        self._begins = {topic.encode(): begin for topic, begin in (known or {}).items() if begin}
+        self._begins = {topic.encode(): begin for topic, begin in known.begins.items()}
         self._log_start, self._is_open = log_start, is_open
         place = os.path.join(self._root, "consumequeue")
         topics = self._disk.list(place)
-        self._kept = kept_topics(known, topics)
+        self._kept = kept_topics(known.names, topics)
         for topic in filter(is_compared, topics):
             for queue_id in self._disk.list(os.path.join(place, topic)):
                 if queue_id.isascii() and queue_id.isdecimal():
@@ -122,7 +124,7 @@ class QueueAudits:
                 files.bases = [base]
             else:
                 files.bases.append(base)
-        audit = self._table[topic, queue_id] = QueueAudit(files)
+        audit = self._table[topic, queue_id] = QueueAudit(files, self._begins.get(topic, 0))
         return audit
 
     def vouch(self, record: Scanned) -> bool | None:
@@ -158,8 +160,12 @@ class QueueAudits:
         unit = queue.unit(index)
         if unit is not None and is_unit(unit[1]):
             queue.last = max(queue.last, index)
-            if is_kept(unit[0], self._log_start):
+            if is_kept(unit[0], self._log_start) and not self._is_cut(queue, unit[0]):
                 queue.held.append((EXTRA, index, f"its record at {unit[0]} is not there"))
+
+    def _is_cut(self, queue: QueueAudit, physical_offset: int) -> bool:
+        """Whether the next start cuts a unit, since its record is of an earlier topic."""
+        return self._is_open and 0 <= physical_offset < queue.begin
 
     def _compare(self, queue: QueueAudit, index: int, record: Scanned) -> None:
         unit = queue.unit(index)
@@ -201,6 +207,6 @@ class QueueAudits:
                 return  # the end of the units
             if is_unit(size):
                 queue.last = max(queue.last, index)
-                if is_kept(physical, self._log_start):
+                if is_kept(physical, self._log_start) and not self._is_cut(queue, physical):
                     queue.held.append((EXTRA, index, f"no record at {physical} has offset {index}"))
             index += 1

@@ -12,18 +12,6 @@ from rmq.store.disk import Disk
 log = logging.getLogger("rmq.store")
 
 
-def topic_begins(text: bytes | None) -> dict[str, int] | None:
-    """The topics of a text of topics.json, each with the physical offset before which the records of its name
-    belong to an earlier topic; None when it is not known which topics there are.
-    """
-    try:
-        table = json.loads(text or b"{}")["topicConfigTable"]
-        begins = {topic: (row.get("creation") or {}).get("logOffset", 0) for topic, row in table.items()}
-        return {topic: int(begin) for topic, begin in begins.items()} or None
-    except (RmqError, KeyError, TypeError, ValueError, AttributeError):
-        return None
-
-
 class ConfigFiles:
     """config/<name>.json, each with the version before in <name>.json.bak. Thread-safe."""
 

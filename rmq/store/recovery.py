@@ -9,7 +9,7 @@ lack older units is made from where it ends.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from attrs import field
@@ -18,8 +18,9 @@ from rmq.errors import CorruptRecord
 from rmq.protocol.properties import has_unit, unit_code
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
-from rmq.store.consumequeue import ConsumeQueue, Unit
+from rmq.store.consumequeue import FILLER_SIZE, ConsumeQueue, Unit
 from rmq.store.evidence import WAY_ON, Evidence, broken_text, find_evidence
+from rmq.store.known_topics import KnownTopics
 from rmq.store.queues import Key, Queues
 from rmq.store.scan import (
     BLANK_SIZE,
@@ -74,19 +75,23 @@ def known_synced(before: int, checkpoint: Checkpoint) -> Synced:
     return Synced(before, checkpoint.log_ms)
 
 
+def _own(is_end: Callable[[int, Unit], bool], begin: int) -> Callable[[int, Unit], bool]:
+    """The rule, by which a queue also ends at units of records before `begin`, which an earlier topic had."""
+    return lambda index, unit: is_end(index, unit) or (unit[0] < begin and unit[1] != FILLER_SIZE)
+
+
 @define
 class Recoverer:
-    """Carries out one recovery. `synced`: what a crash cannot have taken; `known_topics`: those that were not
-    deleted, None when all count as known, each with the physical offset before which the records of its name
-    belong to an earlier topic; `changing` is called before queue files are written. `abort`: up to where the
-    log was synced by the file of that name; `now_ms`: the wall clock.
+    """Carries out one recovery. `synced`: what a crash cannot have taken; `topics`: which exist, and where in
+    the log they begin; `changing` is called before queue files are written. `abort`: up to where the log was
+    synced by the file of that name; `now_ms`: the wall clock.
     """
 
     commit_log: CommitLog
     queues: Queues
     delays: dict[int, int]
     synced: Synced
-    known_topics: Mapping[str, int] | None
+    topics: KnownTopics
     check_crc: bool = True
     cut_damage: bool = False
     abort: int = 0
@@ -105,8 +110,7 @@ class Recoverer:
         """Recover log and queues. Raises CorruptRecord for damage, StoreError when files cannot be read or
         written.
         """
-        begins = self.known_topics or {}
-        self._begins = {topic.encode(): begin for topic, begin in begins.items() if begin > 0}
+        self._begins = {topic.encode(): begin for topic, begin in self.topics.begins.items()}
         start = self._start(checkpoint, clean=clean, rebuild=rebuild)
         evidence = self._evidence = self._find_evidence(checkpoint, clean=clean)
         records, end, cut = self._scan_log(start)
@@ -198,13 +202,28 @@ class Recoverer:
     def _load_queues(self, rule: Callable[[ConsumeQueue], Callable[[int, Unit], bool]]) -> None:
         total = len(self.queues.table)
         for number, queue in enumerate(self.queues.table.values()):
-            queue.load(rule(queue))
+            begin = self.topics.begins.get(queue.topic, 0)
+            queue.load(_own(rule(queue), begin) if begin else rule(queue))
+            if begin:
+                self._cut_earlier(queue, begin)
             if queue.file_start > 0 == self.commit_log.start and self._is_short(queue):
                 # Nothing ever expired, so the queue's first files were lost.
                 queue.restart(0)
                 self._short[queue] = 0
             if number % 64 == 0:
                 self.progress("queues", number, total)
+
+    def _cut_earlier(self, queue: ConsumeQueue, begin: int) -> None:
+        """Cut units of an earlier topic of the same name, for good: a power cut may bring its files back."""
+        unit = queue.unit_in_files(queue.end)
+        if unit is None or unit[0] >= begin:
+            return
+        log.warning("queue %s/%d has messages of a deleted topic: they go", queue.topic, queue.queue_id)
+        self.changing()
+        if queue.known_to <= begin:
+            queue.restart(0)
+        elif queue.cut_files():
+            queue.sync_end()
 
     def _file_vouched_for(self, checkpoint: Checkpoint) -> int:
         """The newest file before whose first record all is synced and queued."""
@@ -378,7 +397,7 @@ class Recoverer:
 
     def _is_short(self, queue: ConsumeQueue) -> bool:
         """Whether the missing units should be in the log: not for the leftovers of a deleted topic."""
-        known = self.known_topics is None or queue.topic in self.known_topics
+        known = self.topics.names is None or queue.topic in self.topics.names
         return known or (not queue.is_empty and queue.file_start == 0)
 
     def _rebuild_short(self, end: int) -> None:

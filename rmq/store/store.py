@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,8 +34,9 @@ from rmq.store.commitlog import CommitLog
 from rmq.store.config import BrokerRole, StoreConfig, delay_table, physical_memory
 from rmq.store.consumequeue import UNIT_FORM, ConsumeQueue, Unit
 from rmq.store.disk import Disk, Lock
-from rmq.store.files import ConfigFiles, topic_begins
+from rmq.store.files import ConfigFiles
 from rmq.store.index import Entry, Index
+from rmq.store.known_topics import read_topics
 from rmq.store.queues import Arrival, EncodedUnits, Queues
 from rmq.store.reader import Limits
 from rmq.store.recovery import Recoverer, Recovery, known_synced
@@ -188,12 +190,13 @@ class Store(StoreSync, ReplicaStore):
         checkpoint = self._checkpoint = Checkpoint(self.disk, self._path("checkpoint"))
         self._queues.find_folders()
         self.retention.find_left()
+        topics = read_topics(partial(self._files.load, "topics"))
         recoverer = Recoverer(
             self._log,
             self._queues,
             self._delays,
             known_synced(abort.synced, checkpoint),
-            self._known_topics(),
+            topics,
             check_crc=self.config.check_crc_on_recover,
             cut_damage=self.config.truncate_damaged_log,
             abort=abort.synced,
@@ -207,6 +210,7 @@ class Store(StoreSync, ReplicaStore):
         self._queues.recovered(self._log.timestamp, self._log.end, changed=recovery.records > 0)
         if not clean or recovery.cut:
             self.may_have_lost()
+        self._remove_empty(topics.deleted)
         self._raw_position = self._raw_whole = self._log.end
         self._load_index(checkpoint, clean=clean, rebuild=rebuild)
         self._clock_watch.begin(self._log.timestamp, self._now_ms())
@@ -231,14 +235,13 @@ class Store(StoreSync, ReplicaStore):
             checkpoint.index_ms = self._index.full_until_ms
             checkpoint.flush()
 
-    def _known_topics(self) -> dict[str, int] | None:
-        """The topics of config/topics.json: tells a queue that was lost from one whose topic was deleted, and
-        a record from one of an earlier topic.
-        """
-        try:
-            return topic_begins(self._files.load("topics"))
-        except StoreError:
-            return None
+    def _remove_empty(self, topics: Iterable[str]) -> None:
+        """Remove the queues of topics that were deleted, if recovery has found no message in them."""
+        for topic in topics:
+            ends = [self.max_offset(topic, number) for number in range(self.queue_end(topic))]
+            if ends and not any(ends):
+                log.warning("topic %s was deleted: its %d queues are removed", topic, len(ends))
+                self.remove_topic(topic)
 
     def close(self) -> None:
         """Write and sync all, and leave the mark of a clean stop. Raises StoreError; the next start then

@@ -11,8 +11,9 @@ names of deleted rows, with `end`, where the master's log ended then: a slave th
 the queues of deleted topics, as its master did. Or, in a piece of a whole table, `whole`: whether it is the
 first piece, and the last. The last piece of the topics has `end`, too, and `unlisted`, the topics that have
 queues at the master and no row: a slave that was away while topics were deleted removes the queues of those
-rows that it has and the master has not, unless they are unlisted. Who does not know such notes passes over
-them, and copies tables by requests on, as RocketMQ's slaves do.
+rows that it has and the master has not, unless they are unlisted. With both goes `deleted`, where in the log
+the master says that topics were deleted (`Deletions`), which the slave keeps, too. Who does not know such
+notes passes over them, and copies tables by requests on, as RocketMQ's slaves do.
 
 A topic that was deleted and made again while a slave was away has another creation: the slave removes the
 queues that it has of the earlier topic when its log reaches the offset at which the present one was made.
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from attrs import define
 
+from rmq.broker.tables.deletions import deletions_of
 from rmq.broker.tables.versioned import Slices, drain
 from rmq.errors import RemoteProtocolError
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from rmq.broker.state import Tables
     from rmq.broker.tables.files import TableFiles
     from rmq.broker.tables.versioned import Changes
-    from rmq.protocol.bodies import TopicConfig
+    from rmq.protocol.bodies import TopicConfig, TopicDeletion
     from rmq.store.store import Store
 
 log = logging.getLogger("rmq.broker")
@@ -131,11 +133,13 @@ class TableFeed:
         end: Callable[[], int],
         *,
         unlisted: Callable[[], list[str]] = list,
+        deletions: Callable[[], Mapping[str, TopicDeletion]] = dict,
         offsets_s: float = OFFSETS_SECONDS,
         is_awaited: Callable[[str, int], bool] = lambda table, serial: False,
     ) -> None:
         self._end = end
         self._unlisted = unlisted
+        self._all_deletions = deletions
         self._is_awaited = is_awaited
         self.offsets_s = offsets_s
         self._had: dict[str, int] = {}
@@ -164,8 +168,18 @@ class TableFeed:
     def _deletions(self, table: str, note: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a note that a slave needs to remove what is deleted here."""
         if table == TOPICS and note.get("whole", ())[1:] == [True]:
-            return {"end": self._end(), "unlisted": self._unlisted()}
-        return {"end": self._end()} if note.get("gone") else {}
+            more = {"unlisted": self._unlisted(), "deleted": self._deleted()}
+        elif gone := note.get("gone"):
+            more = {"deleted": self._deleted(gone)} if table == TOPICS else {}
+        else:
+            return {}
+        return {"end": self._end(), **more}
+
+    def _deleted(self, names: Collection[str] | None = None) -> dict[str, Any]:
+        """The deletions of these topics, or all, as JSON values."""
+        table = self._all_deletions()
+        kept = table if names is None else [name for name in names if name in table]
+        return {name: table[name].to_value() for name in kept}
 
     def _is_wanted(self, told: _Told) -> bool:
         """Whether somebody waits for what is not told yet, and all is had that is."""
@@ -265,9 +279,10 @@ class FollowedTables:
                 return
             self._collected.pop(name, None)
             rows, missing = collected, None
+        is_changed = False
         if name == TOPICS:
-            self._note_ended(rows, missing, note)
-        if table.follow(rows, version, missing):
+            is_changed = self._note_ended(rows, missing, note)
+        if table.follow(rows, version, missing) or is_changed:
             self._changed(name)
         if missing is None:
             self._files.told(name)
@@ -276,9 +291,12 @@ class FollowedTables:
 
     def _note_ended(
         self, rows: Mapping[str, TopicConfig], gone: Collection[str] | None, note: Mapping[str, Any]
-    ) -> None:
-        """Note the topics that are no more, or are others, before these rows take the place of ours."""
-        known = self._topics.table
+    ) -> bool:
+        """Note the topics that are no more, or are others, before these rows take the place of ours; whether
+        deletions came that were not known. Raises RemoteProtocolError.
+        """
+        known, log_end = self._topics.table, self._store.max_physical_offset
+        told = deletions_of(note.get("deleted", {}))
         if gone is None and isinstance(unlisted := note.get("unlisted"), list):
             kept = rows.keys() | set(unlisted)
             self._deleted = {topic: at for topic, at in self._deleted.items() if topic not in kept}
@@ -290,8 +308,12 @@ class FollowedTables:
             before, creation = known.get(name), row.creation
             if creation is None:
                 self._deleted.pop(name, None)
-            elif before is None or before.creation != creation:
+            elif before is None or before.creation != creation or creation.log_offset > log_end:
                 self._deleted[name] = creation.log_offset
+        for name, deletion in told.items():
+            if name not in rows and deletion.log_offset > log_end:  # the log on the way has its messages
+                self._deleted.setdefault(name, deletion.log_offset)
+        return self._topics.take_deletions(told)
 
     @property
     def has_reports(self) -> bool:
@@ -327,17 +349,6 @@ class FollowedTables:
             end = self._store.max_physical_offset
             for topic in [topic for topic, at in self._deleted.items() if at <= end]:
                 self._remove_before(topic, self._deleted.pop(topic))
-
-    def drop_earlier(self) -> None:
-        """After a crash, which makes queues again by the names of topics: remove those of earlier topics."""
-        queues: dict[str, list[tuple[str, int]]] = {}
-        for topic, queue_id in self._store.queues():
-            queues.setdefault(topic, []).append((topic, queue_id))
-        for topic, keys in queues.items():
-            row = self._topics.get(topic)
-            creation = None if row is None else row.creation
-            if creation is not None and self._are_before(keys, creation.log_offset):
-                self._remove(topic, len(keys))
 
     def _remove_before(self, topic: str, physical_offset: int) -> None:
         """Remove the queues of a topic unless they have messages of the present topic of that name."""

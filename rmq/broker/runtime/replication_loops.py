@@ -172,6 +172,7 @@ class _SlaveLink:
             broker.followed.tables,
             lambda: broker.store.max_physical_offset,
             unlisted=broker.unlisted_topics,
+            deletions=broker.topics.deletions.all,
             offsets_s=OFFSETS_SECONDS if control is None else CONTROLLED_OFFSETS_SECONDS,
             is_awaited=broker.acknowledgement.rows.is_awaited,
         )

@@ -5,17 +5,19 @@ they have seen it.
 
 A master gives each topic that it makes a creation (`TopicCreation`): the name alone does not tell a topic
 from one that was deleted and made again, and offsets, queues and positions belong to a topic, not to a name.
-The creation stays for as long as the topic does and travels to slaves with its row.
+The creation stays for as long as the topic does and travels to slaves with its row. A deleted topic that had
+messages leaves a trace (`Deletions`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from rmq.broker.tables.deletions import Deletions, deletion_of
 from rmq.broker.tables.versioned import VersionedTable
 from rmq.errors import InvalidName, ResponseError, for_code
 from rmq.message import (
@@ -30,7 +32,13 @@ from rmq.message import (
     SYSTEM_TOPICS,
     validate_topic,
 )
-from rmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper, TopicCreation
+from rmq.protocol.bodies import (
+    DataVersion,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+    TopicCreation,
+    TopicDeletion,
+)
 from rmq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, ResponseCode
 from rmq.protocol.fields import Body
 from rmq.shares import NOBODY, Holders
@@ -42,8 +50,6 @@ if TYPE_CHECKING:
 SCHEDULE_QUEUES: Final = 18
 BENCHMARK_QUEUES: Final = 1024
 TRACE_PLUGIN: Final = "trace"
-QUEUES_LOOKED_AT: Final = 16
-"""Queues of a topic that is made, at least, which are looked at for messages."""
 UNSAVED_MAX: Final = 1_000
 """Topics made by sends that wait to be saved. Else such sends are soon all that the broker may let wait."""
 ENDS_KEPT: Final = 10_000
@@ -105,10 +111,11 @@ class Topics(VersionedTable[TopicConfig]):
         now_ms: Callable[[], int],
         on_change: Callable[[], None],
         log_end: Callable[[], int] = lambda: 0,
-        first_record: Callable[[str, int], int | None] = lambda topic, queues: None,
+        log_start: Callable[[], int] = lambda: 0,
+        first_record: Callable[[str], int | None] = lambda topic: None,
     ) -> None:
-        """`log_end` is the physical offset at which the next record will lie, `first_record` that of the
-        first one of a topic, in so many queues; None when these have none.
+        """`log_start` is the physical offset at which the log begins, `log_end` that at which the next record
+        will lie, `first_record` that of a topic's first record; None when its queues have none.
         """
         from_start = {made.topic_name: made for made in system_topics(settings.broker)}
         super().__init__(
@@ -123,6 +130,7 @@ class Topics(VersionedTable[TopicConfig]):
         self._ends: dict[str, int] = {}  # of deleted topics: the highest end of their queues
         self._leaving: dict[str, TopicCreation] = {}  # of topics that are being deleted
         self._created_ms = 0  # the last creation's
+        self.deletions = Deletions(log_start)
 
     def load(self, data: bytes | None) -> None:
         super().load(data)
@@ -247,6 +255,30 @@ class Topics(VersionedTable[TopicConfig]):
         """Put or replace a topic. Raises StoreError, and then nothing has changed."""
         self._set(topic.topic_name, self._identified(topic), now)
 
+    def delete(self, name: str, now: int | None = None) -> bool:
+        self._note_deletion(name)
+        return super().delete(name, now)
+
+    def _place(self, name: str, row: TopicConfig | None, now: int | None) -> None:
+        if row is None:
+            self._note_deletion(name)
+        super()._place(name, row, now)
+
+    def _note_deletion(self, name: str) -> None:
+        """Leave a trace of a topic that is about to be deleted, if it has messages."""
+        known = self.table.get(name)
+        if known is not None and self._first_record(name) is not None:
+            self.deletions.note(name, deletion_of(known, self._log_end()))
+
+    def take_deletions(self, told: Mapping[str, TopicDeletion]) -> bool:
+        """A slave's: have the master's deletions, too, which are `unsaved` then; whether any is new."""
+        is_new = self.deletions.take(told)
+        if is_new:
+            self._text.outdate()
+            self.made += 1
+            self.unsaved |= dict.fromkeys(told, self.made)
+        return is_new
+
     def change(self, name: str, row: TopicConfig | None, now: int | None = None) -> Callable[[], None]:
         if row is not None:
             return super().change(name, self._identified(row), now)
@@ -262,6 +294,9 @@ class Topics(VersionedTable[TopicConfig]):
         """Remember how far the queues of a deleted topic went, which are removed now: of at most `ENDS_KEPT`
         topics of this run.
         """
+        if (deletion := self.deletions.get(topic)) is not None:  # a message may have come meanwhile
+            self.deletions.note(topic, attrs.evolve(deletion, log_offset=self._log_end()))
+            self._text.outdate()
         creation = self._leaving.pop(topic, None)
         end = max(end, self._ends.pop(topic, 0), 0 if creation is None else creation.earlier_end)
         if end:
@@ -273,6 +308,8 @@ class Topics(VersionedTable[TopicConfig]):
         """The log ends at `end`: a topic that was made behind that has lost its records, and its next ones
         lie there. Not for a slave, whose log may be on its way.
         """
+        if late := self.deletions.cut(end):
+            self._grown(late)
         for name, topic in list(self.table.items()):
             creation = topic.creation
             if creation is not None and creation.log_offset > end:
@@ -292,10 +329,11 @@ class Topics(VersionedTable[TopicConfig]):
         elif self._settings.store.broker_role is BrokerRole.SLAVE:
             creation = None
         else:
-            self._created_ms = max(self._now_ms(), self._created_ms + 1)
+            latest = max(self._created_ms, self.deletions.latest_ms)
+            self._created_ms = max(self._now_ms(), latest + 1)
             earlier_end = self._ends.get(topic.topic_name, 0)
             # Queues that are there without a row, as where topics.json was lost, are the topic's own.
-            first = self._first_record(topic.topic_name, max(topic.write_queue_nums, QUEUES_LOOKED_AT))
+            first = self._first_record(topic.topic_name)
             begin = self._log_end() if first is None else first
             creation = TopicCreation(self._created_ms, begin, earlier_end)
         return topic if topic.creation == creation else attrs.evolve(topic, creation=creation)
@@ -313,8 +351,12 @@ class Topics(VersionedTable[TopicConfig]):
     def _body(self, rows: dict[str, TopicConfig]) -> Body:
         return TopicConfigSerializeWrapper(rows, self.data_version)
 
+    def _file_body(self) -> Body:
+        return TopicConfigSerializeWrapper({}, self.data_version, self.deletions.all() or None)
+
     def _parsed(self, data: bytes) -> tuple[dict[str, TopicConfig], DataVersion]:
         saved = TopicConfigSerializeWrapper.from_json(data)
+        self.deletions.take(saved.deleted_topics or {})
         for topic in saved.topic_config_table.values():
             if topic.creation is not None:
                 self._created_ms = max(self._created_ms, topic.creation.time_ms)

@@ -140,10 +140,14 @@ class TableText:
         """All rows have been replaced: texts made of the old ones are dropped."""
         self._rows, self._whole = {}, (None, b"")
 
-    def whole(self, empty: Body, rows: Mapping[str, Body], version: DataVersion) -> bytes:
+    def outdate(self) -> None:
+        """Something beside the rows has changed, which is in the text of the whole table."""
+        self._whole = (None, b"")
+
+    def whole(self, empty: Callable[[], Body], rows: Mapping[str, Body], version: DataVersion) -> bytes:
         """The text of the whole table at `version`; rows do not change without the version."""
         if self._whole[0] is not version:
-            self._whole = version, drain(self.slices(empty, rows))
+            self._whole = version, drain(self.slices(empty(), rows))
         return self._whole[1]
 
     def slices(self, empty: Body, rows: Mapping[str, Body]) -> Slices[bytes]:
@@ -273,13 +277,17 @@ class VersionedTable(ABC, Generic[Row]):
         """Whether the table has another row of this name, or none."""
         return self.table.get(name) != row
 
+    def _file_body(self) -> Body:
+        """The body of the file, without rows."""
+        return self._body({})
+
     def text(self) -> Slices[bytes]:
         """As `to_json`, in slices; the table as it is now."""
-        return self._text.slices(self._body({}), self.table)
+        return self._text.slices(self._file_body(), self.table)
 
     def to_json(self) -> bytes:
         """The text of the file, which is also the body that a slave copies."""
-        return self._text.whole(self._body({}), self.table, self.data_version)
+        return self._text.whole(self._file_body, self.table, self.data_version)
 
     def saved(self, made: int) -> None:
         """A text is in the file that was begun when `made` had this value."""

@@ -193,9 +193,14 @@ def _judged(store: _Store, suspects: DataFrame, units: DataFrame) -> tuple[DataF
 
 def _real(store: _Store, missing: DataFrame, units: DataFrame, suspects: DataFrame) -> DataFrame:
     """Records without a unit that should have one; `isPending`: it may be that it is not written yet."""
-    kept = kept_topics(known_topics(ReadOnlyDisk(), store.path), queue_topics(store.path))
+    known = known_topics(ReadOnlyDisk(), store.path)
+    kept = kept_topics(known.names, queue_topics(store.path))
     if kept is not None:
         missing = missing.where(F.col("topic").isin([*kept]))
+    if known.begins:
+        begins = missing.sparkSession.createDataFrame([*known.begins.items()], "topic string, begin bigint")
+        missing = missing.join(F.broadcast(begins), "topic", "left")
+        missing = missing.where(F.col("place") >= F.coalesce("begin", F.lit(0))).drop("begin")
     keys = ["unitTopic", "unitQueueId", "unitOffset"]
     doubtful = suspects.where("unitSize is not null").select(*keys)
     queues = (

@@ -37,6 +37,7 @@ class Link:
             broker.followed.tables,
             lambda: master.store.max_physical_offset,
             unlisted=broker.unlisted_topics,
+            deletions=broker.topics.deletions.all,
         )
         self.session = MasterSession(master.store, now, greet=broker.replica.greeting, tables=feed.note)
         self.session.received(HELLO, now)
