@@ -20,7 +20,6 @@ from rmq.testing.disk import MemoryDisk
 from .rig import Rig, send
 from .test_table_stream import Link, queues_of, slave
 
-
 SMALL = {"mapped_file_size_commit_log": 8_192}
 """A log of several files, so that a crash leaves a checkpoint that vouches for units of the first ones."""
 
