@@ -307,6 +307,9 @@ class DoorPeer:
         data.subscription_data_set = [
             parse_subscription(topic, text, sub_version=version) for topic, text in subscriptions.items()
         ]
+        if not self._client_id:
+            self.defer(HEARTBEAT_SECONDS, self._renew)
+            self._client_id = client_id
         before = self._joined.get(group)
         self._joined[group] = data, on_change
         try:
@@ -317,8 +320,6 @@ class DoorPeer:
             else:
                 self._joined[group] = before
             raise
-        if not self._client_id:
-            self.defer(HEARTBEAT_SECONDS, self._renew)
         self._client_id = client_id
 
     def _heartbeat(self, client_id: str, groups: Sequence[ConsumerData]) -> None:

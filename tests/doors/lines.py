@@ -34,7 +34,8 @@ class Line:
 
     async def read(self) -> bool:
         """Read more; False at the end."""
-        data = bytes(await self.stream.receive_some(65536))
+        with anyio.fail_after(300):
+            data = bytes(await self.stream.receive_some(65536))
         *lines, self._rest = (self._rest + data).split(b"\n")
         self.said += [line.decode() for line in lines]
         self.is_at_end = not data

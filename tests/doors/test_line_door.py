@@ -7,6 +7,7 @@ import pathlib
 from functools import partial
 from typing import Any
 
+import anyio
 import pytest
 import trio
 from trio.testing import MockClock
@@ -91,6 +92,33 @@ async def test_what_is_published_comes_to_subscribers(autojump_clock: MockClock)
         await reader.until(lambda said: len(reader.messages()) == 4)
         assert sorted(body for _, _, body in reader.messages()) == ["four", "one", "three", "two"]
         assert {message.body for message in running.sent("Orders")} == {b"one", b"two", b"three", b"four"}
+
+
+def test_a_door_works_on_asyncio() -> None:
+    async def main() -> None:
+        async with cluster() as running:
+            line = await dial(running)
+            await published(line, "one")
+            await line.ask("SUB readers Orders")
+            await line.until(lambda said: len(line.messages()) == 1)
+            await running.stop("a")
+            while await line.read():
+                pass
+            assert line.said[-1] == "BYE"
+
+    anyio.run(main, backend="asyncio")
+
+
+async def test_a_member_stays_one_for_hours_without_a_word(autojump_clock: MockClock) -> None:
+    async with cluster(server_channel_max_idle_time_seconds=100_000) as running:
+        line = await dial(running)
+        await line.ask("SUB readers Orders")
+        await running.advance(3 * 3600)
+        await published(line, "one")
+        await line.until(lambda said: len(line.messages()) == 1)
+        broker = running["a"].server
+        assert isinstance(broker, Broker)
+        assert broker.clients.consumer_ids("readers") == [f"line@{line.stream.local}"]
 
 
 async def test_what_was_not_acknowledged_comes_again(autojump_clock: MockClock) -> None:
