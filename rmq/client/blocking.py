@@ -362,6 +362,7 @@ class Admin:
     consumer_status = _Waiting(async_admin.Admin.consumer_status)
 
     consume_stats = _Waiting(async_admin.Admin.consume_stats)
+    unread_beyond = _Waiting(async_admin.Admin.unread_beyond)
     consumer_progress = _Waiting(async_admin.Admin.consumer_progress)
     broker_consume_stats = _Waiting(async_admin.Admin.broker_consume_stats)
     consume_time_span = _Waiting(async_admin.Admin.consume_time_span)
