@@ -115,12 +115,13 @@ class Transactions:
 
 
 class Delays:
-    """Messages that are delayed by a level, or to any time. `ahead_ms` is by how much wall clocks were ahead
-    at least and at most, of all machines, between two times.
+    """Messages that are delayed by a level, or to any time. `clocks` gives the settings of the wall clocks
+    between two times: from when on, and by how much they were ahead, of all machines at least and at most.
 
-    The broker that takes a message counts from its own clock, a broker that corrects its time from another,
-    and the broker that delivers it goes by a third: a message is early if it comes sooner than by all that
-    the third clock is ahead of the others.
+    The broker that takes a message counts from its own clock, a broker that finds its clock set back counts
+    the whole delay again from then, by its own, and the broker that delivers it goes by a third. So a message
+    may come as much too soon as the third clock is ahead of the one that counted last, less the time that had
+    passed when it did.
     """
 
     topic = "D"
@@ -128,10 +129,10 @@ class Delays:
     def __init__(
         self,
         chance: random.Random,
-        ahead_ms: Callable[[float, float], tuple[int, int]],
+        clocks: Callable[[float, float], list[tuple[float, int, int]]],
     ) -> None:
         self._chance = chance
-        self._ahead_ms = ahead_ms
+        self._clocks = clocks
         self._began: dict[str, float] = {}  # when its send began
         self._seen: dict[str, tuple[float, float]] = {}  # between which looks it was delivered
         self._looked_at = 0.0
@@ -173,9 +174,12 @@ class Delays:
     def check(self, messages: Iterable[StoredMessage]) -> None:
         for text, (since, at) in self._seen.items():
             began = self._began[text]
-            # A broker that finds the clock set back counts the delay from then, by its own clock.
-            ahead_ms = self._ahead_ms(since, at)[1] - self._ahead_ms(began, at)[0]
-            early = self._delays[text] - max(0, ahead_ms) - (at - began) * 1000
+            ahead_ms = max(high for _, _, high in self._clocks(since, at))
+            allowed_ms = max(
+                ahead_ms - low - max(0.0, held_from - began) * 1000
+                for held_from, low, _ in self._clocks(began, at)
+            )
+            early = self._delays[text] - max(0.0, allowed_ms) - (at - began) * 1000
             if early > 1:
                 raise Violation(f"{text} was delivered {early:.0f} ms too early")
 

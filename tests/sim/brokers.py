@@ -190,10 +190,15 @@ class Set:
         clocks = [one.ahead_ms for one in self.nodes]
         self.clocks.append((trio.current_time(), min(clocks), max(clocks)))
 
-    def ahead_ms(self, since: float = 0.0, until: float = math.inf) -> tuple[int, int]:
-        """By how much wall clocks were ahead meanwhile, of all machines: at least, at most."""
+    def clocks_between(self, since: float = 0.0, until: float = math.inf) -> list[tuple[float, int, int]]:
+        """Each setting of the wall clocks that held meanwhile: from when on, and by how much they were ahead,
+        of all machines at least and at most."""
         ends = [at for at, _, _ in self.clocks[1:]] + [math.inf]
-        known = [one for one, end in zip(self.clocks, ends, strict=True) if end >= since and one[0] <= until]
+        return [one for one, end in zip(self.clocks, ends, strict=True) if end >= since and one[0] <= until]
+
+    def ahead_ms(self) -> tuple[int, int]:
+        """By how much wall clocks were ahead, of all machines: at least, at most."""
+        known = self.clocks_between()
         return min(low for _, low, _ in known), max(high for _, _, high in known)
 
     def _opened(self, node: Node, broker: Broker) -> None:
@@ -497,7 +502,7 @@ class BrokerSimulation:
                 await client.admin.create_topic(topic, broker="s", queues=1)
             await self._consumers.make_topic(client)
             await found.until(inSync=list(range(1, self.size + 1)))
-            delays = Delays(self._chance(), found.ahead_ms)
+            delays = Delays(self._chance(), found.clocks_between)
             traffic: list[Traffic] = [Transactions(self._chance()), delays]
             async with client.producer("P") as producer, trio.open_nursery() as nursery:
                 nursery.start_soon(self._send, found, producer)

@@ -168,7 +168,7 @@ SET_BUGS["a longer lease of an earlier controller is forgotten"] = planted((Elec
 SETS_CAUGHT_BY = {
     "a shorter lease is agreed on while longer ones last": 3328,
     "a longer lease of an earlier controller is forgotten": 3049,
-    "a lease is granted while an election is being agreed on": 2075,
+    "a lease is granted while an election is being agreed on": 10_033,
     "who goes is waited for no more, before the controllers agree": 3,
     "who comes is not waited for yet, when the controllers may have agreed": 124,
     "cut to the shorter log, whatever is in it": 11,

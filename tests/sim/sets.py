@@ -17,7 +17,7 @@ from typing import Any
 
 from attrs import define, field
 
-from rmq.controller.controller import Answer, Controller, Question
+from rmq.controller.controller import Answer, Controller, Question, Want
 from rmq.controller.elections import Elections
 from rmq.controller.heartbeat import Heartbeat
 from rmq.controller.raft import NotLeader, Raft
@@ -32,6 +32,8 @@ LAG_SECONDS = 1.5
 TICK_SECONDS = 0.25
 FIRST_THAT_DIFFER = 3_000
 """From this seed on controllers have different leases, another at each start."""
+WANTS_FROM = 10_000
+"""In half of the seeds from here on an operator asks for other masters; seeds below go as before."""
 
 
 @define(eq=False)
@@ -78,6 +80,10 @@ class SetSimulation(Simulation):
         self.link = (0.001, 0.01)
         kinds = (self.kill_broker, self.cut_broker, self.pause_broker, self.slow_disk, self.black_out)
         self.broker_faults = self.chance.sample(kinds, self.chance.randrange(1, len(kinds) + 1))
+        self.wants = Random(f"{seed} wants")
+        self.has_wants = seed >= WANTS_FROM and self.wants.random() < 0.5
+        if self.has_wants:
+            self.pace = 0.1  # most of the time a controller leads
         self.broker_cuts: set[str] = set()
         self.flush_share = 0.9
         # An operator changes the lease, at one controller after the other.
@@ -92,6 +98,8 @@ class SetSimulation(Simulation):
             self.at(1.0 + 2.0 * number, lambda name=name: self.start_broker(name))
         self.at(3.0, self.produce)
         self.at(4.0, self.broker_fault)
+        if self.has_wants:
+            self.at(8.0, self.want)
         super().run()
 
     # ---- controllers ----
@@ -447,6 +455,39 @@ class SetSimulation(Simulation):
     def pause_broker(self, broker: Broker) -> None:
         broker.paused_until = self.now + self.chance.choice((0.5, 3.0, 8.0))
         self.count("broker paused")
+
+    def want(self) -> None:
+        """An operator asks the master for another one. Mostly the master is away from about when its last
+        lease ends, and the controllers take some tenths of a second to agree."""
+        if self.healed:
+            return
+        chance = self.wants
+        self.at(self.now + chance.uniform(0.5, 4.0), self.want)
+        for broker in self.brokers.values():
+            replica = broker.replica
+            if replica is None or not replica.is_master(broker.clock(self.now)):
+                continue
+            assert replica.broker_set is not None
+            others = [number for number in replica.broker_set.in_sync if number != replica.number]
+            if not others:
+                continue
+            self.ask(broker, Want("s", chance.choice(others)), lambda answer: None)
+            self.count("another master wanted")
+            if chance.random() < 0.7:
+                over = self.now + max(one.elections.lease_s for one in self.controllers.values())
+                self.at(over + chance.uniform(-0.2, 1.0), lambda broker=broker: self.cut_broker(broker))
+                self.slow_agreement(chance.uniform(0.1, 0.4), over + 2.0)
+
+    def slow_agreement(self, seconds: float, until: float) -> None:
+        """Messages between controllers take longer, no leader loses its lease by it."""
+        links = [(one, other) for one in self.members for other in self.members if one != other]
+        self.slow.update(dict.fromkeys(links, seconds))
+
+        def mend() -> None:
+            for link in links:
+                self.slow.pop(link, None)
+
+        self.at(until, mend)
 
     def slow_disk(self, broker: Broker) -> None:
         self.flush_share = self.chance.choice((1.0, 0.3, 0.05))
