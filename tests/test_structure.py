@@ -8,6 +8,7 @@ import re
 import runpy
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from typing import Final
 
@@ -301,3 +302,89 @@ def is_virtual(block: ast.AST) -> bool:
 def is_short(seconds: ast.expr) -> bool:
     """Whether it is a number of seconds that is not felt."""
     return isinstance(seconds, ast.Constant) and seconds.value <= SHORTEST
+
+
+VALUES: Final = {
+    "a record, message, request or response that this code makes or reads": (
+        "command message record request response result route"
+    ),
+    "a row of a table, or a figure in one": (
+        "alone broker check counted course group guest held in_flight info known lane link made moved one"
+        " place pull queue replica round senders shares"
+    ),
+    "the state of a run of the same module": "done evidence report run window",
+    "a value of the compiled engine": "lanes",
+    "a file in memory": "checkpoint",
+}
+"""Names of objects whose attributes others assign, since they are values and not parts."""
+ASSIGNED: Final = {
+    "a counter": ("self._stats.failed_puts",),
+    "a limit that a setting changes": ("self._shares.most",),
+    "not mended yet": (
+        "self._decoder.head",
+        "self._files.bases",
+        "self._log.abort",
+        "self._log.flushed_timestamp",
+        "self._log.timestamp",
+        "self._requests.on_change",
+        "self._timer.deadline",
+        "self._windows.waiting",
+        "self.acknowledgement.pending.run",
+        "self.elections.agreed_s",
+        "self.elections.evidence.is_doubtful",
+        "self.window.on_room",
+        "server.certificate_end",
+        "session.is_replying",
+        "poller.endpoint",
+    ),
+    "an object of the standard library or of trio": (
+        "context.check_hostname",
+        "context.options",
+        "context.verify_mode",
+        "failure.__cause__",
+        "handler.stream",
+        "scope.deadline",
+    ),
+}
+"""Other attributes that are assigned from outside, and why."""
+NOT_PARTS: Final = ("rmq/cli/", "rmq/spark/", "rmq/testing/")
+
+
+def test_attributes_are_assigned_by_their_own_object() -> None:
+    """A part gets what it needs in its constructor, or by a method; nothing is put into it from outside."""
+    values = {name for names in VALUES.values() for name in names.split()}
+    named = {target for targets in ASSIGNED.values() for target in targets}
+    wrong, used = [], set()
+    for source in SOURCES:
+        if source.startswith(NOT_PARTS):
+            continue
+        for function in ast.walk(tree_of(source)):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                for target, root in assigned_in(function):
+                    used |= {root, target}
+                    if root not in values and target not in named:
+                        wrong.append(f"{source}: {target}")
+    assert sorted(set(wrong)) == []
+    assert sorted((values | named) - used) == []
+
+
+def assigned_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, str]]:
+    """The attributes that a function assigns, but for those of `self`, `cls` and objects that it has made."""
+    own = {"self", "cls"}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and is_construction(node.value):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            own |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            root = ast.unparse(node.value)
+            if root not in own:
+                yield f"{root}.{node.attr}", root
+
+
+def is_construction(value: ast.expr | None) -> bool:
+    """Whether an expression makes a new object: a call of a class, of `cls`, or of `evolve`."""
+    if not isinstance(value, ast.Call):
+        return False
+    name = ast.unparse(value.func).rpartition(".")[2].lstrip("_")
+    return name[:1].isupper() or name in ("cls", "evolve", "new__")

@@ -41,7 +41,8 @@ from rmq.broker.produce.append import Append, OwnWrites, stored_events
 from rmq.broker.produce.idempotent import IdempotentSends
 from rmq.broker.produce.send import Send
 from rmq.broker.replication.replica_state import TABLE_CODES, DeliveryProgress, ReplicaState, of_our_slave
-from rmq.broker.replication.table_replication import FollowedTables
+from rmq.broker.replication.table_replication import LOCKS, OFFSETS, FollowedTables
+from rmq.broker.role import Role, role_of
 from rmq.broker.state import Tables
 from rmq.broker.tables.files import TableFiles
 from rmq.broker.tables.groups import Groups
@@ -50,7 +51,7 @@ from rmq.broker.tables.offsets import Offsets
 from rmq.broker.tables.queue_locks import Locks
 from rmq.broker.tables.stats import Stats
 from rmq.broker.tables.topics import Topics
-from rmq.broker.tables.versioned import Slices, drain
+from rmq.broker.tables.versioned import Changes, Slices, drain
 from rmq.broker.transactions import Transactions
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import StoreError
@@ -116,13 +117,16 @@ class Broker(Endpoint):
         sign: Callable[[Command], Command] | None = None,
         acceptors: Mapping[str, Acceptor] | None = None,
         budget: Budget | None = None,
+        role: Role | None = None,
+        disk_work: DiskWork | None = None,
     ) -> None:
         self.settings = Settings(config, store.config)
+        self.role = role or role_of(store.config)
         self.store = store
         self.settings.derive(lambda: store.configure(self.settings.store))
         self.now_ms = now_ms
         self.clock, self.work_clock = clock, work_clock or clock
-        self.disk_work = DiskWork(clock)
+        self.disk_work = disk_work or DiskWork(clock)
         self.wake = wake or Wakeups()
         self.hooks = Hooks()
         self.server_auth = server_auth
@@ -145,10 +149,17 @@ class Broker(Endpoint):
         take_progress = self.delivery.take
         save = self.wake.new_topics or self.save_topics
         self.followed = FollowedTables(self.files, tables, store, self.delivery, self._on_topics_change, save)
-        self.replica = ReplicaState(store, address=address, chance=self._chance, take_progress=take_progress)
+        self.replica = ReplicaState(
+            store, address=address, chance=self._chance, take_progress=take_progress, role=self.role
+        )
         sign = sign or (lambda command: command)
         self.registration = Registration(
-            self.settings, self.topics, address=address, ha_address=ha_address, sign=sign
+            self.settings,
+            self.topics,
+            address=address,
+            ha_address=ha_address,
+            sign=sign,
+            epoch=self.role.epoch,
         )
         self.settings.watch(self.wake.register)  # they are told the permission
         self._load()
@@ -175,12 +186,24 @@ class Broker(Endpoint):
         self.groups = Groups(
             settings, save=partial(save, "subscriptionGroup"), now_ms=now_ms, on_change=self._tell_slaves
         )
-        self.offsets = Offsets(settings, self.topics, store, group_exists=self.groups.exists)
+        self.offsets = Offsets(
+            settings,
+            self.topics,
+            store,
+            group_exists=self.groups.exists,
+            role=self.role,
+            when_replicated=partial(self._when_replicated, OFFSETS),
+        )
         self.filters = FilterTable(settings, now_ms, self.clock)
         self.clients = Clients(
             settings, groups=self.groups, topics=self.topics, filters=self.filters, clock=self.clock
         )
-        self.locks = Locks(self.clock, settings.holders_of)
+        self.locks = Locks(
+            self.clock,
+            settings.holders_of,
+            role=self.role,
+            when_replicated=partial(self._when_replicated, LOCKS),
+        )
         tables = self.topics, self.groups, self.offsets, self.clients, self.filters, self.stats, self.locks
         return Tables(*tables)
 
@@ -197,6 +220,7 @@ class Broker(Endpoint):
             settings,
             store,
             self.topics,
+            self.role,
             clock=self.clock,
             histograms=self.histograms,
             on_deadline=self._on_deadline,
@@ -214,7 +238,9 @@ class Broker(Endpoint):
             commit=self._commit,
             answer=self.acknowledgement.answer,
         )
-        self.flow = FlowControl(settings, store, self.acknowledgement, self.clock, lambda: self._connection)
+        self.flow = FlowControl(
+            settings, store, self.acknowledgement, self.clock, self.role, lambda: self._connection
+        )
         self.append = Append(
             settings,
             store,
@@ -260,10 +286,13 @@ class Broker(Endpoint):
             on_deadline=self._on_deadline,
             on_pulled=self._on_pulled,
             put=self.own_writes.put,
+            role=self.role,
         )
         self.held_pulls = self.reader.held_pulls
-        self.pull = Pull(settings, tables, self.reader)
-        self.query = Query(store, self.clients, self.filters)
+        replicas = self.acknowledgement.replicas
+        place = self.role.read_preference(lambda: settings.broker.read_at_slaves, replicas.numbers)
+        self.pull = Pull(settings, tables, self.reader, place=place)
+        self.query = Query(store, self.clients, self.filters, role=self.role)
         self.admin = Admin(
             settings,
             store,
@@ -322,6 +351,10 @@ class Broker(Endpoint):
                 assert code not in handlers, code
                 handlers[int(code)] = self.replica.signed(handler) if code in TABLE_CODES else handler
         return handlers
+
+    def use_handlers(self, handlers: dict[int, Handler]) -> None:
+        """Serve requests by these handlers from now on."""
+        self.handlers = handlers
 
     def use_plugins(self, hooks: Hooks) -> None:
         """Call these hooks from now on. Raises PluginRefused when they answer what the broker does."""
@@ -627,6 +660,11 @@ class Broker(Endpoint):
             with nullcontext() if on_done is None else suppress(StoreError):
                 self._commit()
             self.commit_pending()
+
+    def _when_replicated(
+        self, table: str, changes: Changes, request: Command, connection: Connection, response: Command
+    ) -> Command | None:
+        return self.acknowledgement.rows.answer(table, changes, request, connection, response)
 
     def append_soon(self, message: Message, on_done: OnAppended, maker: Holders) -> None:
         """Store a message of a door's peer, with others of this round of the loop. Raises as

@@ -51,10 +51,10 @@ def way_to_run(disk: object | None) -> Run:
 
 
 class DiskWork:
-    """See the module. `clock` is that of the event loop, in seconds."""
+    """See the module. `clock` is that of the event loop, in seconds; `run` runs work that blocks."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.run: Run = _here
+    def __init__(self, clock: Callable[[], float], run: Run = _here) -> None:
+        self.run = run
         self._clock = clock
         self._keys = count(1)
         self._under_way: dict[int, tuple[float, str]] = {}

@@ -295,7 +295,10 @@ class BrokerSets:
         in_sync = tuple(sorted(set(command.in_sync)))
         if known.master not in in_sync or not set(in_sync) <= set(known.replicas):
             return Outcome("those in sync are replicas of the set, the master among them", known)
-        return self._done(evolve(known, version=known.version + 1, in_sync=in_sync))
+        changed = evolve(known, version=known.version + 1, in_sync=in_sync)
+        if in_sync == (known.master,):  # it has this epoch on its disk, and with an older folder it would not
+            changed = evolve(changed, confirmed=(known.epoch, known.confirmed[1]))
+        return self._done(changed)
 
     def _elect(self, command: Elect) -> Outcome:
         known = self.sets.get(command.name)

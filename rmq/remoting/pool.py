@@ -53,7 +53,7 @@ class _Link:
     failures: int = 0
     error: object = None
     retry_at: float = -1.0
-    told: Connection | None = None  # of which `on_change` knows
+    told: Connection | None = None  # of which the watcher knows
 
 
 class Pool:
@@ -87,9 +87,12 @@ class Pool:
         self._now: Callable[[], float] = lambda: 0.0
         self._poller: AsyncioPoller | None = None
         self._context = copy_context()
-        self.on_change: Callable[[str, object], None] = _ignore
-        """Called with an address and None when there is a connection to it, and with the cause when it has
-        ended or could not be made; further failures to make it are not told."""
+        self._on_change: Callable[[str, object], None] = _ignore
+
+    def watch(self, on_change: Callable[[str, object], None]) -> None:
+        """Call `on_change` with an address and None when there is a connection to it, and with the cause when
+        it has ended or could not be made; further failures to make it are not told."""
+        self._on_change = on_change
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Own the connections until cancelled. An exception from the endpoint ends one connection."""
@@ -205,7 +208,7 @@ class Pool:
                 self._tell(link)
                 began = self._now()
                 link.told = connection
-                self.on_change(link.address, None)
+                self._on_change(link.address, None)
                 await connection.run()
             self._tell_lost(link, connection)
             link.error = connection.reason
@@ -235,12 +238,12 @@ class Pool:
     def _tell_lost(self, link: _Link, connection: Connection) -> None:
         if link.told is connection:
             link.told = None
-            self.on_change(link.address, connection.reason or "it was closed")
+            self._on_change(link.address, connection.reason or "it was closed")
 
     def _not_made(self, link: _Link, cause: object) -> None:
         self._failed(link, cause)
         if link.failures == 1:
-            self.on_change(link.address, cause)
+            self._on_change(link.address, cause)
 
     def _failed(self, link: _Link, cause: object) -> None:
         pause = doubled(FIRST_PAUSE_SECONDS, link.failures, LONGEST_PAUSE_SECONDS)

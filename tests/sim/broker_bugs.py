@@ -15,6 +15,7 @@ from rmq.broker.delay.timers import Timers
 from rmq.broker.disk_work import DiskWork
 from rmq.broker.replication.failover import replica
 from rmq.broker.replication.failover.replica import Control
+from rmq.broker.replication.failover.role import FailoverReplica
 from rmq.broker.replication.failover.table_acks import RowWaits
 from rmq.broker.replication.table_replication import TableFeed
 from rmq.broker.runtime.failover_service import _Controlled
@@ -27,7 +28,7 @@ from rmq.protocol.codes import SYS_COMMIT
 from rmq.protocol.headers import EndTransactionRequestHeader
 from rmq.store.queues import Queues
 from tests.sim.brokers import Node, Set
-from tests.sim.bugs import Bug, before, planted
+from tests.sim.bugs import Bug, planted
 from tests.sim.set_bugs import SET_BUGS
 
 BROKERS_CAUGHT_BY = {
@@ -230,11 +231,11 @@ BROKER_BUGS["what is delayed comes at once when a clock was set back"] = planted
 )
 
 
-def _open(self: Locks, *arguments: Any) -> None:
-    self.is_closed = lambda: False
+def _open(self: FailoverReplica) -> bool:
+    return False
 
 
-BROKER_BUGS["queues are locked without a lease"] = before(Locks, "_on_lock", _open)
+BROKER_BUGS["queues are locked without a lease"] = planted((FailoverReplica, "refuses_locks", _open))
 
 
 def _no_rows(self: Locks, names: Collection[str]) -> bytes:

@@ -55,8 +55,8 @@ class Commits:
     def _all_have(self, found: Set, node: Node, offset: int, since: float) -> None:
         """All in sync have it that ran since then."""
         assert node.broker is not None
-        assert node.broker.replica.control is not None
-        in_sync = node.broker.replica.control.in_sync
+        assert node.broker.role.control is not None
+        in_sync = node.broker.role.control.in_sync
         for one in found.nodes:
             if one.stop is not None and one.started_at < since and one.number() in in_sync:
                 self._floors[one.host] = max(offset, self._floors.get(one.host, 0))

@@ -112,7 +112,7 @@ class Locks:
     def _all_know(self, found: Set, node: Node, key: tuple[MessageQueue, str], asked_at: float) -> None:
         """All in sync know the lock that ran when it was asked for."""
         assert node.broker is not None
-        control = node.broker.replica.control
+        control = node.broker.role.control
         assert control is not None
         for one in found.nodes:
             if one.stop is not None and one.started_at < asked_at and one.number() in control.in_sync:

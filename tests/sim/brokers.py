@@ -95,17 +95,17 @@ class Node:
 
     def number(self) -> int:
         """Its number in the set; 0 before it has one."""
-        control = None if self.broker is None else self.broker.replica.control
+        control = None if self.broker is None else getattr(self.broker.role, "control", None)
         return 0 if control is None else control.number
 
     def has_resigned(self) -> bool:
         """Whether it must act no more in its epoch."""
-        control = None if self.broker is None else self.broker.replica.control
+        control = None if self.broker is None else getattr(self.broker.role, "control", None)
         return control is not None and control.replica is not None and control.replica.has_resigned
 
     def epoch_led(self) -> int:
         """The epoch that it leads, or follows."""
-        control = None if self.broker is None else self.broker.replica.control
+        control = None if self.broker is None else getattr(self.broker.role, "control", None)
         return 0 if control is None or control.replica is None else control.led()[0]
 
 
@@ -348,9 +348,9 @@ class Set:
 
     def _acts(self, node: Node) -> bool:
         broker = node.broker
-        if node.stop is None or broker is None or broker.is_slave or broker.replica.control is None:
+        if node.stop is None or broker is None or broker.is_slave or not broker.role.is_in_set:
             return False
-        return broker.replica.control.may_act()
+        return broker.role.control.may_act()
 
     async def send(self, producer: Producer, text: str) -> bool:
         try:

@@ -182,14 +182,11 @@ class OldSets(SetSimulation):
         """Whether another that is in sync has all that was acknowledged on its disk."""
         if not self.are_brokers_well():
             return False
-        known = max(
-            (
-                one.replica.broker_set
-                for one in self.brokers.values()
-                if one.replica and one.replica.broker_set
-            ),
-            key=lambda one: (one.epoch, one.version),
-        )
+        replicas = [one.replica for one in self.brokers.values() if one.replica is not None]
+        if any(one._proposed for one in replicas):  # it may come to hold that this one alone is in sync
+            return False
+        sets = [one.broker_set for one in replicas if one.broker_set is not None]
+        known = max(sets, key=lambda one: (one.epoch, one.version))
         return any(
             other is not broker
             and other.replica is not None

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rmq.broker.membership.clients import Clients
     from rmq.broker.produce.acks import Acknowledgement
     from rmq.broker.replication.replica_state import ReplicaState
+    from rmq.broker.role import Role
     from rmq.broker.tables.groups import Groups
     from rmq.broker.tables.offsets import Offsets
     from rmq.broker.tables.stats import Stats
@@ -67,6 +68,7 @@ class Measured(Protocol):
     registration: Registration
     admin: Admin
     replica: ReplicaState
+    role: Role
     disk_work: DiskWork
     histograms: Histograms
     acceptors: Mapping[str, Acceptor]
@@ -260,8 +262,7 @@ def _replicas(broker: Measured) -> Iterator[Metric]:
     help = "1 when this slave has stopped following its master and an operator must decide"
     yield single("replication_stopped", "gauge", help, float(bool(state.stopped)))
     yield Metric("slave_behind_bytes", "gauge", "Bytes that a slave has not acknowledged", behind, ("slave",))
-    if state.control is not None:
-        yield from state.control.metrics()
+    yield from broker.role.metrics()
 
 
 def _waiting(broker: Measured) -> Iterator[Metric]:

@@ -28,6 +28,7 @@ from rmq.protocol.headers import (
 if TYPE_CHECKING:
     from rmq.broker.filtering.filters import FilterTable
     from rmq.broker.membership.clients import Clients
+    from rmq.broker.role import Role
     from rmq.protocol.command import Command
     from rmq.store.store import Lookup, Store
 
@@ -45,12 +46,13 @@ UNITS_MAX: Final = 1_000
 class Query:
     """Answers from the store; changes nothing."""
 
-    def __init__(self, store: Store, clients: Clients, filters: FilterTable | None = None) -> None:
+    def __init__(
+        self, store: Store, clients: Clients, filters: FilterTable | None = None, *, role: Role
+    ) -> None:
         self._store = store
         self._clients = clients
         self._filters = filters
-        self.confirmed: Callable[[], int | None] = lambda: None
-        """Up to which physical offset consumers may read, in a set with controllers; None: all."""
+        self._role = role
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
         """What this part answers."""
@@ -67,14 +69,14 @@ class Query:
     def _on_search_offset(self, request: Command, connection: Any, now: int) -> Command:
         header = request.read(SearchOffsetRequestHeader)
         offset = self._store.offset_by_time(header.topic, header.queue_id, header.timestamp)
-        if (reach := self.confirmed()) is not None:
+        if (reach := self._role.high_watermark()) is not None:
             offset = min(offset, self._store.readable_end(header.topic, header.queue_id, reach))
         return request.reply(header=SearchOffsetResponseHeader(offset))
 
     def _on_max_offset(self, request: Command, connection: Any, now: int) -> Command:
         header = request.read(GetMaxOffsetRequestHeader)
         store, topic, queue_id = self._store, header.topic, header.queue_id
-        reach = self.confirmed()
+        reach = self._role.high_watermark()
         end = (
             store.max_offset(topic, queue_id) if reach is None else store.readable_end(topic, queue_id, reach)
         )

@@ -47,7 +47,8 @@ class Registration:
     """The requests by which a broker registers at name servers, and what it takes from their answers.
     `address` and `ha_address` are what clients and slaves are told.
 
-    `sign` signs what this broker asks other servers of its cluster, where there is a cluster secret.
+    `sign` signs what this broker asks other servers of its cluster, where there is a cluster secret. `epoch`
+    is that of a master which controllers have elected.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Registration:
         address: str,
         ha_address: str,
         sign: Callable[[Command], Command],
+        epoch: int = 0,
     ) -> None:
         self._settings = settings
         self.sign = sign
@@ -67,8 +69,7 @@ class Registration:
         self.master_address = ""
         self.master_ha_address = ""
         """Where a slave's master answers requests and where it hands out its log, as name servers say."""
-        self.epoch = 0
-        """Of a master that controllers have elected."""
+        self._epoch = epoch
         self.period = settings.broker.register_period
         """Seconds between registrations."""
         self.certificate_end: datetime | None = None
@@ -80,6 +81,10 @@ class Registration:
         self._body_of: tuple[DataVersion, int] | None = None
         self._permission = settings.broker.broker_permission  # as told
         settings.watch(self._look_at_permission)
+
+    def valid_until(self, end: datetime | None) -> None:
+        """The TLS certificate that clients are shown is valid until `end`; None without one."""
+        self.certificate_end = end
 
     @property
     def pause(self) -> float:
@@ -108,8 +113,8 @@ class Registration:
             crc32(body),
         )
         fields = {**encode(header), ALL_TOPICS: "true"}
-        if self.epoch:
-            fields[SET_EPOCH] = str(self.epoch)
+        if self._epoch:
+            fields[SET_EPOCH] = str(self._epoch)
         return self.sign(Command.request(RequestCode.REGISTER_BROKER, fields, body))
 
     def unregister(self) -> Command:

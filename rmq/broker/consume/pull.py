@@ -7,7 +7,7 @@ guided to another replica meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from rmq.broker.consume.long_polling import HeldPull
 from rmq.broker.consume.read import MOVED, NOT_FOUND, SUCCESS
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rmq.broker.config import Settings
     from rmq.broker.consume.long_polling import Found, HeldRead
     from rmq.broker.consume.read import Reader
+    from rmq.broker.role import ReadPreference
     from rmq.broker.state import Tables
     from rmq.protocol.bodies import SubscriptionGroupConfig
     from rmq.protocol.command import Command
@@ -32,34 +33,18 @@ ELSEWHERE_MS: Final = 1_000
 """So long a pull waits that came to another place than it should."""
 
 
-class ReadPreference(Protocol):
-    """At which replica of a set clients pull; see `replication.failover.read_preference`."""
-
-    def guides(self, language: str) -> bool:
-        """Whether clients of this language are told where to pull."""
-
-    def is_here(self) -> bool:
-        """Whether their long polls may wait at this replica."""
-
-    def has_left(self) -> bool:
-        """Whether this replica was preferred at the last call, and is not now."""
-
-    def suggested(self, queue_id: int) -> int:
-        """The number of the broker to pull this queue from."""
-
-
 class Pull:
     """Handles PULL_MESSAGE."""
 
-    def __init__(self, settings: Settings, tables: Tables, reader: Reader) -> None:
+    def __init__(self, settings: Settings, tables: Tables, reader: Reader, *, place: ReadPreference) -> None:
+        """`place` is where clients pull."""
         self._settings = settings
         self._offsets = tables.offsets
         self._stats = tables.stats
         self._reader = reader
         self._held_pulls = reader.held_pulls
-        self.place: ReadPreference | None = None
-        """Where consumers are to read, in a set with controllers."""
-        self.on_waiting: Callable[[HeldPull], None] | None = None
+        self._place = place
+        self._on_waiting: Callable[[HeldPull], None] | None = None
         """Is told of pulls that wait here as they are to."""
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
@@ -68,20 +53,24 @@ class Pull:
 
     def suggested(self, queue_id: int) -> int:
         """The broker from which a client that is guided shall pull this queue."""
-        return MASTER_ID if self.place is None else self.place.suggested(queue_id)
+        return self._place.suggested(queue_id)
 
     def waiting(self) -> list[HeldPull]:
         """Pulls of clients that are guided, if they are to wait here."""
-        place = self.place
-        if place is None or not place.is_here():
+        place = self._place
+        if not place.is_here():
             return []
         held = self._held_pulls.all_pulls()
         return [one for one in held if isinstance(one, HeldPull) and place.guides(one.request.language)]
 
+    def watch_waiting(self, on_waiting: Callable[[HeldPull], None] | None) -> None:
+        """Call `on_waiting` with each pull that waits here as its client is told; None: no more."""
+        self._on_waiting = on_waiting
+
     def look_at_place(self) -> None:
         """Send those to another broker that wait here, and should no more."""
-        place = self.place
-        if place is not None and place.has_left():
+        place = self._place
+        if place.has_left():
             self._held_pulls.finish_where(
                 lambda one: isinstance(one, HeldPull) and place.guides(one.request.language)
             )
@@ -117,8 +106,8 @@ class Pull:
             wait_ms = config.short_polling_time_mills
         if not 0 <= wait_ms <= most:
             wait_ms = most if wait_ms > most else 0
-        place, is_told = self.place, False
-        if place is not None and place.guides(request.language):
+        place, is_told = self._place, False
+        if place.guides(request.language):
             is_told = place.is_here()
             wait_ms = wait_ms if is_told else min(wait_ms, ELSEWHERE_MS)
         request.shrink()  # senders choose how large the rest of it is
@@ -132,8 +121,8 @@ class Pull:
             request=request,
         )
         self._reader.hold(held)
-        if is_told and self.on_waiting is not None:
-            self.on_waiting(held)
+        if is_told and self._on_waiting is not None:
+            self._on_waiting(held)
 
     def _resumed(self, held: HeldRead, found: Found | ResponseError) -> None:
         assert isinstance(held, HeldPull)
@@ -155,8 +144,8 @@ class Pull:
         suggested = MASTER_ID
         if self._settings.broker.slave_read_enable:
             suggested = group.which_broker_when_consume_slowly if result.suggests_slave else group.broker_id
-        place = self.place
-        if place is not None and place.guides(request.language):
+        place = self._place
+        if place.guides(request.language):
             suggested = place.suggested(header.queue_id)
         if code == MOVED:
             code = self._reader.correct(header, result)

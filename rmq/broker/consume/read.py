@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig, Settings
     from rmq.broker.consume.long_polling import Found, HeldRead, Reading, Wanted
     from rmq.broker.filtering.filters import Filter
+    from rmq.broker.role import Role
     from rmq.broker.state import Tables
     from rmq.protocol.bodies import SubscriptionData, SubscriptionGroupConfig, TopicConfig
     from rmq.store.reader import GetResult
@@ -114,6 +115,7 @@ class Reader:
         on_deadline: Callable[[float], None],
         on_pulled: Callable[[Wanted, GetResult, Reading], None],
         put: Callable[[Record], None],
+        role: Role,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -127,11 +129,7 @@ class Reader:
         self._on_pulled = on_pulled
         self._put = put
         self._now_ms = now_ms
-        self.confirmed: Callable[[], int | None] | None = None
-        """Up to which physical offset consumers may read, in a set with controllers; nothing as long as that
-        is not known. None: all."""
-        self.may_correct: Callable[[], bool] = lambda: True
-        """Whether consumers may be told another offset than they ask for: not by who was master of a set."""
+        self._role = role
         self._unconfirmed: set[tuple[str, int]] = set()
         """Queues of which somebody wanted more than that."""
         self._plans: dict[tuple[str, str, str | None], Plan] = {}
@@ -326,7 +324,7 @@ class Reader:
         limits, clock = self._settings.store, self.held_pulls.clock
         # Somebody who pulls many queues over one connection may ask for more than it takes at a time.
         most = 1 if reading.is_busy else limits.max_transfer_count_on_message_in_memory
-        reach = None if self.confirmed is None else self.confirmed() or 0
+        reach = self._role.high_watermark()
         began = clock()
         result = self._store.get(
             wanted.topic,
@@ -345,7 +343,7 @@ class Reader:
         code = _CODES.get(result.status, -1)
         if code < 0:
             code = MOVED if offset else NOT_FOUND  # the queue holds nothing at all
-        if code == MOVED and not self.may_correct():
+        if code == MOVED and not self._role.has_lease():
             raise for_code(
                 ResponseCode.SERVICE_NOT_AVAILABLE,
                 "this master has no lease of the controllers, another may have what you ask for",

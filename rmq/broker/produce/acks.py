@@ -43,6 +43,7 @@ from rmq.store.store import Batch
 
 if TYPE_CHECKING:
     from rmq.broker.config import Settings
+    from rmq.broker.role import Role
     from rmq.broker.tables.histograms import Histograms
     from rmq.broker.tables.topics import Topics
     from rmq.errors import ResponseError
@@ -154,6 +155,7 @@ class Acknowledgement:
         settings: Settings,
         store: Store,
         topics: Topics,
+        role: Role,
         *,
         clock: Callable[[], float],
         histograms: Histograms,
@@ -171,7 +173,10 @@ class Acknowledgement:
         self._new_topic_calls: list[Call] = []
         self.disk = ParkedSends(clock, histograms.flush_wait, on_deadline, self._on_disk)
         self.slaves = ParkedSends(clock, histograms.replication_wait, on_deadline, self._on_slave)
-        self.replicas = Replicas(settings, self._advance)
+        self._role = role
+        self.replicas = Replicas(
+            settings, role, self._advance, is_in_time=lambda session: self.rows.is_in_time(session)
+        )
         self.rows = RowWaits(
             self.replicas, clock, on_deadline, lambda: self._slave_seconds, settings.holders_of
         )
@@ -244,7 +249,7 @@ class Acknowledgement:
         for call in calls:
             held = bool(unsaved) and (call.topic in unsaved or call.record.topic in unsaved)
             (self._new_topic_calls if held else ready).append(call)
-        if ready and (self._waits_for_more or self.replicas.control is not None):
+        if ready and (self._waits_for_more or self._role.awaits_replicas):
             self._park(None, Calls(ready))
         else:
             for call in ready:
@@ -253,7 +258,7 @@ class Acknowledgement:
     def _answer(self, connection: Connection, senders: Senders) -> None:
         if self._topics.unsaved:
             senders = self._hold_for_topics(connection, senders)
-        if self.replicas.control is not None:
+        if self._role.awaits_replicas:
             self._park_all(connection, senders)
             return
         waiting, at_once = senders.waiting, senders.at_once
@@ -275,7 +280,7 @@ class Acknowledgement:
     def answer(self, request: Command, connection: Connection) -> Command | None:
         """The answer to a request whose effect is in the log now; None when it comes later, as in a set with
         controllers, where replicas must have the log so far."""
-        if self.replicas.control is None:
+        if not self._role.awaits_replicas:
             return request.reply()
         self._park(connection, Answered([request]))
         return None
@@ -338,8 +343,7 @@ class Acknowledgement:
     def synced(self, position: int) -> None:
         """The log is synced up to the physical offset `position`: answer who waited for the disk."""
         self.disk.advance(position)
-        if self.replicas.control is not None:
-            self.replicas.control.on_confirmed()
+        self._role.moved()
 
     def step(self, now: float) -> float:
         """Answer those whose deadline has passed; returns the next deadline, infinite when nobody waits."""

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 from rmq.broker.error_responses import SYSTEM_ERROR, Refusal, unavailable
 from rmq.protocol.codes import ResponseCode
 from rmq.shares import Shares
-from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import Settings
     from rmq.broker.produce.acks import Acknowledgement
+    from rmq.broker.role import Role
     from rmq.remoting.connection import Connection
     from rmq.store.store import Store
 
@@ -55,6 +55,7 @@ class FlowControl:
         store: Store,
         acknowledgement: Acknowledgement,
         clock: Callable[[], float],
+        role: Role,
         sender: Callable[[], Connection | None] = lambda: None,
     ) -> None:
         """`sender` is the connection whose requests are being handled, if there is one."""
@@ -66,8 +67,7 @@ class FlowControl:
         self._acknowledgement = acknowledgement
         self._clock = clock
         self._closed: Refusal | None = None
-        self.gate: Callable[[], str] = str
-        """Why no message may be taken, beside what is looked at here; empty when there is no reason."""
+        self._role = role
         self._is_writable = True  # as the log says
         self._busy_until = 0.0
         self._busy_ms = 0.0
@@ -75,8 +75,6 @@ class FlowControl:
         self._long_rounds = 0  # how many in a row were too long
         self._well_at = -LOOK_MS  # when all was well, in ms of wall time
         settings.derive(self.look_again)
-        if store.config.broker_role is BrokerRole.SLAVE:
-            self.close("this broker is a slave; send to its master")
 
     def close(self, reason: str) -> None:
         """Refuse messages from now on, so that their producers go elsewhere."""
@@ -141,7 +139,7 @@ class FlowControl:
     def _refusal(self, now_ms: int) -> Refusal | None:
         if self._closed is not None:
             return self._closed
-        if reason := self.gate():
+        if reason := self._role.refusal():
             return unavailable(reason)
         disk = self._store.disk_state()
         if not disk.is_writable:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from rmq.broker.config import Settings
-    from rmq.broker.replication.failover.replica import Control
     from rmq.broker.replication.sessions import MasterSession
+    from rmq.broker.role import Role
 
 
 _ALL: Final = 1 << 62
@@ -17,18 +17,23 @@ _ALL: Final = 1 << 62
 class Replicas:
     """The links to slaves. A slave that lacks haSlaveFallbehindMax bytes of the log or more counts as absent.
 
-    `on_advance(offset)` is called when a slave has reported, with how far the log is on some slave.
+    `on_advance(offset)` is called when a slave has reported, with how far messages may be acknowledged.
+    `is_in_time` says whether a slave has the rows of tables that it must have: before that its part of the
+    log does not make it one that may become master.
     """
 
-    def __init__(self, settings: Settings, on_advance: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        role: Role,
+        on_advance: Callable[[int], None],
+        is_in_time: Callable[[MasterSession], bool] = lambda session: True,
+    ) -> None:
         self._settings = settings
+        self._role = role
         self._on_advance = on_advance
+        self._is_in_time = is_in_time
         self._links: dict[MasterSession, tuple[str, Callable[[], None]]] = {}
-        self.is_in_time: Callable[[MasterSession], bool] = lambda session: True
-        """Whether a slave has the rows of tables that it must have: before that what it has of the log does
-        not make it one that may become master."""
-        self.control: Control | None = None
-        """In a controlled set: what decides how far the log is safe, in place of the links' reports."""
 
     def join(self, session: MasterSession, peer: str, wake: Callable[[], None]) -> None:
         """A slave's link is up; `wake` is called when the log has grown."""
@@ -47,17 +52,11 @@ class Replicas:
     @property
     def offset(self) -> int:
         """The physical offset up to which some slave has the log, or all in sync; -1 without slaves."""
-        if self.control is not None:
-            return self.control.safe_offset()
-        return max((session.acknowledged for session in self._links), default=-1)
+        return self._role.acknowledged(session.acknowledged for session in self._links)
 
     def are_near(self, position: int) -> bool:
         """Whether a slave is near enough to the log's end that waiting for it makes sense."""
-        if self.control is not None:
-            # Who hands over takes no more, and waits with what it took.
-            return not self.control.refusal() or (self.control.hands_over and self.control.may_act())
-        offset = self.offset
-        return offset >= 0 and position - offset < self._settings.store.ha_slave_fallbehind_max
+        return self._role.may_wait(position, self.offset, self._settings.store.ha_slave_fallbehind_max)
 
     def grown(self) -> None:
         """The log has grown: wake the links."""
@@ -66,13 +65,13 @@ class Replicas:
 
     def acknowledged(self, now: float | None = None) -> None:
         """A slave has reported how far it has the log, at `now` by the clock of the links."""
-        if self.control is not None:
+        if self._role.awaits_replicas:
             for session in self._links:
-                if session.number and self.is_in_time(session):
-                    self.control.report(session.number, session.acknowledged)
+                if session.number and self._is_in_time(session):
+                    self._role.report(session.number, session.acknowledged)
         self._on_advance(self.offset)
-        if self.control is not None:
-            self.control.on_confirmed()
+        if self._role.awaits_replicas:
+            self._role.moved()
             for session, (_, wake) in self._links.items():
                 if now is not None and session.is_to_confirm(now):
                     wake()
@@ -83,15 +82,13 @@ class Replicas:
 
     def answer_for_lagging(self) -> None:
         """Answer the pulls that wait at slaves which are in sync no more."""
-        if self.control is not None:
-            for session in self._links:
-                if session.number not in self.control.in_sync:
-                    self._answer_for(session)
+        for session in self._links:
+            if self._role.is_lagging(session.number):
+                self._answer_for(session)
 
     def _answer_for(self, session: MasterSession) -> None:
-        # Without a lease another may be the master, whose slaves they are.
-        if session.waiting and self.control is not None and self.control.may_act():
-            self.control.answered_for_slaves += session.waiting.answer()
+        if session.waiting and self._role.answers_for_slaves():
+            self._role.answered_for_slave(session.waiting.answer())
 
     def have_tables(self, numbers: Collection[int]) -> bool:
         """Whether the links to these replicas of a controlled set have told them all of the tables."""
@@ -100,14 +97,15 @@ class Replicas:
     def have_rows(self, table: str) -> int:
         """Up to which change of a table all have its rows that are waited for; without bound where nobody
         is."""
-        if self.control is None:
+        awaited = self._role.awaited()
+        if not awaited:
             return _ALL
         had = {session.number: session.rows_had(table) for session in self._links}
-        return min((had.get(number, -1) for number in self.control.awaited()), default=_ALL)
+        return min(had.get(number, -1) for number in awaited)
 
     def may_act(self) -> bool:
         """Whether what is answered now holds: always but in a controlled set without a lease."""
-        return self.control is None or self.control.may_act()
+        return self._role.has_lease()
 
     def rows(self) -> dict[str, int]:
         """Each slave's address and how far it has the log."""

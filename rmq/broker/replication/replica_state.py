@@ -23,7 +23,7 @@ from rmq.protocol.codes import RequestCode
 from rmq.store.config import BrokerRole, FlushDiskType
 
 if TYPE_CHECKING:
-    from rmq.broker.replication.failover.replica import Control
+    from rmq.broker.role import Role
     from rmq.protocol.command import Command
     from rmq.protocol.server_auth import ServerAuth
     from rmq.store.store import Store
@@ -78,6 +78,7 @@ class ReplicaState:
         address: str,
         chance: Random,
         take_progress: Callable[[Mapping[str, Any]], None],
+        role: Role,
     ) -> None:
         self.log_id = ""
         self.leader = ""
@@ -91,8 +92,7 @@ class ReplicaState:
         self.slave_ids: dict[str, str] = {}
         """A master's: the broker ids of slaves of ours by their ends of the links."""
         self.stopped = ""
-        self.control: Control | None = None
-        """In a controlled set: the broker's place in it."""
+        self._role = role
         self._take_progress = take_progress
         self._store = store
         self._address = address
@@ -136,13 +136,22 @@ class ReplicaState:
     def confirmed(self) -> int:
         """In a controlled set: up to where all that were waited for had our log, as far as this replica knew,
         now or before it started. No later master lacks that, unless messages were lost."""
-        return max(self._confirmed, 0 if self.control is None else self.control.known_confirmed)
+        return max(self._confirmed, self._role.known_high_watermark())
 
     def unconfirm(self, end: int) -> None:
         """Our log ends there, or the rest of it was set aside."""
         self._confirmed, self._is_changed = min(self._confirmed, end), True
-        if self.control is not None:
-            self.control.unconfirm(end)
+        self._role.cut(end)
+
+    def follows(self, *, is_following: bool) -> None:
+        """A slave's link to its master is up, or has ended."""
+        self.is_following = is_following
+        if is_following:
+            self.stopped = ""
+
+    def stop(self, reason: str) -> None:
+        """A slave follows its master no more, for this reason."""
+        self.stopped = reason
 
     def save(self) -> None:
         """Save now. Raises StoreError."""
@@ -156,12 +165,12 @@ class ReplicaState:
             rows["replication"] = f"stopped: {self.stopped}" if self.stopped else state
         if self._store.disk.exists(self._store.aside):
             rows["logAside"] = self._store.aside
-        return rows if self.control is None else rows | self.control.rows()
+        return rows | self._role.rows()
 
     @property
     def stays(self) -> bool:
         """Whether the broker ends only to begin again in another role of its controlled set."""
-        return self.control is not None and self.control.stays
+        return self._role.stays
 
     # ---- a slave ----
 
@@ -206,8 +215,8 @@ class ReplicaState:
         if isinstance(progress, Mapping) and progress:
             self._take_progress(progress)
         confirmed = note.get("confirmed")
-        if isinstance(confirmed, int) and self.control is not None:
-            self.control.told_confirmed(min(confirmed, self._store.max_physical_offset))
+        if isinstance(confirmed, int):
+            self._role.take_high_watermark(min(confirmed, self._store.max_physical_offset))
         safe = note.get("safe")
         if isinstance(safe, int) and self.acknowledged is not None:
             safe = min(safe, self._store.max_physical_offset)
@@ -256,8 +265,8 @@ class ReplicaState:
             self.safe_offset(),
             self._address,
             self.leader,
-            *((0, ()) if self.control is None else self.control.led()),
-            self.control is not None,
+            *self._role.led(),
+            self._role.is_in_set,
         )
 
     def _new_id(self) -> str:

@@ -28,10 +28,9 @@ from attrs import evolve
 from rmq.broker.broker import Broker
 from rmq.broker.config import VIP_PORT_DISTANCE, BrokerConfig
 from rmq.broker.membership.members import ConsumerGroup
-from rmq.broker.replication.failover.read_preference import ReadingPlace
 from rmq.broker.replication.failover.replica import Control, MemberFile, forget_epochs
+from rmq.broker.replication.failover.role import FailoverReplica
 from rmq.broker.replication.plugin_state import SharedTexts
-from rmq.broker.replication.table_replication import LOCKS, OFFSETS
 from rmq.broker.runtime import service
 from rmq.broker.runtime.request_forwarding import AGAIN_SECONDS as HELD_SECONDS
 from rmq.broker.runtime.request_forwarding import Relay
@@ -292,7 +291,8 @@ class _Controlled:
         try:
             await stop.wait()
         finally:
-            self._is_stopping, self._control.stays = True, False
+            self._is_stopping = True
+            self._control.stay(False)
             if self._broker is not None:  # it may wait for its disk already, to have another role
                 self._broker.disk_work.give_up_in(DISK_SECONDS)
             self._end()
@@ -335,7 +335,7 @@ class _Controlled:
         is_master, epoch = control.is_elected, control.epoch
         self._led = epoch if is_master else 0
         self._relay.forget()
-        control.stays = False
+        control.stay(False)
         config = evolve(self._config, broker_id=0 if is_master else control.number)
         store_config = evolve(
             self._store_config,
@@ -352,6 +352,7 @@ class _Controlled:
             stop=self._ending,
             on_opened=partial(self._opened, epoch),
             pool=self._pool,
+            role=FailoverReplica(control, self._led),
         )
         try:
             async with anyio.create_task_group() as nursery:
@@ -362,8 +363,7 @@ class _Controlled:
             broker, self._broker, self._ending = self._broker, None, None
             if broker is not None:
                 self._locks = broker.locks.held()
-                control.on_confirmed = lambda: None
-                control.flushed = lambda reach=broker.store.flushed_offset: reach  # type: ignore[misc]
+                control.closed(broker.store.flushed_offset)
                 # What was changed while it ran holds on.
                 self._config = evolve(broker.settings.broker, broker_id=self._config.broker_id)
                 self._store_config = broker.settings.store
@@ -373,24 +373,15 @@ class _Controlled:
         """The store is open, and nobody is served yet."""
         self.has_opened = True
         control, store = self._control, broker.store
-        broker.replica.control = control
-        broker.locks.is_closed = lambda: control.is_closed or not control.may_act()
+        control.opened(lambda: store.flushed_offset, broker.reader.read_on)
         broker.clients.announcements.recall(self._announced)
         if self._led:
             store.flush()
             if control.is_elected and control.epoch == epoch:
                 control.lead(store.max_physical_offset, start=store.min_physical_offset)
-            broker.registration.epoch = epoch
             # As a slave it may have told name servers this version, and they take no topics of slaves.
             broker.topics.renew()
-            broker.acknowledgement.replicas.control = control
-            broker.flow.gate = control.refusal
-            broker.reader.may_correct = control.may_act
             broker.locks.take_over(self._locks)
-            broker.offsets.is_closed = lambda: control.is_closed or not control.may_act()
-            rows = broker.acknowledgement.rows
-            broker.offsets.settled = partial(rows.answer, OFFSETS, broker.offsets.changes)
-            broker.locks.settled = partial(rows.answer, LOCKS, broker.locks.changes)
         else:
             broker.locks.follow(self._locks, None, None)  # until its master tells of others
             if self._config.relay_sends:
@@ -399,11 +390,6 @@ class _Controlled:
         if self._secret is not None:
             plugins, name = broker.hooks.plugins, self._config.broker_name
             broker.followed.share(SharedTexts(plugins, self._secret, name, lambda: control.led()[0]))
-        control.flushed = lambda: store.flushed_offset
-        control.on_confirmed = broker.reader.read_on
-        broker.reader.confirmed = broker.query.confirmed = control.confirmed
-        languages, replicas = lambda: broker.settings.broker.read_at_slaves, broker.acknowledgement.replicas
-        broker.pull.place = ReadingPlace(control, languages, replicas.numbers)
         self._broker = broker
         self._look()
         self._beat.ring()
@@ -434,17 +420,17 @@ class _Controlled:
             return
         if before not in (0, self._control.number):
             # It was removed, and is another replica now: name servers and its master know it as the former.
-            self._control.stays = not self._is_stopping
+            self._control.stay(not self._is_stopping)
             self._end()
         self._known.ring()
 
     async def _say(self) -> None:
         control = self._control
         if self._broker is None:  # its store is being opened
-            control.hangs = anyio.current_time() > self._opening_at + OPENING_SECONDS
+            control.disk_hangs(anyio.current_time() > self._opening_at + OPENING_SECONDS)
         else:
             # Without its tables it must not lead, no more than without its disk.
-            control.hangs = bool(self._broker.disk_work.hangs() or self._broker.files.awaited)
+            control.disk_hangs(bool(self._broker.disk_work.hangs() or self._broker.files.awaited))
             if self._led:
                 self._look_at_disk(self._broker)
         asked_at = control.now()
@@ -479,7 +465,7 @@ class _Controlled:
         one, and no more need a master that goes on."""
         if self._led:
             self._control.resign()
-        self._control.leaves = True
+        self._control.leave()
         failure: Exception | None = None
         with anyio.move_on_after(LEAVE_SECONDS, shield=True):
             while True:
@@ -535,7 +521,7 @@ class _Controlled:
             return
         wanted = control.epoch if control.is_elected else 0
         if wanted != self._led:
-            control.stays = not self._is_stopping
+            control.stay(not self._is_stopping)
             self._end()
         elif self._led:
             broker.acknowledgement.replicas.acknowledged()

@@ -22,6 +22,7 @@ import anyio
 from rmq.broker.broker import Broker
 from rmq.broker.replication.failover.delivery_checkpoint import go_back, lost_by_cut
 from rmq.broker.replication.failover.poll_handover import ToldPulls, WaitingPulls
+from rmq.broker.replication.failover.role import FailoverReplica
 from rmq.broker.replication.replica_state import LOG_ID_FIELD, SLAVE_FIELD
 from rmq.broker.replication.sessions import (
     HELLO,
@@ -167,13 +168,13 @@ class _SlaveLink:
         self._guest = guest
         self._heartbeat_seconds = config.ha_send_heartbeat_interval / 1000
         self._silence_seconds = config.ha_housekeeping_interval / 1000
-        control = broker.replica.control
+        role = broker.role
         feed = TableFeed(
             broker.followed.tables,
             lambda: broker.store.max_physical_offset,
             unlisted=broker.unlisted_topics,
             deletions=broker.topics.deletions.all,
-            offsets_s=OFFSETS_SECONDS if control is None else CONTROLLED_OFFSETS_SECONDS,
+            offsets_s=CONTROLLED_OFFSETS_SECONDS if role.is_in_set else OFFSETS_SECONDS,
             is_awaited=broker.acknowledgement.rows.is_awaited,
         )
         self._pause = min(self._heartbeat_seconds, feed.offsets_s)
@@ -187,8 +188,8 @@ class _SlaveLink:
             progress=broker.delivery.now,
             tables=feed.note,
             has_told=lambda: feed.is_told,
-            admit=None if control is None else control.admit,
-            confirmed=(lambda: None) if control is None else control.confirmed,
+            admit=role.control.admit if isinstance(role, FailoverReplica) else None,
+            confirmed=role.high_watermark,
             heard=feed.heard,
             rows_had=feed.had,
             waiting=WaitingPulls(broker.pull, broker.clients, broker.store, broker.clock),
@@ -281,6 +282,7 @@ class Follower:
 
     def __init__(self, broker: Broker, network: Network, pool: Pool, guard: Guard, *, grown: Alarm) -> None:
         self._broker = broker
+        self._role = broker.role
         self._network = network
         self._pool = pool
         self._guard = guard
@@ -295,10 +297,9 @@ class Follower:
 
     async def follow(self) -> NoReturn:
         """Keep a link to the master, whenever there is one."""
-        if self._control is not None:
-            self._control.on_new_master = lambda: self._let_go()
+        self._role.watch_master(lambda: self._let_go())
         while True:
-            address, pause = self._ha_address(), RETRY_SECONDS if self._control is None else SOON_SECONDS
+            address, pause = self._ha_address(), SOON_SECONDS if self._role.is_in_set else RETRY_SECONDS
             if address:
                 try:
                     with anyio.CancelScope() as scope:
@@ -312,16 +313,12 @@ class Follower:
                 except link_errors(*REMOTE, StoreError, ConfigError) as error:
                     log.warning("the link to master %s has ended: %s", address, error)
                 finally:
-                    self._broker.replica.is_following = False
+                    self._broker.replica.follows(is_following=False)
             await anyio.sleep(pause if address else min(pause, 1.0))
-
-    @property
-    def _control(self) -> Control | None:
-        return self._broker.replica.control
 
     def _stop(self, address: str, reason: str) -> None:
         """Follow no more, until it turns out that the reason has gone. Our files stay as they are."""
-        self._broker.replica.stopped = reason
+        self._broker.replica.stop(reason)
         before, at = self._complained
         now = anyio.current_time()
         if reason != before or now - at >= COMPLAIN_SECONDS:
@@ -329,11 +326,9 @@ class Follower:
             log.error("this slave has STOPPED following master %s: %s", address, reason)
 
     def _ha_address(self) -> str:
-        if self._control is not None:
-            master = self._control.master
-            return "" if master is None else master.ha_address
-        configured = self._broker.store.config.ha_master_address
-        return configured or self._broker.registration.master_ha_address
+        known = self._broker.registration
+        configured = self._broker.store.config.ha_master_address or known.master_ha_address
+        return self._role.master_addresses(known.master_address, configured)[1]
 
     async def _link(self, address: str) -> None:
         store = self._broker.store
@@ -354,27 +349,24 @@ class Follower:
             # Kept before the first byte is copied: after a crash the log must not count as a master's own.
             state = self._broker.replica
             state.follow(greeting or MasterLog("", 0, 0))
-            state.stopped, state.is_following = "", True
+            state.follows(is_following=True)
             self._broker.followed.begin()
             await self._copy_log(address, stream, start)
 
     async def _wait_for_disk(self) -> None:
         """What comes before the first byte syncs in the loop: not while the disk hangs. Raises StoreError."""
-        if self._control is not None:
+        if self._role.is_in_set:
             await self._broker.disk_work.do_now(self._broker.store.wait_for_disk)
 
     def _master_address(self) -> str:
-        if self._control is not None:
-            master = self._control.master
-            return "" if master is None else master.address
-        return self._broker.registration.master_address
+        return self._role.master_addresses(self._broker.registration.master_address, "")[0]
 
     # ---- before the first byte: whose log it is, and whether ours goes on with it ----
 
     async def _greet(self, stream: Stream) -> MasterLog | None:
         """What one of ours says of its log; None for a RocketMQ broker, to which HELLO says nothing."""
-        control = self._control
-        await stream.send_all(HELLO if control is None else named_hello(control.number, control.epoch))
+        role = self._role
+        await stream.send_all(named_hello(*role.hello()) if role.is_in_set else HELLO)
         note: dict[str, Any] | None = None
         with anyio.move_on_after(HELLO_SECONDS):
             note = await read_note(stream)
@@ -388,8 +380,8 @@ class Follower:
         """Cut off what our log has and the master's has not, if nobody was told of it. Returns where an empty
         log begins. Raises Diverged.
         """
-        if self._control is not None:
-            return await self._align_epochs(stream, greeting, self._control)
+        if isinstance(self._role, FailoverReplica):
+            return await self._align_epochs(stream, greeting, self._role.control)
         return await self._align_records(stream, greeting)
 
     async def _align_epochs(self, stream: Stream, greeting: MasterLog | None, control: Control) -> int:
@@ -602,7 +594,7 @@ class Follower:
                     await self._copy_table(name, code)
                 except (*REMOTE, StoreError) as error:
                     log.warning("%s of master %s is not copied: %s", name, self._master, error)
-            slow = state.is_following and (followed.is_fed or self._control is None)
+            slow = state.is_following and (followed.is_fed or not self._role.is_in_set)
             await anyio.sleep(COPY_SECONDS if slow else 1.0)
 
     async def _copy_table(self, name: str, code: int) -> None:

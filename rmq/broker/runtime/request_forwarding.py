@@ -119,7 +119,7 @@ class Relay(RefusingEndpoint):
         send = broker.handlers[SENDS[0]]
         handlers = dict.fromkeys(SENDS, self._handler(send))  # one object, by which the broker knows sends
         handlers |= {code: self._handler(broker.handlers[code]) for code in others}
-        broker.handlers = broker.handlers | handlers
+        broker.use_handlers(broker.handlers | handlers)
 
     def pause(self, broker: Broker) -> None:
         """This broker is a master that hands over: hold the messages that come. Called again: nothing."""
@@ -132,7 +132,7 @@ class Relay(RefusingEndpoint):
         """It is not to hand over any more: take what was held. Nothing, unless it is paused."""
         broker = self._broker
         if broker is not None and self._before is not None and not self._is_ending:
-            broker.handlers = self._before
+            broker.use_handlers(self._before)
             self._broker = self._before = None
             for one in self._take_held():
                 broker.run_late(one.unheld, one.request, one.connection)
@@ -173,7 +173,7 @@ class Relay(RefusingEndpoint):
             """Hand the request on, or answer as without a relay. Raises ResponseError."""
             broker = self._broker
             if is_handed_on(request):
-                self._control.relay_refused += 1
+                self._control.count_relayed(refused=True)
                 raise for_code(
                     UNAVAILABLE, "this broker is not the master now, and the request was handed on"
                 )
@@ -184,7 +184,7 @@ class Relay(RefusingEndpoint):
             one = Held(request, connection, unheld, broker.clock() + HOLD_SECONDS, holders=holders)
             if self._hand_on(broker, one) or self._hold(one):
                 return None
-            self._control.relay_refused += 1
+            self._control.count_relayed(refused=True)
             return unheld(request, connection, now)
 
         return handle
@@ -216,7 +216,7 @@ class Relay(RefusingEndpoint):
                 )
             except ResponseError:
                 return False
-        self._control.relayed += 1
+        self._control.count_relayed()
         return True
 
     def _answered(self, broker: Broker, one: Held, answer: Command | RmqError) -> None:
@@ -280,7 +280,7 @@ class Relay(RefusingEndpoint):
 
     def _give_up(self, broker: Broker, one: Held) -> None:
         """Nobody takes it: what the master said, or the answer as without a relay."""
-        self._control.relay_refused += 1
+        self._control.count_relayed(refused=True)
         if one.refusal is not None:
             _answer(broker, one, one.refusal)
         elif not one.connection.is_closed:

@@ -31,7 +31,7 @@ class Saver:
         self._broker = broker
         self._blocking = blocking
         self._wanted = wanted
-        self._confirmed = ConfirmedProgress(broker.replica, broker.store, broker.files, broker.delivery)
+        self._confirmed = ConfirmedProgress(broker.role, broker.store, broker.files, broker.delivery)
         self._saving, self._saving_rows = anyio.Lock(), anyio.Lock()
 
     async def persist(self) -> NoReturn:

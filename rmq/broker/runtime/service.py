@@ -43,8 +43,9 @@ import anyio.lowlevel
 
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
-from rmq.broker.disk_work import way_to_run
+from rmq.broker.disk_work import DiskWork, way_to_run
 from rmq.broker.produce.admission import FlowControl
+from rmq.broker.role import Role
 from rmq.broker.runtime.flusher import SYNC, Flusher
 from rmq.broker.runtime.replication_handshake import Guard
 from rmq.broker.runtime.replication_loops import Follower, serve_slaves
@@ -81,7 +82,7 @@ from rmq.errors import (
 from rmq.metrics import Histogram
 from rmq.remoting.doors import serve_doors
 from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
-from rmq.remoting.loop import Alarm, bare_errors, doubled, in_slices, restarting
+from rmq.remoting.loop import Alarm, bare_errors, current_loop, doubled, in_slices, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.poller import Poller
 from rmq.remoting.pool import Pool
@@ -145,6 +146,7 @@ async def run(
     on_opened: Callable[[Broker], None] = lambda broker: None,
     front: Callable[[Endpoint], Endpoint] | None = None,
     pool: Pool | None = None,
+    role: Role | None = None,
     task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Be a broker until `stop` is set, or until cancelled; both stop it gracefully.
@@ -154,7 +156,8 @@ async def run(
     listens for, and where. Without `disk` files are real and syncs run in a thread; a simulation gives its
     own, and `now_ms`. `on_opened` is given the broker when its store is open. `front` is given the broker and
     makes the endpoint that clients' connections get in its place: a test's. `pool` outlives the broker, so
-    that name servers do not forget it in between. Raises ConfigError, PluginRefused, PortInUse, StoreLocked,
+    that name servers do not forget it in between. `role` is that in a set with controllers; by default it is
+    as the settings say. Raises ConfigError, PluginRefused, PortInUse, StoreLocked,
     CorruptRecord before `started`, and then nothing is left running; later CorruptRecord when a broken disk
     lost the log's end.
     """
@@ -181,13 +184,14 @@ async def run(
                 now_ms or wall_clock_ms,
                 plugin_settings or {},
                 wake=alarms.wakeups(lambda: flusher.kick()),
+                disk_work=DiskWork(current_loop().now, way_to_run(disk)),
+                role=role,
                 opening=Opening(health, stop, threads=threads),
                 network=network,
             )
         except StoppedOpening:
             task_status.started([])
             return
-        broker.disk_work.run = way_to_run(disk)
         try:
             on_opened(broker)
         except BaseException:  # a disk that takes nothing, say
@@ -507,7 +511,7 @@ class _Service:
     async def _look_at_certificate(self) -> None:
         while True:
             end = await self._blocking(partial(certificate_end, self._tls.tls_cert_path))
-            self.broker.registration.certificate_end = end
+            self.broker.registration.valid_until(end)
             await anyio.sleep(CERTIFICATE_SECONDS)
 
     # ---- name servers ----
@@ -515,8 +519,8 @@ class _Service:
     async def _start_registrars(self, nursery: anyio.abc.TaskGroup, pool: Pool) -> None:
         """Start them all; return when one has registered, or all have tried, or it takes too long."""
         ready = _Ready(len(self._alarms.register))
-        self.broker.registration.known_by = dict.fromkeys(self._alarms.register, False)
-        pool.on_change = self._on_link
+        self.broker.registration.known_by.update(dict.fromkeys(self._alarms.register, False))
+        pool.watch(self._on_link)
         for address in self._alarms.register:
             nursery.start_soon(self._register, pool, address, ready)
         if self._alarms.register:
@@ -548,8 +552,7 @@ class _Service:
 
     async def _may_register(self) -> None:
         """A master of a controlled set is announced only while it is one: else routes lead to another."""
-        control = self.broker.replica.control
-        while control is not None and not self.broker.is_slave and not control.may_act():
+        while not self.broker.role.has_lease():
             await anyio.sleep(LEASE_LOOK_SECONDS)
 
     def _on_link(self, address: str, cause: object) -> None:

@@ -83,7 +83,7 @@ class Sibling:
     def join(self, broker: Broker) -> None:
         """This is the broker from now on."""
         self._broker = broker
-        broker.topics.on_made = self._on_made
+        broker.topics.watch_made(self._on_made)
         self._is_open.set()
 
     async def run(self) -> None:

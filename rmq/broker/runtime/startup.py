@@ -56,6 +56,8 @@ from rmq.store.disk import Disk
 from rmq.store.store import Store
 
 if TYPE_CHECKING:
+    from rmq.broker.disk_work import DiskWork
+    from rmq.broker.role import Role
     from rmq.broker.wakeups import Wakeups
     from rmq.protocol.command import Command
 
@@ -213,6 +215,8 @@ async def open_broker(
     wake: Wakeups,
     opening: Opening,
     network: Network,
+    disk_work: DiskWork | None = None,
+    role: Role | None = None,
 ) -> Broker:
     """Open the store and build the broker; on failure nothing stays open, the ports neither. Raises
     StoppedOpening besides what both raise."""
@@ -237,6 +241,8 @@ async def open_broker(
             sign=None if secret is None else partial(_signed, secret, now_ms),
             acceptors=acceptors,
             budget=Budget(config.connection_buffer_bytes),
+            disk_work=disk_work,
+            role=role,
         )
         broker.use_plugins(load(named(config), plugin_settings, PluginHost(broker)))
         await open_doors(network, config, broker.hooks.doors(), ports, acceptors)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.broker.tables.versioned import Changes, Quota, Settled, Slices, drain
+from rmq.broker.tables.versioned import Changes, Quota, Slices, WhenReplicated, at_once, drain
 from rmq.errors import ResponseError, for_code
 from rmq.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANSACTION_GROUP
 from rmq.protocol.bodies import ConsumerOffsetSerializeWrapper
@@ -37,6 +37,7 @@ from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import Settings
+    from rmq.broker.role import Role
     from rmq.broker.tables.topics import Topics
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
@@ -137,13 +138,13 @@ class Offsets:
         store: Store,
         *,
         group_exists: Callable[[str, Holders], bool],
+        role: Role,
+        when_replicated: WhenReplicated = at_once,
     ) -> None:
         self._settings = settings
         self.is_changed = False
-        self.is_closed: Callable[[], bool] = lambda: False
-        """Whether commits that are answered are refused, as they would be lost with this master."""
-        self.settled: Settled = lambda request, connection, response: response
-        """The answer to a commit, which may have to wait for the replicas of a set."""
+        self._role = role
+        self._when_replicated = when_replicated
         self.changes = Changes()
         self._group_exists = group_exists
         self._topics = topics
@@ -487,7 +488,7 @@ class Offsets:
 
     def _on_update(self, request: Command, connection: Any, now: int) -> Command | None:
         header = request.read(UpdateConsumerOffsetRequestHeader)
-        if self.is_closed() and not request.is_oneway:
+        if self._role.refuses_commits() and not request.is_oneway:
             remark = f"offset {header.commit_offset} is not kept: another master takes over, commit it there"
             raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
         config = self._topics.get(header.topic)
@@ -519,7 +520,7 @@ class Offsets:
             connection.peer_address,
             connection,
         )
-        return self.settled(request, connection, request.reply())
+        return self._when_replicated(self.changes, request, connection, request.reply())
 
     def _on_get_all(self, request: Command, connection: Any, now: int) -> Command:
         return request.reply(body=self._last_text or self.to_json())

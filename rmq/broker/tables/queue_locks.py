@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.broker.tables.versioned import Changes, Settled
+from rmq.broker.tables.versioned import Changes, WhenReplicated, at_once
 from rmq.errors import InvalidName, RemoteProtocolError, for_code
 from rmq.message import MessageQueue, validate_text
 from rmq.protocol import json
@@ -25,6 +25,7 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.shares import NOBODY, Holders, HoldersOf, Shares, by_account_and_address
 
 if TYPE_CHECKING:
+    from rmq.broker.role import Role
     from rmq.protocol.command import Command
 
 LOCK_MS: Final = 60_000
@@ -47,16 +48,21 @@ class Locks:
     seconds.
     """
 
-    def __init__(self, clock: Callable[[], float], holders_of: HoldersOf | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        holders_of: HoldersOf | None = None,
+        *,
+        role: Role,
+        when_replicated: WhenReplicated = at_once,
+    ) -> None:
         self._clock = clock
         self._holders_of = holders_of or by_account_and_address()
         self._table: dict[str, dict[MessageQueue, Lock]] = {}
         self._shares = Shares(LOCKS_MAX)
         self.changes = Changes()
-        self.is_closed: Callable[[], bool] = lambda: False
-        """Whether another broker may be the one that locks."""
-        self.settled: Settled = lambda request, connection, response: response
-        """The answer to who gets a lock, which may have to wait for the replicas of a set."""
+        self._role = role
+        self._when_replicated = when_replicated
         self._followed: dict[str, str] = {}  # a slave's: row -> client, as its master has said
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
@@ -196,12 +202,13 @@ class Locks:
     def _on_lock(self, request: Command, connection: Any, now: int) -> Command | None:
         body = LockBatchRequestBody.from_request(request.body)
         _check(body)
-        if self.is_closed():
+        if self._role.refuses_locks():
             raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, "queues are locked at the master of this set")
         got = self.lock(
             body.consumer_group, body.mq_set, body.client_id, self._ms(), self._holders_of(connection)
         )
-        return self.settled(request, connection, request.reply(body=LockBatchResponseBody(got).to_json()))
+        response = request.reply(body=LockBatchResponseBody(got).to_json())
+        return self._when_replicated(self.changes, request, connection, response)
 
     def _on_unlock(self, request: Command, connection: Any, now: int) -> Command:
         body = UnlockBatchRequestBody.from_request(request.body)

@@ -121,7 +121,7 @@ class Topics(VersionedTable[TopicConfig]):
         super().__init__(
             "topic", "topicConfigTable", from_start, save=save, now_ms=now_ms, on_change=on_change
         )
-        self.on_made: Callable[[TopicConfig], None] = lambda made: None
+        self._on_made: Callable[[TopicConfig], None] = lambda made: None
         """Called when a send has made a topic."""
         self._settings = settings
         self._system = SYSTEM_TOPICS.union(from_start)
@@ -136,6 +136,10 @@ class Topics(VersionedTable[TopicConfig]):
         super().load(data)
         if self._settings.store.broker_role is not BrokerRole.SLAVE:
             self._log_cut(self._log_end())
+
+    def watch_made(self, on_made: Callable[[TopicConfig], None]) -> None:
+        """Call `on_made` when a send has made a topic."""
+        self._on_made = on_made
 
     def get(self, topic: str) -> TopicConfig | None:
         """The topic's configuration, or None."""
@@ -185,7 +189,7 @@ class Topics(VersionedTable[TopicConfig]):
         self.quota.made(topic, maker)
         made = self._add(topic, made)
         if not topic.startswith(RETRY_PREFIX):  # consumers have these made at each broker
-            self.on_made(made)
+            self._on_made(made)
         return made
 
     def _many_unsaved(self, maker: Holders) -> bool:

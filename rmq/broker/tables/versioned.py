@@ -28,9 +28,6 @@ log = logging.getLogger("rmq.broker")
 
 T = TypeVar("T")
 Slices = Generator[None, None, T]
-Settled = Callable[["Command", Any, "Command"], "Command | None"]
-"""From a request whose rows are changed, its connection and its answer to that, or None when it comes
-later."""
 
 
 def drain(work: Slices[T]) -> T:
@@ -119,6 +116,16 @@ class Changes:
                 break
             names.append(name)
         return names[::-1]
+
+
+WhenReplicated = Callable[[Changes, "Command", Any, "Command"], "Command | None"]
+"""From the changes of a table, the request that has changed it, its connection and the response: the
+response, or None when it is sent once the replicas have the change."""
+
+
+def at_once(changes: Changes, request: Command, connection: Any, response: Command) -> Command | None:
+    """Respond without waiting for replicas."""
+    return response
 
 
 SLICE_ROWS: Final = 50

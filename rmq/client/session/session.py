@@ -195,7 +195,7 @@ class Session:
         self.send_retries = Counter[str]()
         """Topic -> attempts of sends after their first."""
         self.pool = pool(endpoint(self))
-        self.pool.on_change = self._on_connection
+        self.pool.watch(self._on_connection)
         self.routes = RouteTable(lambda: chance.randrange(1 << 16))
         self.health = BrokerHealth()
         self.windows = Windows(config.send_window)

@@ -86,7 +86,7 @@ async def test_a_master_hands_over_without_a_failed_send_and_before_its_lease_en
 ) -> None:
     def figures(node: Node) -> dict[str, float]:
         assert node.broker is not None
-        control = node.broker.replica.control
+        control = node.broker.role.control
         assert control is not None
         return {metric.name: metric.rows[0][1] for metric in control.metrics()}
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rmq.broker.replication.failover.role import FailoverReplica
 from rmq.protocol.codes import SYS_COMMIT, SYS_PREPARED, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader, EndTransactionRequestHeader
@@ -24,8 +25,15 @@ class Control:
     def safe_offset(self) -> int:
         return self.safe
 
-    def on_confirmed(self) -> None:
+    def confirmed_more(self) -> None:
         """Nobody reads here."""
+
+    def confirmed(self) -> int:
+        return self.safe
+
+    @property
+    def known_confirmed(self) -> int:
+        return self.safe
 
     def refusal(self) -> str:
         return "it hands over" if self.hands_over else "" if self.is_leased else "no lease"
@@ -35,13 +43,14 @@ class Control:
 
 
 def master() -> tuple[Rig, Control]:
-    rig, control = Rig(store={"broker_role": BrokerRole.SYNC_MASTER}), Control()
-    rig.broker.acknowledgement.replicas.control = control  # type: ignore[assignment]
-    return rig, control
+    control = Control()
+    role = FailoverReplica(control, 1)  # type: ignore[arg-type]
+    return Rig(store={"broker_role": BrokerRole.SYNC_MASTER}, given={"role": role}), control
 
 
 def test_what_was_taken_before_a_hand_over_is_waited_for() -> None:
     rig, control = master()
+    rig.one(send())  # messages are taken, which holds for a moment
     control.safe = rig.store.max_physical_offset
     control.hands_over = True
     assert rig.ask(send()) == []

@@ -118,8 +118,8 @@ async def test_a_replica_follows_a_log_of_more_elections_than_a_note_can_tell(
         await found.until(inSync=[1, 2], master=1)
         assert first.broker is not None
         assert second.broker is not None
-        assert second.broker.replica.control is not None
-        assert len(second.broker.replica.control.epochs) == len(MANY) + 1
+        assert second.broker.role.control is not None
+        assert len(second.broker.role.control.epochs) == len(MANY) + 1
         assert _log(second.broker.store) == _log(first.broker.store)
 
 

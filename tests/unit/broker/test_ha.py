@@ -26,6 +26,7 @@ from rmq.broker.replication.sessions import (
     fingerprint,
     question,
 )
+from rmq.broker.role import Slave
 from rmq.broker.runtime.replication_loops import Follower
 from rmq.errors import ConnectFailed, RemoteProtocolError
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -359,8 +360,7 @@ def test_a_slave_gives_up_part_of_a_record_before_it_follows_again(stores: tuple
     fill(master, 3)
     slave.append_raw(0, master.read_raw(0, master.max_physical_offset - 1))
     registration = SimpleNamespace(master_address="")
-    replica = SimpleNamespace(control=None)
-    broker: Any = SimpleNamespace(store=slave, registration=registration, replica=replica)
+    broker: Any = SimpleNamespace(store=slave, registration=registration, role=Slave())
     guard: Any = SimpleNamespace(tls=SimpleNamespace(config=SimpleNamespace(scheme="tcp")))
     pool: Any = None
     follower = Follower(broker, MemoryNetwork(seed=1), pool, guard, grown=Alarm())
@@ -460,7 +460,7 @@ async def test_progress_that_is_answered_when_the_link_has_ended_is_not_taken(
     stores: tuple[Store, Store],
 ) -> None:
     """It is ahead of the log: elected by it, a replica would take messages for delivered that it lacks."""
-    broker: Any = SimpleNamespace(store=stores[1], followed=SimpleNamespace(copying=None))
+    broker: Any = SimpleNamespace(store=stores[1], role=Slave(), followed=SimpleNamespace(copying=None))
     guard: Any = SimpleNamespace(tls=SimpleNamespace(config=SimpleNamespace(scheme="tcp")))
     pool: Any = None
     follower: Any = Follower(broker, MemoryNetwork(seed=1), pool, guard, grown=Alarm())

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq.broker.replication.table_replication import TableFeed
+from rmq.broker.role import Standalone
 from rmq.broker.tables import queue_locks as module
 from rmq.broker.tables.queue_locks import LOCK_MS, Locks
 from rmq.errors import RemoteProtocolError
@@ -24,7 +25,7 @@ A, B = MessageQueue("T", "b", 0), MessageQueue("T", "b", 1)
 
 
 def test_a_lock_has_one_holder_and_can_be_renewed() -> None:
-    locks = Locks(lambda: START / 1000)
+    locks = Locks(lambda: START / 1000, role=Standalone())
     assert locks.lock("g", [A, B], "one", START) == {A, B}
     assert locks.lock("g", [A, B], "two", START) == set()
     assert locks.lock("g", [A], "one", START + 50_000) == {A}
@@ -33,13 +34,13 @@ def test_a_lock_has_one_holder_and_can_be_renewed() -> None:
 
 
 def test_groups_do_not_know_each_other() -> None:
-    locks = Locks(lambda: START / 1000)
+    locks = Locks(lambda: START / 1000, role=Standalone())
     assert locks.lock("g", [A], "one", START)
     assert locks.lock("h", [A], "two", START) == {A}
 
 
 def test_a_lock_lasts_a_minute() -> None:
-    locks = Locks(lambda: START / 1000)
+    locks = Locks(lambda: START / 1000, role=Standalone())
     locks.lock("g", [A], "one", START)
     assert locks.lock("g", [A], "two", START + LOCK_MS) == set()
     assert locks.holder("g", A, START + LOCK_MS) == "one"
@@ -48,7 +49,7 @@ def test_a_lock_lasts_a_minute() -> None:
 
 
 def test_only_the_holder_unlocks() -> None:
-    locks = Locks(lambda: START / 1000)
+    locks = Locks(lambda: START / 1000, role=Standalone())
     locks.lock("g", [A, B], "one", START)
     locks.unlock("g", [A], "two")
     assert locks.holder("g", A, START) == "one"
@@ -58,7 +59,7 @@ def test_only_the_holder_unlocks() -> None:
 
 
 def test_unlocking_what_is_not_locked_is_nothing() -> None:
-    locks = Locks(lambda: START / 1000)
+    locks = Locks(lambda: START / 1000, role=Standalone())
     locks.lock("g", [B], "one", START)
     locks.unlock("g", [A], "one")
     locks.unlock("h", [A], "one")
@@ -84,7 +85,7 @@ def test_setting_the_wall_clock_hands_no_queue_over() -> None:
 
 
 def test_expired_locks_are_forgotten() -> None:
-    locks = Locks(lambda: START / 1000)
+    locks = Locks(lambda: START / 1000, role=Standalone())
     locks.lock("g", [A], "one", START)
     locks.lock("h", [A], "one", START + 10_000)
     locks.lock("i", [], "two", START)
@@ -124,7 +125,7 @@ steps = st.tuples(
 @given(st.lists(steps, max_size=30))
 def test_no_queue_ever_has_two_holders(script: list[tuple[str, str, set[MessageQueue], int]]) -> None:
     """Whoever was told that it holds a lock holds it until a minute has passed or it unlocks."""
-    locks, now = Locks(lambda: START / 1000), START
+    locks, now = Locks(lambda: START / 1000, role=Standalone()), START
     promised: dict[MessageQueue, tuple[str, int]] = {}
     for action, client, queues, later in script:
         now += later
@@ -158,7 +159,7 @@ def test_one_request_locks_a_bounded_number_of_queues(monkeypatch: pytest.Monkey
 
 
 def test_many_locks_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    locks = Locks(lambda: START / 1000)
+    locks = Locks(lambda: START / 1000, role=Standalone())
     queues = [MessageQueue("T", "b", at) for at in range(100)]
     with caplog.at_level(logging.INFO, "rmq.broker"):
         locks.lock("g", queues, "one", START)
@@ -170,7 +171,7 @@ def test_many_locks_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) ->
 
 def test_locks_of_all_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOCKS_MAX", 3)
-    locks = Locks(lambda: START / 1000)
+    locks = Locks(lambda: START / 1000, role=Standalone())
     queues = [MessageQueue("T", "b", at) for at in range(3)]
     assert len(locks.lock("g", queues[:2], "one", START)) == 2
     assert locks.lock("h", queues, "two", START) == set()
@@ -190,7 +191,7 @@ def told(feed: TableFeed, slave: Locks) -> None:
 
 def test_a_slave_knows_who_holds_what_and_forgets_it_with_the_master() -> None:
     now = START
-    master, slave = Locks(lambda: now / 1000), Locks(lambda: now / 1000)
+    master, slave = Locks(lambda: now / 1000, role=Standalone()), Locks(lambda: now / 1000, role=Standalone())
     feed = TableFeed({"queueLocks": master}, lambda: 0)
     master.lock("g", [A], "one", now)
     told(feed, slave)
@@ -215,7 +216,7 @@ def test_a_slave_knows_who_holds_what_and_forgets_it_with_the_master() -> None:
     told(feed, slave)
 
     now += 10 * LOCK_MS  # the slave hears of no renewal: it goes by what its master says
-    new = Locks(lambda: now / 1000)
+    new = Locks(lambda: now / 1000, role=Standalone())
     new.take_over(slave.held())
     assert new.lock("g", [A, B], "two", now) == {B}
     assert new.lock("g", [A], "four", now + LOCK_MS) == {A}
@@ -229,4 +230,4 @@ def test_a_slave_knows_who_holds_what_and_forgets_it_with_the_master() -> None:
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"a":"b"}', b'{"g\\nT\\nb\\nx":"c"}', b'{"g\\nT\\nb\\n1":2}'])
 def test_what_is_no_table_of_locks_is_refused(text: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        Locks(lambda: 0.0).rows_of(text)
+        Locks(lambda: 0.0, role=Standalone()).rows_of(text)

@@ -76,7 +76,7 @@ async def asked(found: Set, node: Node, request: Command, form: int = JSON) -> C
 
 def counts(node: Node) -> tuple[int, int]:
     assert node.broker is not None
-    control = node.broker.replica.control
+    control = node.broker.role.control
     assert control is not None
     return control.relayed, control.relay_refused
 
@@ -185,7 +185,7 @@ async def test_two_that_take_each_other_for_the_master_refuse(autojump_clock: tr
     async with handed_over(3) as (found, first, second):
         third = found.nodes[2]
         assert first.broker is not None
-        control, other = first.broker.replica.control, third.broker.replica.control  # type: ignore[union-attr]
+        control, other = first.broker.role.control, third.broker.role.control  # type: ignore[union-attr]
         assert control is not None
         assert control.replica is not None
         assert control.replica.broker_set is not None
@@ -358,7 +358,7 @@ async def test_a_master_that_takes_nothing_is_asked_again_and_its_refusal_comes_
 ) -> None:
     async with handed_over() as (found, first, second):
         assert second.broker is not None
-        control = second.broker.replica.control
+        control = second.broker.role.control
         assert control is not None
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(control, "may_act", lambda: False)
@@ -430,7 +430,7 @@ async def test_what_comes_to_a_master_that_hands_over_is_held_and_taken_when_it_
     async with controlled_set(2) as (found, client):
         first = await found.begin(client)
         assert first.broker is not None
-        control = first.broker.replica.control
+        control = first.broker.role.control
         assert control is not None
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(control), "hands_over", property(lambda self: self is control))
@@ -461,7 +461,7 @@ async def test_what_comes_to_a_master_that_hands_over_is_held_and_taken_when_it_
 async def test_a_client_that_is_gone_is_not_held(autojump_clock: trio.testing.MockClock) -> None:
     async with handed_over() as (found, first, second):
         assert second.broker is not None
-        control = second.broker.replica.control
+        control = second.broker.role.control
         assert control is not None
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(control, "may_act", lambda: False)

@@ -299,13 +299,13 @@ def test_many_are_told_in_several_texts() -> None:
     woken = []
     told = ToldPulls(rig.broker.pull, rig.broker.clients, lambda: woken.append(None))
     told.begin()
-    assert rig.broker.pull.on_waiting is not None
+    assert rig.broker.pull._on_waiting is not None
     rig.ask(send(topic="T"))
     rig.ask(pull("T", 1, sys_flag=WAITING))
     (held,) = rig.broker.held_pulls.all_pulls()
     for _ in range(ROWS_OF_A_TEXT + 1):
-        rig.broker.pull.on_waiting(held)
+        rig.broker.pull._on_waiting(held)
     assert [len(json.loads(told.take())) for _ in range(2)] == [ROWS_OF_A_TEXT, 1]
     assert told.take() == b""
     told.end()
-    assert rig.broker.pull.on_waiting is None
+    assert rig.broker.pull._on_waiting is None

@@ -216,6 +216,22 @@ def test_a_replica_whose_last_start_an_older_table_lacks_registers_again() -> No
     assert elections.refusal(heartbeat(1, life=2), known).endswith(": register")
 
 
+def test_a_master_alone_in_sync_whose_folder_is_of_an_earlier_epoch_is_not_elected() -> None:
+    sets, known = three()
+    do(
+        sets,
+        Elect("s", known.epoch, known.version, 1, (1, 2, 3)),
+        AlterInSync("s", 2, known.version + 1, (1,)),
+    )
+    for epoch, is_lost in ((1, True), (2, False)):
+        elections = Elections(3.0)
+        elections.begin(0.0, inherited=sets.sets)
+        elections.hear(
+            evolve(heartbeat(1, epoch=epoch, reach=9), acted=0), without_master(sets.sets["s"]), 4.0
+        )
+        assert elections.evidence.has_lost("s", 1) is is_lost
+
+
 def without_master(broker_set: BrokerSet) -> BrokerSet:
     """As after its master was started again."""
     return evolve(broker_set, master=0)

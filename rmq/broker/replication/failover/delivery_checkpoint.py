@@ -18,7 +18,8 @@ from rmq.protocol import json
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rmq.broker.replication.replica_state import DeliveryProgress, ReplicaState
+    from rmq.broker.replication.replica_state import DeliveryProgress
+    from rmq.broker.role import Role
     from rmq.broker.tables.files import TableFiles
     from rmq.broker.tables.versioned import Slices
     from rmq.store.store import Store
@@ -29,10 +30,8 @@ NAME: Final = "confirmedProgress"
 class ConfirmedProgress:
     """Made when a broker is opened, before it delivers anything."""
 
-    def __init__(
-        self, state: ReplicaState, store: Store, files: TableFiles, delivery: DeliveryProgress
-    ) -> None:
-        self._state = state
+    def __init__(self, role: Role, store: Store, files: TableFiles, delivery: DeliveryProgress) -> None:
+        self._role = role
         self._store = store
         self._files = files
         self._delivery = delivery
@@ -44,10 +43,9 @@ class ConfirmedProgress:
     def look(self) -> None:
         """Called before tables are saved: have the progress saved that is confirmed by now, and wait for the
         present one. Raises StoreError."""
-        control = self._state.control
-        if control is None:
+        if not self._role.is_in_set:
             return
-        confirmed = control.confirmed()
+        confirmed = self._role.high_watermark()
         is_confirmed = confirmed is not None and self._sample["end"] <= confirmed
         if self._sample != self._saved and (is_confirmed or not self._has_file):
             self._files.save_later(NAME, json.dumps(self._sample))

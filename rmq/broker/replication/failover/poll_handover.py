@@ -58,13 +58,13 @@ class ToldPulls:
 
     def begin(self) -> None:
         """The link is up: tell those that wait already, too."""
-        self._pull.on_waiting = self._tell
+        self._pull.watch_waiting(self._tell)
         for held in self._pull.waiting():
             self._tell(held, KEPT_MS)
 
     def end(self) -> None:
         """The link has ended."""
-        self._pull.on_waiting = None
+        self._pull.watch_waiting(None)
         self._rows.clear()
 
     def _tell(self, held: HeldPull, waited_ms: int = 0) -> None:

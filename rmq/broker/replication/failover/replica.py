@@ -78,6 +78,11 @@ class MemberFile:
             self.began = began
             self.save(self.epochs)
 
+    def leave_set(self) -> None:
+        """Be of no set, and know no epoch of the log, which is on the disk when this returns."""
+        self.began = ""
+        self.save(())
+
     def save(self, epochs: Epochs) -> None:
         """Have these epochs, on the disk when this returns."""
         last = max(self.last, epochs[-1][0]) if epochs else self.last
@@ -98,16 +103,13 @@ def forget_epochs(disk: Disk, folder: str) -> None:
     if disk.exists(f"{folder}/{FILE}"):
         file = MemberFile(disk, folder, Random(0))
         if file.epochs or file.began:
-            file.began = ""
-            file.save(())
+            file.leave_set()
 
 
 class Control:
     """See the module. `clock` is that of leases, in seconds; `address` and `ha_address` are what the set is
-    told. `flushed` says up to where our log is on the disk; `end` where it ends.
+    told.
 
-    `on_new_master` is called when there is another master to follow, `on_confirmed` when consumers may read
-    further.
     """
 
     def __init__(
@@ -143,16 +145,60 @@ class Control:
         self._fenced = 0
         self.stays = False
         """The service ends to begin again in another role: name servers are not told that it leaves."""
-        self.flushed: Callable[[], int] = lambda: self._flushed
+        self._flushed_now: Callable[[], int] | None = None  # of the store that is open
         self._flushed = UNKNOWN
-        self.on_new_master: Callable[[], None] = lambda: None
-        self.on_confirmed: Callable[[], None] = lambda: None
+        self._on_new_master: Callable[[], None] = lambda: None
+        self._on_confirmed: Callable[[], None] = lambda: None
         self.relayed = 0
         self.relay_refused = 0
         """Requests that this slave has handed on to its master, and that it refused to hand on."""
         self.answered_for_slaves = 0
         self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES)
         self._agreed = (0, 0)  # an epoch, and the end of a record that all in sync had in it
+
+    # ---- with the service ----
+
+    def opened(self, flushed: Callable[[], int], on_confirmed: Callable[[], None]) -> None:
+        """The store is open: `flushed` says up to where the log is on the disk; `on_confirmed` is called when
+        consumers may read further."""
+        self._flushed_now, self._on_confirmed = flushed, on_confirmed
+
+    def closed(self, flushed: int) -> None:
+        """The store is closed, its log on the disk up to `flushed`."""
+        self._flushed_now, self._flushed, self._on_confirmed = None, flushed, lambda: None
+
+    def flushed(self) -> int:
+        """Up to where the log is on the disk, as far as is known."""
+        return self._flushed if self._flushed_now is None else self._flushed_now()
+
+    def watch_master(self, on_change: Callable[[], None]) -> None:
+        """Call `on_change` when there is another master to follow."""
+        self._on_new_master = on_change
+
+    def stay(self, stays: bool) -> None:
+        """The service ends to begin again in another role; or does not."""
+        self.stays = stays
+
+    def leave(self) -> None:
+        """This broker stops: the next heartbeat says so."""
+        self.leaves = True
+
+    def disk_hangs(self, hangs: bool) -> None:
+        """The disk has not answered for a while, or answers: the next heartbeat says so."""
+        self.hangs = hangs
+
+    def confirmed_more(self) -> None:
+        """More of the log is on disks: consumers may read further."""
+        self._on_confirmed()
+
+    def count_relayed(self, *, refused: bool = False) -> None:
+        """A request was handed on to the master, or could not be."""
+        self.relayed += not refused
+        self.relay_refused += refused
+
+    def count_answered(self, count: int) -> None:
+        """So many long polls of slaves were answered here."""
+        self.answered_for_slaves += count
 
     # ---- with the controllers ----
 
@@ -271,7 +317,7 @@ class Control:
             raise StoreCopied(self._file.folder, registered.address)
         replica.tell(broker_set)
         if before is not None and (before.epoch, before.master) != (self.epoch, self.master_number):
-            self.on_new_master()
+            self._on_new_master()
         if self.master_number not in (0, self._last_master):
             self._changed_at = self._clock() if self._last_master else -math.inf
             self._last_master = self.master_number
@@ -445,7 +491,7 @@ class Control:
         replica = self._replica
         if offset > (-1 if replica.confirmed is None else replica.confirmed):
             replica.confirmed = offset
-            self.on_confirmed()
+            self._on_confirmed()
 
     def rows(self) -> dict[str, str]:
         """Rows of the runtime metrics."""

@@ -65,7 +65,6 @@ class RowWaits:
         self._answered: dict[str, int] = {}  # table -> the last change of which somebody was told
         # table -> the first change that somebody waited for and not all have, and since when
         self._lacking: dict[str, tuple[int, float]] = {}
-        replicas.is_in_time = self._is_in_time
 
     def __len__(self) -> int:
         """How many wait."""
@@ -123,7 +122,7 @@ class RowWaits:
                 self._send(line.popleft(), is_known=False)
         return min((line[0].deadline for line in self._lines.values() if line), default=math.inf)
 
-    def _is_in_time(self, session: MasterSession) -> bool:
+    def is_in_time(self, session: MasterSession) -> bool:
         """Whether a slave has the rows of which clients were told, and those waited for since long."""
         since = self._clock() - LACKING_SECONDS
         return all(session.rows_had(table) >= serial for table, serial in self._answered.items()) and all(
