@@ -51,7 +51,7 @@ from rmq.broker.tables.offsets import Offsets
 from rmq.broker.tables.queue_locks import Locks
 from rmq.broker.tables.stats import Stats
 from rmq.broker.tables.topics import Topics
-from rmq.broker.tables.versioned import Changes, Slices, drain
+from rmq.broker.tables.versioned import Changes, Slices, at_once, drain
 from rmq.broker.transactions import Transactions
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import StoreError
@@ -186,13 +186,14 @@ class Broker(Endpoint):
         self.groups = Groups(
             settings, save=partial(save, "subscriptionGroup"), now_ms=now_ms, on_change=self._tell_slaves
         )
+        waits = self.role.awaits_replicas
         self.offsets = Offsets(
             settings,
             self.topics,
             store,
             group_exists=self.groups.exists,
             role=self.role,
-            when_replicated=partial(self._when_replicated, OFFSETS),
+            when_replicated=partial(self._when_replicated, OFFSETS) if waits else at_once,
         )
         self.filters = FilterTable(settings, now_ms, self.clock)
         self.clients = Clients(
@@ -202,7 +203,7 @@ class Broker(Endpoint):
             self.clock,
             settings.holders_of,
             role=self.role,
-            when_replicated=partial(self._when_replicated, LOCKS),
+            when_replicated=partial(self._when_replicated, LOCKS) if waits else at_once,
         )
         tables = self.topics, self.groups, self.offsets, self.clients, self.filters, self.stats, self.locks
         return Tables(*tables)
