@@ -107,6 +107,7 @@ def test_the_map_is_what_the_modules_say() -> None:
 
 LINES: Final = 700
 LONG_FILES: Final = {
+    "rmq/broker/broker.py": "not divided yet: the parts of a broker put together, and the end of each chunk",
     "rmq/protocol/headers.py": "one table: the headers of all requests",
     "tests/stateful/test_engines.py": "one machine that compares two engines, rule by rule",
     "tests/unit/broker/test_following.py": "not divided yet",
@@ -310,7 +311,7 @@ VALUES: Final = {
     ),
     "a row of a table, or a figure in one": (
         "alone broker check counted course group guest held in_flight info known lane link made moved one"
-        " place pull queue replica round senders shares"
+        " place pull queue replica round row senders shares"
     ),
     "the state of a run of the same module": "done evidence report run window",
     "a value of the compiled engine": "lanes",
@@ -327,6 +328,7 @@ ASSIGNED: Final = {
         "self._log.flushed_timestamp",
         "self._log.timestamp",
         "self._requests.on_change",
+        "self._stream.has_proved",
         "self._timer.deadline",
         "self._windows.waiting",
         "self.acknowledgement.pending.run",
