@@ -4,7 +4,7 @@ of real brokers must catch. What that would show in hours only is planted for th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from attrs import evolve
@@ -58,7 +58,6 @@ BROKERS_CAUGHT_BY = {
     "a lease is not shortened by the drift of clocks": 3,
     "a master stays although its disk takes nothing": 38,
     "a sync that hangs is waited for": 38,
-    "what was delivered at its time stays delivered when it is cut": 500_244,
 }
 """The first seed that shows a bug."""
 
@@ -175,18 +174,6 @@ def _no_offsets(self: TableFeed, now: float) -> Any:
 
 
 BROKER_BUGS["followers are told no offsets of groups"] = planted((TableFeed, "note", _no_offsets))
-
-_timers_follow = Timers.follow
-
-
-def _kept(self: Timers, progress: Mapping[str, int]) -> None:
-    if progress:
-        _timers_follow(self, progress)
-
-
-BROKER_BUGS["what was delivered at its time stays delivered when it is cut"] = planted(
-    (Timers, "follow", _kept)
-)
 
 
 def _everything(self: Control) -> int | None:
