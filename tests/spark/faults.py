@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rmq.message import tags_code
 from rmq.protocol.codes import CompressionType
@@ -111,9 +111,12 @@ def make_messages(root: Path, count: int, chance: random.Random) -> None:
     name_topics(root, *(each.name for each in (root / "consumequeue").iterdir()))
 
 
-def name_topics(root: Path, *topics: str) -> None:
+def name_topics(root: Path, *topics: str, **begins: int) -> None:
+    """Write topics.json with these topics, and with `begins` those that were made at a physical offset."""
     (root / "config").mkdir(exist_ok=True)
-    table = {"topicConfigTable": {topic: {"topicName": topic} for topic in topics}}
+    rows: dict[str, Any] = {topic: {"topicName": topic} for topic in topics}
+    rows |= {topic: {"topicName": topic, "creation": {"logOffset": at}} for topic, at in begins.items()}
+    table = {"topicConfigTable": rows}
     (root / "config" / "topics.json").write_text(json.dumps(table))
 
 

@@ -93,16 +93,18 @@ def test_what_is_no_fault(spark: SparkSession, tmp_path: Path) -> None:
     clock = Clock()
     store = new_store(tmp_path, clock)
     for number in range(2400):
-        topic = ("Kept", "Deleted", "Again")[number % 3]
+        topic = ("Kept", "Deleted", "Again", "Empty")[number % 4]
         store.put(record("x" * 200, topic, number % QUEUES, tags="a"))
         store.commit()
     store.remove_topic("Deleted")
     store.remove_topic("Again")
+    store.remove_topic("Empty")
+    made = store.max_physical_offset
     for number in range(30):
         store.put(record(f"new {number}", "Again", number % QUEUES))
         store.commit()
     store.close()
-    name_topics(tmp_path, "Kept", "Again")
+    name_topics(tmp_path, "Kept", "Again", Empty=made)
     files = StoreFiles(tmp_path)
     first, *_ = sorted((tmp_path / "commitlog").iterdir())
     first.unlink()
