@@ -185,6 +185,7 @@ class Elections:
         living = [number for number in broker_set.replicas if self.lives(name, number, now)]
         in_sync = [number for number in broker_set.in_sync if number in living]
         in_sync = [number for number in in_sync if not evidence.has_lost(name, number)]
+        in_sync = [number for number in in_sync if self._is_in_this_life(broker_set, number)]
         in_sync = [number for number in in_sync if not self._heard[name, number][1].leaving] or in_sync
         # Who waits for its disk can neither lead nor have what others wait for, until its disk is back.
         is_any_left = bool(in_sync)
@@ -197,17 +198,28 @@ class Elections:
             in_sync = [number for number in in_sync if number != broker_set.master] or in_sync
         elif broker_set.master in living and not self._heard[name, broker_set.master][1].hangs:
             return None  # it lost its lease and is back: the next heartbeat renews it
-        if ready := [number for number in in_sync if self._heard[name, number][1].reach != UNKNOWN]:
+        if ready := [number for number in in_sync if self._is_ready(name, number, now)]:
             if not evidence.is_gathered(broker_set, ready, now):
                 return None
             return self._elect(broker_set, self._best(name, ready), in_sync)
         if in_sync:
-            return None  # it opens its log
+            return None  # it opens its log, or was not heard for a while
         if living and self.is_unclean and not is_any_left:
             best = self._best(name, living)
             log.error("UNCLEAN ELECTION: %s of %s was not in sync, messages may be lost", best, name)
             return Elect(name, broker_set.epoch, broker_set.version, best, (best,), is_unclean=True)
         return None
+
+    def _is_in_this_life(self, broker_set: BrokerSet, number: int) -> bool:
+        """Whether a replica's last heartbeat came since its last start, which may have found another log."""
+        heard = self._heard[broker_set.name, number][1]
+        return heard.incarnation == broker_set.replicas[number].incarnation
+
+    def _is_ready(self, name: str, number: int, now: float) -> bool:
+        """Whether a replica has its log open and was heard lately. When all replicas die at one moment, the
+        lease of the master ends first: one of the others, elected then, would be in sync alone, and dead."""
+        heard_at, heartbeat = self._heard[name, number]
+        return heartbeat.reach != UNKNOWN and now < heard_at + self.lease_s / 2
 
     def _has_resigned(self, broker_set: BrokerSet) -> bool:
         heard = self._heard.get((broker_set.name, broker_set.master))

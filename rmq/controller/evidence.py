@@ -152,6 +152,7 @@ class Evidence:
         open. One that has acted in its present life was seen to follow, or leads; of those that have just
         started each may have an old folder, so all in sync are waited for, `gather_s` at most."""
         name = broker_set.name
+        self._forget_former_lives(broker_set)
         if self.is_doubtful and name in self._inherited:
             return self._is_best_of_all(broker_set, ready, now)
         if any(self._has_acted(name, number, broker_set.epoch) for number in ready):
@@ -171,6 +172,12 @@ class Evidence:
                 *(name, missing, self.gather_s),
             )
         return True
+
+    def _forget_former_lives(self, broker_set: BrokerSet) -> None:
+        for number, one in broker_set.replicas.items():
+            heard = self._heard.get((broker_set.name, number))
+            if heard is not None and heard.incarnation != one.incarnation:
+                del self._heard[broker_set.name, number]
 
     def _has_acted(self, name: str, number: int, epoch: int) -> bool:
         heard = self._heard.get((name, number))

@@ -16,7 +16,7 @@ from rmq.controller.sets import (
     Elect,
     Register,
 )
-from tests.unit.controller.tables import do, heartbeat, replica, three
+from tests.unit.controller.tables import do, heartbeat, register, replica, three
 
 
 def test_a_replica_in_sync_that_lacks_what_was_confirmed_is_not_elected_until_it_has_it() -> None:
@@ -235,3 +235,47 @@ def test_a_master_alone_in_sync_whose_folder_is_of_an_earlier_epoch_is_not_elect
 def without_master(broker_set: BrokerSet) -> BrokerSet:
     """As after its master was started again."""
     return evolve(broker_set, master=0)
+
+
+def test_a_replica_that_has_started_again_is_elected_by_what_its_new_life_says() -> None:
+    """Its log may be another one: it lost its end, or an old copy was put back."""
+    sets, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0)
+    elections.hear(heartbeat(1, reach=90), known, 2.7)
+    elections.hear(heartbeat(2, reach=90), known, 5.0)
+    do(sets, register("b", 2))
+    assert elections.due(sets.sets, 5.8) == []
+    elections.hear(heartbeat(2, reach=UNKNOWN, life=2), sets.sets["s"], 5.8)
+    assert elections.due(sets.sets, 5.8) == []
+    elections.hear(heartbeat(2, reach=90, life=2), sets.sets["s"], 6.0)
+    assert [elect.master for elect in elections.due(sets.sets, 6.0)] == [2]
+
+
+def test_of_replicas_that_started_again_each_is_waited_for_until_its_new_life_has_spoken() -> None:
+    sets, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0)
+    for number in (1, 2, 3):
+        elections.hear(evolve(heartbeat(number, reach=90), acted=1), known, 2.0)
+    do(sets, register("a", 2), register("b", 2), register("c", 2))
+    elections.hear(evolve(heartbeat(2, reach=70, life=2), acted=0), sets.sets["s"], 6.0)
+    assert elections.due(sets.sets, 6.0) == []
+    elections.hear(evolve(heartbeat(1, reach=90, life=2), acted=0), sets.sets["s"], 6.1)
+    elections.hear(evolve(heartbeat(3, reach=80, life=2), acted=0), sets.sets["s"], 6.1)
+    assert [elect.master for elect in elections.due(sets.sets, 6.1)] == [1]
+
+
+def test_replicas_that_die_at_one_moment_elect_none_of_themselves() -> None:
+    """The last heartbeat of the master came first, so its lease ends first: the replica that was elected then
+    was in sync alone, and a set whose other replicas had everything waited for it for ever."""
+    sets, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0)
+    elections.hear(heartbeat(1, reach=90), known, 2.7)
+    for number in (2, 3):
+        elections.hear(heartbeat(number, reach=90), known, 3.0)
+    for now in (5.7, 5.9, 6.1, 20.0):
+        assert elections.due(sets.sets, now) == []
+    elections.hear(heartbeat(3, reach=90), known, 20.0)
+    assert [elect.master for elect in elections.due(sets.sets, 20.0)] == [3]
