@@ -157,7 +157,8 @@ class Evidence:
             return self._is_best_of_all(broker_set, ready, now)
         if any(self._has_acted(name, number, broker_set.epoch) for number in ready):
             return True
-        missing = [number for number in broker_set.in_sync if not self._has_said(name, number)]
+        best = max(self._rank(name, number) for number in ready)
+        missing = [number for number in broker_set.in_sync if not self._is_behind_best(name, number, best)]
         epoch, since = self._gathering.get(name, (0, 0.0))
         if epoch != broker_set.epoch:
             since = now
@@ -182,6 +183,10 @@ class Evidence:
     def _has_acted(self, name: str, number: int, epoch: int) -> bool:
         heard = self._heard.get((name, number))
         return heard is not None and (heard.acted > 0 or (heard.acted == UNKNOWN and heard.epoch == epoch))
+
+    def _is_behind_best(self, name: str, number: int, best: tuple[int, int]) -> bool:
+        """Whether a replica has no longer log than the best that is there; it may be silent since."""
+        return self._has_said(name, number) and self._rank(name, number) <= best
 
     def _has_said(self, name: str, number: int) -> bool:
         heard = self._heard.get((name, number))

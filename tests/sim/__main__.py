@@ -20,11 +20,13 @@ from tests.sim.controllers import Simulation
 from tests.sim.folders import FolderSimulation
 from tests.sim.old_sets import OldSets
 from tests.sim.sets import SetSimulation
+from tests.sim.wiped import Wiped
 
 PARTS: Final[Mapping[Kind, int]] = {
     Simulation: 4,
     SetSimulation: 4,
     OldSets: 4,
+    Wiped: 4,
     BrokerSimulation: 1,
     FolderSimulation: 1,
 }

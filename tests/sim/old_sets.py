@@ -16,7 +16,7 @@ from typing import Any
 from attrs import define
 
 from rmq.controller.journal import Journal
-from rmq.controller.replica import Epochs
+from rmq.controller.replica import Epochs, Replica
 from rmq.errors import CorruptRecord
 from tests.sim.sets import Broker, SetSimulation
 
@@ -47,8 +47,12 @@ class OldSets(SetSimulation):
             self.faults = [one for one in self.faults if one not in (self.partition, self.one_link)]
             self.faults = self.faults or [self.kill]
         self.old = random.Random(f"{seed} old")
-        kinds = (self.old_tables, self.empty_folder, self.flipped_bit, self.old_folder, self.old_folder)
+        kinds = (
+            *(self.old_tables, self.empty_folder, self.flipped_bit, self.old_folder),
+            *(self.restart_on_a_copy, self.shrink_and_go_back),
+        )
         self.deeds = self.old.sample(kinds, self.old.randrange(1, 4))
+        self.links_cut = False
         self.lives = 0  # how often the controllers went back
         self.lost = (0, 0)  # the latest version of the set that the table may lack
 
@@ -102,7 +106,8 @@ class OldSets(SetSimulation):
         )
 
     def newest(self) -> tuple[int, int]:
-        return max(self.known(one.replica) for one in self.brokers.values() if one.replica is not None)
+        replicas = [one.replica for one in self.brokers.values() if one.replica is not None]
+        return max(map(self.known, replicas), default=(0, 0))
 
     def old_tables(self) -> None:
         """All controllers lose power later, and start on what they have now."""
@@ -146,6 +151,76 @@ class OldSets(SetSimulation):
         self.lost = self.newest()
         self.replace_disk(name, image)
         self.count("flipped bit")
+
+    def restart_on_a_copy(self) -> None:
+        """Later all replicas lose power, and all controllers; one that starts on what its folder has now is
+        there first."""
+        broker = self.brokers[self.old.choice(list(self.brokers))]
+        folder = Folder(broker.life, broker.log[: broker.flushed], broker.epochs, broker.known)
+
+        def restore() -> None:
+            if self.healed or not broker.is_up or broker.life != folder.life or not self.is_elsewhere(broker):
+                return
+            for name in self.members:
+                self.crash(name, power=True, away=self.old.uniform(0.1, 1.0))
+            for one in self.brokers.values():
+                self.take_power(one)
+                away = 0.5 if one is broker else self.old.uniform(6.0, 12.0)
+                self.at(self.now + away, lambda name=one.name: self.start_broker(name))
+            broker.log, broker.flushed = list(folder.log), len(folder.log)
+            broker.epochs, broker.known = folder.epochs, folder.known
+            self.count("restart with a folder that went back")
+
+        self.at(self.now + self.old.uniform(*OLD_SECONDS), restore)
+
+    def shrink_and_go_back(self) -> None:
+        """A slave is out of those in sync, the controllers do not know that any more, and the master dies."""
+        master = next((one for one in self.brokers.values() if one.replica and self.acts(one)), None)
+        if master is None or not self.are_brokers_well():
+            return
+        images = {name: member.disk.image(self.old.random()) for name, member in self.members.items()}
+        known = master.replica.broker_set if master.replica is not None else None
+        assert known is not None
+        slaves = [one for one in self.brokers.values() if one is not master]
+        self.links_cut = True
+        life = master.life
+
+        def restore() -> None:
+            replicas = [one.replica for one in self.brokers.values()]
+            newest = self.newest()
+            is_told = all(one is not None and self.known(one) == newest for one in replicas)
+            if not self.healed and master.is_up and master.life == life and is_told and self.acts(master):
+                self.lost = newest
+                self.lives += 1
+                for name, image in images.items():
+                    self.replace_disk(name, image)
+                self.take_power(master)
+                self.at(self.now + self.old.uniform(8.0, 12.0), lambda: self.start_broker(master.name))
+                self.count("tables went back, and the master died")
+            self.at(self.now + 8.0, mend)
+
+        def mend() -> None:
+            self.links_cut = False
+
+        self.count(f"{len(slaves)} slaves cut off from the master")
+        self.at(self.now + self.old.uniform(3.0, 5.0), restore)
+
+    def acts(self, broker: Broker) -> bool:
+        return (
+            broker.is_up and broker.replica is not None and broker.replica.is_master(broker.clock(self.now))
+        )
+
+    def slave_beat(self, broker: Broker, replica: Replica) -> None:
+        if not self.links_cut:
+            super().slave_beat(broker, replica)
+
+    def take_power(self, broker: Broker) -> None:
+        """As `kill_broker`, and nothing starts it again."""
+        if broker.is_up:
+            kept = self.old.randint(broker.flushed, len(broker.log))
+            del broker.log[kept:]
+            broker.flushed = len(broker.log)
+            broker.is_up, broker.replica = False, None
 
     def are_whole(self) -> bool:
         """Whether each controller has all that the others have, so that one may lose it."""

@@ -109,6 +109,21 @@ def test_after_a_restart_of_all_those_in_sync_are_waited_for_and_the_longest_log
         assert now == (13.0 if heard_at is None else heard_at)
 
 
+def test_after_a_restart_of_all_one_that_had_the_longest_log_and_is_silent_again_is_waited_for() -> None:
+    _, known = three()
+    table = {"s": without_master(known)}
+    elections = Elections(3.0, gather_s=10.0)
+    elections.begin(0.0, inherited=table)
+    elections.hear(evolve(heartbeat(1, reach=900), acted=0), table["s"], 1.0)
+    found, now = [], 4.0
+    while not found:
+        for number in (2, 3):
+            elections.hear(evolve(heartbeat(number, reach=600), acted=0), table["s"], now)
+        found = elections.due(table, now)
+        now += 0.5
+    assert (found[0].master, now) == (2, 14.5)
+
+
 def test_one_that_was_seen_to_follow_is_elected_without_those_that_are_silent() -> None:
     sets, known = three()
     for acted, heard in ((1, True), (0, False)):
