@@ -140,9 +140,17 @@ def broken_text(properties: bytes) -> str:
     """
     text = properties.rstrip(b"\0")
     for pair in properties[:-1].split(b"\x02") if properties.endswith(b"\x02") else properties.split(b"\x02"):
-        name, separator, value = pair.partition(b"\x01")
+        name, separator, _ = pair.partition(b"\x01")
         if not separator or not name or 0 in name:
             return f"after {len(text)} bytes its properties are no pairs of names and values"
+    zeroed = zeroed_id(properties)
+    return f"its property {zeroed} has zeros, which nobody sends" if zeroed else ""
+
+
+def zeroed_id(properties: bytes) -> str:
+    """The first property of a record that has zeros although no sender puts any there; empty without one."""
+    for pair in properties.split(b"\x02"):
+        name, _, value = pair.partition(b"\x01")
         if name in _NEVER_ZERO and 0 in value:
-            return f"its property {name.decode()} has zeros, which nobody sends"
+            return name.decode()
     return ""

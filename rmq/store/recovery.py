@@ -19,7 +19,7 @@ from rmq.protocol.properties import has_unit, unit_code
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
 from rmq.store.consumequeue import FILLER_SIZE, ConsumeQueue, Unit
-from rmq.store.evidence import WAY_ON, Evidence, broken_text, find_evidence
+from rmq.store.evidence import WAY_ON, Evidence, broken_text, find_evidence, zeroed_id
 from rmq.store.known_topics import KnownTopics
 from rmq.store.queues import Key, Queues
 from rmq.store.scan import (
@@ -261,7 +261,7 @@ class Recoverer:
                 assert held.position + held.size <= record.position, "records do not overlap"
                 self.restore(held)
                 held = None
-            if 0 in record.properties and self._is_pierced(record):
+            if 0 in record.properties and (self._is_pierced(record) or self._has_zeroed_id(record)):
                 return records, record.position, True
             held = record
             self._latest_ms = max(self._latest_ms, record.store_timestamp)
@@ -319,10 +319,24 @@ class Recoverer:
         damage is cut. Raises CorruptRecord when it is not.
         """
         why = broken_text(last.properties) or self._other_unit(last)
-        if not why:
-            return False
-        path = self.commit_log.segments.path(last.position)
-        error = CorruptRecord(path, last.position, f"it ends in zeros, and {why}; {WAY_ON}")
+        return bool(why) and self._is_cut_at(last, f"it ends in zeros, and {why}")
+
+    def _has_zeroed_id(self, record: Scanned) -> bool:
+        """Whether to cut the log at a record that was synced and has zeros in a property that never has any.
+        Raises CorruptRecord unless damage is cut.
+        """
+        name = zeroed_id(record.properties) if self._is_whole(record) else ""
+        return bool(name) and self._is_cut_at(record, f"its property {name} has zeros, which nobody sends")
+
+    def _is_whole(self, record: Scanned) -> bool:
+        """Whether all bytes of a record were synced. A slave may have stopped in order with a part of one."""
+        is_part = self._evidence.is_exact and record.position + record.size > self._evidence.before
+        return self.synced.covers(record) and not is_part
+
+    def _is_cut_at(self, record: Scanned, why: str) -> bool:
+        """True where damage is cut. Raises CorruptRecord where it is not."""
+        path = self.commit_log.segments.path(record.position)
+        error = CorruptRecord(path, record.position, f"{why}; {WAY_ON}")
         if not self.cut_damage:
             raise error
         log.error("the log is cut at damage: %s", error)

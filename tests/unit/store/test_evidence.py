@@ -248,6 +248,26 @@ def test_zeros_that_nobody_sends_at_the_end_of_a_synced_record_are_damage(how: s
     assert len(bodies(open_store(disk, truncate_damaged_log=True, **BIG))) == 3
 
 
+@pytest.mark.parametrize("how", ["clean", "abort"])
+def test_zeros_that_nobody_sends_in_the_middle_of_the_log_are_damage(how: str) -> None:
+    disk = MemoryDisk()
+    store = open_store(disk, **BIG)
+    fill(store, 3)
+    properties = "KEYS\x01k1\x02UNIQ_KEY\x01" + "7F0000010AB2" * 3
+    send(store, Record("Orders", 0, b"odd", properties, born_timestamp=START_MS, born_host=HOST, tags_code=0))
+    end = store.max_physical_offset
+    fill(store, 20)
+    store.flush()
+    store.close() if how == "clean" else store.abandon()
+    log = disk.open(LOG, 1 << 16)
+    log.write(end - 29, bytes(29))
+    log.sync()
+    assert {finding.kind for finding in checked(disk).findings} == {"record text"}
+    with pytest.raises(CorruptRecord, match="UNIQ_KEY has zeros"):
+        open_store(disk, **BIG)
+    assert len(bodies(open_store(disk, truncate_damaged_log=True, **BIG))) == 3
+
+
 def test_a_tag_that_is_not_the_one_of_the_queue_is_damage() -> None:
     disk = MemoryDisk()
     store = open_store(disk, **BIG)
