@@ -59,10 +59,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
         if any(item.get_closest_marker(mark) for mark in LONG):
             item.add_marker(pytest.mark.timeout(0))
-        if group := next(filter(item.nodeid.startswith, TOGETHER), None):
-            item.add_marker(pytest.mark.xdist_group(group))
-        elif item.nodeid.startswith("tests/system/"):  # the processes of a file's fixture serve all its tests
-            item.add_marker(pytest.mark.xdist_group(function.partition("::")[0]))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Name the group of a test before pytest-xdist reads it."""
+    if group := next(filter(item.nodeid.startswith, TOGETHER), None):
+        item.add_marker(pytest.mark.xdist_group(group))
+    elif item.nodeid.startswith("tests/system/"):  # the processes of a file's fixture serve all its tests
+        item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 def pytest_configure(config: pytest.Config) -> None:
