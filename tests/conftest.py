@@ -61,12 +61,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(0))
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Name the group of a test before pytest-xdist reads it."""
-    if group := next(filter(item.nodeid.startswith, TOGETHER), None):
-        item.add_marker(pytest.mark.xdist_group(group))
-    elif item.nodeid.startswith("tests/system/"):  # the processes of a file's fixture serve all its tests
-        item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+def worker_group(test: str) -> str:
+    """The name that the tests of one worker share: a folder, a file, or the test itself."""
+    if group := next(filter(test.startswith, TOGETHER), ""):
+        return group
+    # The processes of a file's fixture serve all its tests.
+    return test.partition("::")[0] if test.startswith("tests/system/") else test
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each worker whole groups of tests, the largest first."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return worker_group(nodeid)
+
+    return Groups(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:
