@@ -119,7 +119,8 @@ def validate_topic(topic: str) -> str:
 
 
 def validate_group(group: str) -> str:
-    """`group` itself. Raises as `validate_topic`; the rule is the same (a group names a retry topic)."""
+    """`group` itself. Raises as `validate_topic`, but for a name of more than 120 characters: messages that
+    it could not consume would come to a topic ``%RETRY%group``, and a topic has 127 at most."""
     try:
         return _validated("group", group)
     except TypeError:
@@ -144,8 +145,9 @@ def validate_text(kind: str, text: str) -> str:
 def _validated(kind: str, name: str) -> str:
     if not name:
         raise InvalidName(kind, name, "it is empty")
-    if len(name) > NAME_LENGTH_MAX:
-        reason = f"it has {len(name)} characters, at most {NAME_LENGTH_MAX} are allowed"
+    most = NAME_LENGTH_MAX - len(RETRY_PREFIX) if kind == "group" else NAME_LENGTH_MAX
+    if len(name) > most:
+        reason = f"it has {len(name)} characters, at most {most} are allowed"
         raise InvalidName(kind, name[: 2 * NAME_LENGTH_MAX], reason)
     if not _NAME.fullmatch(name):
         raise InvalidName(kind, name, "only letters, digits and the characters % | _ - are allowed")
@@ -389,6 +391,11 @@ def parse_offset_message_id(text: str) -> tuple[str, int]:
     if len(data) not in (16, 28):
         raise LocalProtocolError(f"{text!r} is not an offset message id: 32 or 56 hex digits are expected")
     port, offset = struct.unpack(">iq", data[-12:])
+    if not 0 <= port < 65536:
+        raise LocalProtocolError(
+            f"{text!r} is not an offset message id, since {port} is no port; if it is a producer's unique id,"
+            " look for it in its topic (queryMsgByUniqueKey)"
+        )
     address = ipaddress.ip_address(data[:-12])
     return (f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"), offset
 

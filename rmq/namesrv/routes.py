@@ -182,6 +182,8 @@ class RouteTable:
         held = self.broker_live_table.get(who.broker_addr)
         if held is None or _identity(held.registration) != _identity(who):
             return False
+        if held.registration.broker_id != who.broker_id:
+            return False  # another replica that has this address by mistake, or the master as it was
         self._remove(who.broker_addr, "it unregistered")
         return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,10 +72,11 @@ def test_prefixes() -> None:
     assert words.dlq_topic("g") == "%DLQ%g"
 
 
-@pytest.mark.parametrize("name", ["T", "a-b_c|d%9", "%RETRY%group", "x" * 127])
+@pytest.mark.parametrize("name", ["T", "a-b_c|d%9", "%RETRY%group", "x" * 120])
 def test_good_names(name: str) -> None:
     assert validate_topic(name) == name
     assert validate_group(name) == name
+    assert validate_topic("x" * 127)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_bad_names(name: str, reason: str) -> None:
     with pytest.raises(InvalidName, match=reason) as caught:
         validate_topic(name)
     assert caught.value.kind == "topic"
-    with pytest.raises(InvalidName, match=reason) as caught:
+    with pytest.raises(InvalidName, match=reason.replace("127", "120")) as caught:
         validate_group(name)
     assert caught.value.kind == "group"
 
@@ -255,3 +257,18 @@ def test_codes_of_long_tags_are_not_remembered() -> None:
     assert words._code_of_short.cache_info().currsize == 0
     assert tags_code("TagA") == java_hash("TagA")
     assert words._code_of_short.cache_info().currsize == 1
+
+
+def test_a_group_leaves_room_for_the_name_of_its_retry_topic() -> None:
+    """With 121 to 127 characters it was taken, and could never have a message again."""
+    assert validate_topic(words.retry_topic(validate_group("g" * 120)))
+    with pytest.raises(InvalidName, match="121 characters, at most 120"):
+        validate_group("g" * 121)
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 1 << 30])
+def test_a_unique_id_is_no_offset_id(port: int) -> None:
+    """It has the same length: the bytes where a port would be are a process and a number."""
+    text = (bytes([10, 0, 0, 1]) + struct.pack(">iq", port, 7)).hex()
+    with pytest.raises(LocalProtocolError, match="unique id"):
+        parse_offset_message_id(text)

@@ -272,10 +272,10 @@ class Admin:
 
     def _on_update_config(self, request: Command, connection: Any, now: int) -> Command | None:
         changes = parse_properties(request.body.decode("utf-8", "replace"))
-        log.info("settings are changed by %s: %s", connection.peer_address, ", ".join(changes))
 
         def take(_: None) -> Command:
             self._take(changes, now)
+            log.info("settings are changed by %s: %s", connection.peer_address, ", ".join(changes))
             return request.reply()
 
         self._changed(changes)  # what may not be is refused at once

@@ -97,7 +97,8 @@ class Messages(Groups):
             if topic:
                 return await self._by_unique_key(topic, message_id)
             if isinstance(error, (SystemFailure, CorruptRecord)):
-                raise QueryNotFound(None, f"no message has the id {message_id}", address) from error
+                text = f"no message has the offset id {message_id}; look for a producer's id in its topic"
+                raise QueryNotFound(None, text, address) from error
             raise
 
     async def _by_unique_key(self, topic: str, message_id: str) -> StoredMessage:

@@ -43,6 +43,9 @@ PULL_CODES = (
     ResponseCode.PULL_RETRY_IMMEDIATELY,
     ResponseCode.PULL_OFFSET_MOVED,
 )
+LONGEST_PAUSE_SECONDS = 1.0
+"""After answers that lead nowhere and come at once."""
+DAMAGE = (CorruptRecord, RemoteProtocolError)
 FIRST_PAUSE_SECONDS = 0.1
 """After a failed pull; doubled with each further one, up to `pull_retry_delay_ms`."""
 HURRIED_SECONDS = 0.02
@@ -207,6 +210,7 @@ class Puller:
         self._template = template
         self._may_commit = may_commit
         self._broker_id = MASTER_ID
+        self._useless = 0
         self._failures = 0
         self._failure: type[Exception] | None = None
         self.unanswered_since: float | None = None
@@ -258,6 +262,8 @@ class Puller:
                 at = answer.max_offset
             next_offset = places.get(config.offset_reset, at)
             log.warning("%s: offset %d is not there, going on at %d", window.queue, asked, next_offset)
+            # Another puller begins there: it cannot know that this one was sent away, too.
+            await anyio.sleep(LONGEST_PAUSE_SECONDS if next_offset == asked else FIRST_PAUSE_SECONDS)
             self._on_offset_moved(window.queue, next_offset)
             return
         messages = answer.messages
@@ -270,15 +276,25 @@ class Puller:
             if answer.next_offset != asked:
                 window.next_offset = answer.next_offset
                 self._on_progress()
-            if answer.next_offset <= asked and session.now() - began < HURRIED_SECONDS:
-                await anyio.sleep(FIRST_PAUSE_SECONDS)
+            await self._paced(began, is_useless=answer.next_offset <= asked)
+            return
+        self._useless = 0
+
+    async def _paced(self, began: float, *, is_useless: bool) -> None:
+        """Wait after an answer that leads nowhere and came at once, longer after each further one."""
+        if not is_useless or self._session.now() - began >= HURRIED_SECONDS:
+            self._useless = 0
+            return
+        await anyio.sleep(doubled(FIRST_PAUSE_SECONDS, self._useless, LONGEST_PAUSE_SECONDS))
+        self._useless += 1
 
     async def _failed(self, error: Exception) -> None:
         session, queue = self._session, self.window.queue
         self.trouble = str(error)
-        if type(error) is not self._failure:
+        is_damage = isinstance(error, DAMAGE) or isinstance(getattr(error, "cause", None), DAMAGE)
+        if type(error) is not self._failure and not is_damage:
             self._failures = 0  # a broker that is back, say, and has not heard of us yet
-            self._failure = type(error)
+        self._failure = type(error)
         # A new group's retry topic is not everywhere yet.
         is_known = self._failures > 0 or queue.topic.startswith(RETRY_PREFIX)
         log.log(logging.DEBUG if is_known else logging.WARNING, "pull from %s: %s", queue, error)
@@ -288,7 +304,9 @@ class Puller:
             session.refresh_soon(queue.topic)
         self._broker_id = MASTER_ID
         longest = session.config.pull_retry_delay_ms / 1000
-        await session.rest(doubled(FIRST_PAUSE_SECONDS, self._failures, longest))
+        # A broker that sends damage comes back with each connection, and nothing is better for that.
+        rest = anyio.sleep if is_damage else session.rest
+        await rest(doubled(FIRST_PAUSE_SECONDS, self._failures, longest))
         self._failures += 1
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from attrs import evolve
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -568,3 +569,11 @@ def test_one_connection_registers_a_bounded_number_of_brokers() -> None:
     table.register(A_MASTER, body_of(version=3), "three", CLASH_MS * 2)  # over a new connection
     table.register(Registration("C", "c", 0, "10.0.0.9:1"), body_of(), "one", CLASH_MS * 2)
     assert table._brokers_of == {"one": 2, "two": 1, "three": 1}
+
+
+def test_unregistering_with_another_id_does_not_remove_the_master() -> None:
+    table = RouteTable()
+    table.register(A_MASTER, body_of("T"), "one", 0)
+    assert not table.unregister(evolve(A_MASTER, broker_id=1))
+    assert table.route("T") is not None
+    assert table.unregister(A_MASTER)
