@@ -1,4 +1,4 @@
-"""Attacks on a running broker, as raw frames over plain sockets: `python -m tests.hostile.attacks JSON`.
+"""Attacks on a running broker, as raw frames over plain sockets: `python -m tests.hostile JSON`.
 
 Each was an attack that worked once. They are bounded in time, run in a process of their own, and print a line
 of JSON at the end: how many frames were sent, how often the connection was cut, what was obtained.
@@ -16,7 +16,6 @@ import select
 import socket
 import ssl
 import struct
-import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -50,6 +49,8 @@ from tests.unit.broker.rig import batch, pull, send
 TOPIC: Final = "Low"
 BUSY: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 SEND_BYTES: Final = 256 * 1024
+SOURCES: Final = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
+"""Where attackers come from; honest clients come from 127.0.0.1."""
 WEB_PAGE: Final = (
     b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n%b"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
@@ -63,6 +64,7 @@ class Attacker:
     address: str
     ha_address: str
     seconds: float
+    pages_address: str = ""
     ca: str = ""
     access_key: str = ""
     secret: str = ""
@@ -72,6 +74,7 @@ class Attacker:
     obtained: int = 0
     links: list[socket.socket] = field(factory=list)
     begins: Callable[[], None] = lambda: None
+    _sources: Iterator[str] = field(factory=lambda: itertools.cycle(SOURCES))
 
     def begin(self) -> None:
         """All is prepared: from now on the time counts."""
@@ -88,7 +91,8 @@ class Attacker:
     def dial(self, address: str = "", *, tls: bool = True) -> socket.socket:
         """A connection. Raises OSError."""
         host, _, port = (address or self.address).rpartition(":")
-        link = socket.create_connection((host, int(port)), timeout=5)
+        source = (next(self._sources), 0)
+        link = socket.create_connection((host, int(port)), timeout=5, source_address=source)
         if self.ca and tls:
             link = ssl.create_default_context(cafile=self.ca).wrap_socket(link, server_hostname=host)
         return link
@@ -510,7 +514,3 @@ def main(text: str) -> None:
     spec = json.loads(text)
     name = spec.pop("name")
     print(json.dumps(carry_out(name, Attacker(**spec, begins=lambda: print("ready", flush=True)))))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

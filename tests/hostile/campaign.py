@@ -3,7 +3,8 @@
 The rule. The honest client sends a message and pulls it, a hundred times a second; each second is a window
 and has a p99. The figure is the median of the p99 of some windows, because a machine with other work has bad
 seconds of its own. An attack may cost the client twice what it sees, just before, beside an honest producer
-that sends as fast as it can, for that much any client may cost; a busy machine needs a floor, FLOOR_MS.
+that sends as fast as it can, for that much any client may cost; a busy machine needs a floor, FLOOR_MS. After
+each window a new client, a slave and a probe come, and each must be able to do its work.
 """
 
 from __future__ import annotations
@@ -35,12 +36,16 @@ from tests.interop.rocketmq import free_port
 from tests.system.closed.cluster import ENVIRONMENT, ROOT, Closed, _name_contexts, _prepare
 from tests.unit.broker.rig import pull, send
 
+from .newcomers import Newcomer
+
 HONEST: Final = "0 an honest producer"
 TOPIC: Final = "Orders"
 GROUP: Final = "readers"
 FLOOR_MS: Final = 25.0
 GROWTH_MIB: Final = 64.0
 DESCRIPTORS: Final = 1024
+NEWCOMER_SECONDS: Final = 1.0
+"""What a new client takes of the attack's time after each window."""
 SMALL: Final = {
     "mappedFileSizeCommitLog": str(64 << 20),
     "mappedFileSizeConsumeQueue": "400000",
@@ -67,6 +72,8 @@ class Target:
     address: str
     ca: str = ""
     accounts: dict[str, str] = field(factory=dict, repr=False)
+    pages_address: str = ""
+    secret_file: str = ""
     process: subprocess.Popen[str] | None = None
     start_seconds: float = 0.0
 
@@ -133,27 +140,30 @@ SERVER_ENVIRONMENT: Final = {**ENVIRONMENT, "PYTHONPATH": f"{ROOT}{os.pathsep}{R
 @contextmanager
 def compat(folder: pathlib.Path) -> Iterator[Target]:
     """A broker that lets everybody in."""
-    port = free_port()
+    port, pages = free_port(), free_port()
     settings = {**SMALL, "listenPort": str(port), "storePathRootDir": str(folder / "store")}
+    settings |= {"plugins": "metrics", "metricsPort": str(pages)}
     options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "rmq", "broker", *options, "--set", "brokerIP1=127.0.0.1"]
-    made = Target(folder, command, folder, f"127.0.0.1:{port}")
+    made = Target(folder, command, folder, f"127.0.0.1:{port}", pages_address=f"127.0.0.1:{pages}")
     yield from _for_the_block(made)
 
 
 @contextmanager
 def secure(folder: pathlib.Path) -> Iterator[Target]:
     """A broker with profile=secure: TLS, accounts, a secret for slaves."""
-    cluster, port = Closed(folder), free_port()
+    cluster, port, pages = Closed(folder), free_port(), free_port()
     _prepare(cluster)
     cluster.configure("names", "kvConfigPath=kv.json")
     cluster.start("names")
     cluster.ready("names")
     _name_contexts(cluster)
     settings = [f"{key}={value}" for key, value in SMALL.items()]
+    settings += ["plugins=acl,metrics", f"metricsPort={pages}"]
     cluster.configure("broker", f"namesrvAddr={cluster.namesrv}", "storePathRootDir=store", *settings)
     command = [sys.executable, "-m", "rmq", "broker", "-c", "secure.conf", "--set", f"listenPort={port}"]
     made = Target(folder, command, folder / "broker", f"127.0.0.1:{port}", cluster.ca, dict(cluster.secrets))
+    made.pages_address, made.secret_file = f"127.0.0.1:{pages}", str(folder / "cluster.secret")
     try:
         yield from _for_the_block(made, cluster)
     finally:
@@ -271,6 +281,7 @@ class Row:
     restart_seconds: float
     refused: list[str]
     report: dict[str, int]
+    newcomers: list[str]
 
     @property
     def wrong(self) -> list[str]:
@@ -284,6 +295,7 @@ class Row:
             found.append(f"{self.report['obtained']} times it got what it must not")
         if self.refused:
             found.append(f"{len(self.refused)} honest requests were refused: {self.refused[0]}")
+        found += self.newcomers[:3]
         return [f"{self.name}: {text}" for text in found]
 
     @property
@@ -292,14 +304,14 @@ class Row:
         return (
             f"| {self.name} | {self.report['sent']:,} | {self.report['cut']} "
             f"| {self.beside_honest_ms:.1f} | {self.p99_ms:.1f} | {self.slowest_ms:.0f} "
-            f"| {self.growth_mib:.0f} | {self.restart_seconds:.1f} |"
+            f"| {self.growth_mib:.0f} | {self.restart_seconds:.1f} | {len(self.newcomers) or 'all'} |"
         )
 
 
 HEAD: Final = (
     "| attack | frames | cut off | p99 beside an honest flood, ms | p99, ms | slowest, ms | RSS, MiB "
-    "| start, s |\n"
-    "|---|---|---|---|---|---|---|---|"
+    "| start, s | newcomers |\n"
+    "|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -311,10 +323,10 @@ def under(target: Target, name: str, *, windows: int, seconds: float) -> Row:
     honest = Honest(target)
     honest.connect()
     honest.window(0.2)
-    beside, _, _ = _measured(target, honest, HONEST, windows, seconds)
+    beside, _, _, _ = _measured(target, honest, HONEST, windows, seconds)
     honest.slowest_ms, base = 0.0, target.resident_mib()
-    p99_ms, most, report = _measured(target, honest, name, windows, seconds)
-    row = Row(name, beside, p99_ms, honest.slowest_ms, most - base, 0.0, honest.refused, report)
+    p99_ms, most, report, newcomers = _measured(target, honest, name, windows, seconds)
+    row = Row(name, beside, p99_ms, honest.slowest_ms, most - base, 0.0, honest.refused, report, newcomers)
     target.end(signal.SIGKILL if sum(name.encode()) % 2 else signal.SIGTERM)
     target.start()
     row.restart_seconds = target.start_seconds
@@ -328,9 +340,11 @@ def under(target: Target, name: str, *, windows: int, seconds: float) -> Row:
 
 def _measured(
     target: Target, honest: Honest, name: str, windows: int, seconds: float
-) -> tuple[float, float, dict[str, int]]:
-    """The median of the windows' p99 (ms) beside an attack, the most memory (MiB), the attack's report."""
-    attacker = _attack(target, name, windows * seconds + 0.5)
+) -> tuple[float, float, dict[str, int], list[str]]:
+    """The median of the windows' p99 (ms) beside an attack, the most memory (MiB), the attack's report, and
+    what new clients could not do."""
+    attacker = _attack(target, name, windows * (seconds + NEWCOMER_SECONDS) + 0.5)
+    newcomer, problems = Newcomer(target), []
     try:
         assert attacker.stdout is not None
         attacker.stdout.readline()  # it is prepared
@@ -339,6 +353,8 @@ def _measured(
         for _ in range(windows):
             figures.append(honest.window(seconds))
             most = max(most, target.resident_mib())
+            if name != HONEST:
+                problems += newcomer.problems()
         out, error = attacker.communicate(timeout=60)
         if attacker.returncode != 0:
             raise Unsound(f"the attack failed itself: {error[-1000:]}")
@@ -346,7 +362,7 @@ def _measured(
         attacker.kill()
         attacker.communicate()
     most = max(most, target.resident_mib())
-    return statistics.median(figures), most, json.loads(out.splitlines()[-1])
+    return statistics.median(figures), most, json.loads(out.splitlines()[-1]), problems
 
 
 _told: dict[pathlib.Path, int] = {}  # of each store: acknowledged messages so far
@@ -364,6 +380,7 @@ def _attack(target: Target, name: str, seconds: float) -> subprocess.Popen[str]:
         "name": name,
         "address": target.address,
         "ha_address": target.ha_address,
+        "pages_address": target.pages_address,
         "seconds": seconds,
         "ca": target.ca,
     }
@@ -371,7 +388,7 @@ def _attack(target: Target, name: str, seconds: float) -> subprocess.Popen[str]:
         spec |= {"access_key": "low-user", "secret": target.accounts["low-user"]}
     nice = ["nice", "-n", "5"] if shutil.which("nice") else []
     return subprocess.Popen(
-        [*nice, sys.executable, "-m", "tests.hostile.attacks", json.dumps(spec)],
+        [*nice, sys.executable, "-m", "tests.hostile", json.dumps(spec)],
         cwd=ROOT,
         env=SERVER_ENVIRONMENT,
         stdout=subprocess.PIPE,

@@ -13,13 +13,16 @@ import threading
 
 import pytest
 
+from . import places
 from .attacks import ATTACKS, Attacker, carry_out
 from .campaign import GROWTH_MIB, HEAD, HONEST, Honest, Row, compat, secure, under
+from .newcomers import Newcomer
 
 WINDOWS = int(os.environ.get("RMQ_HOSTILE_WINDOWS", "5"))
 SECONDS = float(os.environ.get("RMQ_HOSTILE_SECONDS", "1"))
 ONLY = os.environ.get("RMQ_HOSTILE_ONLY", "")
 TARGETS = {"compat": compat, "secure": secure}
+assert places.SOURCES, "its attacks are known by being loaded"
 FORGED_LINE = "2026-01-01T00:00:00.000Z"
 
 
@@ -48,6 +51,9 @@ SOME = (
     "10 filters of 72 kB, and of 8 kB",
     "13 what is remembered of peers",
     "16 names with line breaks",
+    "20 silence at the port for slaves",
+    "20 silence at the port for pages",
+    "23 headers that cannot be read",
 )
 
 
@@ -56,16 +62,19 @@ def test_a_broker_outlives_some_attacks_and_serves_others(tmp_path: pathlib.Path
     with compat(tmp_path) as target:
         honest, before = Honest(target), target.resident_mib()
         honest.connect()
-        attackers = [Attacker(target.address, target.ha_address, 0.4) for _ in SOME]
+        where = target.address, target.ha_address, 0.8, target.pages_address
+        attackers = [Attacker(*where) for _ in SOME]
         threads = [
             threading.Thread(target=carry_out, args=pair) for pair in zip(SOME, attackers, strict=True)
         ]
         for thread in threads:
             thread.start()
         honest.window(0.5)
+        problems = Newcomer(target).problems()
         for thread in threads:
             thread.join()
         assert not honest.refused
+        assert not problems
         assert honest.stored > 0
         assert target.resident_mib() - before < GROWTH_MIB
         assert all(attacker.sent and not attacker.obtained for attacker in attackers)
