@@ -209,3 +209,29 @@ def test_reports_of_another_epoch_and_acts_without_a_lease_count_for_nothing() -
     replica.report(2, 1, 100, 100, 1.0)
     assert replica.safe_offset(100, 9.5) == 0
     assert replica.change(100, 9.5) is None
+
+
+def test_a_master_takes_no_set_of_its_epoch_with_somebody_in_sync_whom_it_did_not_propose() -> None:
+    """The controllers' table went back: 2 lacks what was acknowledged since it is in sync no more."""
+    replica = master(evolve(SET, version=5, in_sync=(1,)))
+    for version in (5, 8):
+        assert not replica.tell(evolve(SET, version=version, in_sync=(1, 2)))
+        known = replica.broker_set
+        assert known is not None
+        assert (known.version, known.in_sync) == (version + 1, (1,))  # which the controllers are to adopt
+        assert replica.awaited() == {1}
+    assert not replica.tell(evolve(SET, version=9, in_sync=(1,)))
+    replica.report(3, 1, 9, 9, 1.0)
+    assert replica.change(9, 1.0) == (1, 3)
+    replica.tell(evolve(SET, version=10, in_sync=(1, 3)))
+    assert replica.broker_set is not None
+    assert replica.broker_set.in_sync == (1, 3)
+
+
+def test_who_lacks_what_consumers_may_have_read_does_not_come_in_sync() -> None:
+    replica = master(evolve(SET, in_sync=(1,)))
+    assert replica.confirm(50, 1.0) == 50
+    replica.report(2, 1, 40, 40, 1.0)
+    assert replica.change(50, 1.0) is None
+    replica.report(2, 1, 50, 50, 1.0)
+    assert replica.change(50, 1.0) == (1, 2)
