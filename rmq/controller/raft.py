@@ -144,7 +144,9 @@ class Raft:
         self._applied: list[Applied] = []
         is_empty = not journal.term and not journal.last
         asks = self._others() if is_empty or journal.is_doubtful else []
-        self._recall = Recall(me, asks)
+        token = random.Random()
+        token.setstate(chance.getstate())  # another start has another chance
+        self._recall = Recall(me, asks, token.random())
         self._recall_at = now
         self._restore(journal.snapshot)
 
@@ -277,7 +279,7 @@ class Raft:
                 self._recall_at = now + self.timing.heartbeat_s
                 self._recall.complain(now)
                 for member in self._recall.silent:
-                    self._send(member, self._message("recall"))
+                    self._send(member, self._message("recall", sent_at=self._recall.token))
             return
         if self.role is Role.LEADER and self.stopped:
             self._follow(self.term, now)
@@ -363,11 +365,12 @@ class Raft:
 
     def _on_recall(self, message: Message) -> None:
         term, last = self._last_place()
-        self._send(message.sender, self._message("recalled", index=last, log_term=term))
+        answer = self._message("recalled", index=last, log_term=term, sent_at=message.sent_at)
+        self._send(message.sender, answer)
 
     def _on_recalled(self, message: Message, now: float) -> None:
         recall, journal = self._recall, self._journal
-        if recall.is_done:
+        if recall.is_done or message.sent_at != recall.token:
             return
         recall.take(message.sender, message.term, (message.log_term, message.index))
         if not recall.is_done:

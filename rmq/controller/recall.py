@@ -27,10 +27,12 @@ Place = tuple[int, int]
 
 
 class Recall:
-    """What the others say; `others` are asked. With nobody to ask it is done from the start."""
+    """What the others say; `others` are asked. With nobody to ask it is done from the start. `token` is in
+    each question, and in its answer: an answer to an earlier life may come late, and knows less."""
 
-    def __init__(self, me: str, others: Collection[str]) -> None:
+    def __init__(self, me: str, others: Collection[str], token: float) -> None:
         self._me = me
+        self.token = token
         self._silent = set(others)
         self._complain_at: float | None = None
         self.term = 0

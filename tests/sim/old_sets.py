@@ -189,6 +189,8 @@ class OldSets(SetSimulation):
             replicas = [one.replica for one in self.brokers.values()]
             newest = self.newest()
             is_told = all(one is not None and self.known(one) == newest for one in replicas)
+            # After an election that the table lacks all must run.
+            is_told = is_told and newest[0] == known.epoch
             if not self.healed and master.is_up and master.life == life and is_told and self.acts(master):
                 self.lost = newest
                 self.lives += 1

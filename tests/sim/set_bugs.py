@@ -136,7 +136,9 @@ def _flushed_in_memory(self: sets.SetSimulation, broker: sets.Broker, *rest: Any
 _right_copied = sets.SetSimulation.copied
 # A replica that starts with less than what was confirmed is not elected, which hides the bug mostly.
 SET_BUGS["a slave reports what it has not flushed"] = planted(
-    (sets.SetSimulation, "copied", _flushed_in_memory), (Evidence, "has_lost", lambda *rest: False)
+    (sets.SetSimulation, "copied", _flushed_in_memory),
+    (Evidence, "has_lost", lambda *rest: False),
+    (Evidence, "is_gathered", lambda *rest: True),
 )
 
 
@@ -188,7 +190,7 @@ SETS_CAUGHT_BY = {
     "acknowledged before it is on the master's own disk": 1,
     "a controller answers without a lease": 1,
     "epochs are not kept beside the log": 1,
-    "a slave reports what it has not flushed": 210,
+    "a slave reports what it has not flushed": 212,
     "elected before the lease is over": 65,
 }
 """The first seed, or one of the first, that shows a bug."""

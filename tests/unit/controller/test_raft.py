@@ -602,7 +602,9 @@ def test_who_forgot_a_frame_votes_in_no_term_that_the_others_know_and_for_nobody
 
     again.step(group.now)
     for name in (leader.me, other.me):
-        tell(again, Message("recalled", name, name, term, index=last, log_term=term), group.now)
+        answer = Message("recalled", name, name, term, index=last, log_term=term)
+        tell(again, evolve(answer, term=term - 1, index=1), group.now)  # to a question of an earlier life
+        tell(again, evolve(answer, sent_at=again._recall.token), group.now)
     again.take_messages()
     group.now += 2.0
     for asked, index, granted in ((term, last, False), (term + 1, last - 1, False), (term + 2, last, True)):
