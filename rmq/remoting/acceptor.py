@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 KEPT_BACK: Final = 448
 """Descriptors for files: a store keeps up to 384 open; the others are for tables, the loop, logs, dials."""
+SMALL_SHARE: Final = 0.25
+"""A service with no more of the descriptors is for a few connections."""
 _TRIED: Final = (1 << 20, 65_536, 10_240)
 """Limits of descriptors where the hard one is no number that may be set, as on macOS."""
 
@@ -125,8 +127,8 @@ class Acceptor:
         share: float = 1.0,
         gateways: Gateways | None = None,
     ) -> None:
-        self._descriptors = descriptors_for_connections()
-        self.most = max(1, int(min(connections, self._descriptors * share)))
+        self.most = max(1, int(min(connections, descriptors_for_connections() * share)))
+        self._descriptors = last_descriptor(is_small=share <= SMALL_SHARE)
         self.per_address = min(per_address, self.most)
         self.per_second = per_second
         self.refused: Counter[str] = Counter()
@@ -375,10 +377,15 @@ def _soft_limit() -> float:
 
 
 def descriptors_for_connections() -> float:
-    """How many descriptors connections may take; the others, at most half, are kept back for files.
-
-    A new descriptor has the lowest number that is free, so a connection whose number is not below this says
-    that as many are in use.
-    """
+    """How many descriptors connections may take; the others, at most half, are kept back for files."""
     soft = _soft_limit()
     return soft - min(KEPT_BACK, soft // 2) if soft < math.inf else soft
+
+
+def last_descriptor(*, is_small: bool) -> float:
+    """The number from which on a connection is refused, whoever has the others: a new descriptor has the
+    lowest that is free, so that as many are in use. Files have numbers below it, too. Ports for few
+    connections come nearer to the end, so that clients do not keep slaves and probes out.
+    """
+    soft = _soft_limit()
+    return soft - min(KEPT_BACK, soft // 2) // (8 if is_small else 2) if soft < math.inf else soft

@@ -55,6 +55,9 @@ SMALL: Final = {
     "transactionCheckInterval": "1000",
     "transactionTimeOut": "1000",
     "traceTopicEnable": "true",
+    "connectionBufferBytes": str(32 << 20),
+    "pullThreadPoolQueueCapacity": "10000",
+    "maxGroupMembers": "20000",
 }
 
 

@@ -74,9 +74,9 @@ def silent_clients(attacker: Attacker) -> None:
 
 
 def through(
-    attacker: Attacker, count: int, commands: Callable[[int], Iterator[Command]], *, pause: float = 0.0
+    attacker: Attacker, count: int, commands: Callable[[int], Iterator[Command]], *, batch: int, pause: float
 ) -> None:
-    """Send over many connections at once, and read what comes."""
+    """Send over many connections, so much at a time, and read what comes."""
     links = crowd(attacker, count)
     sources = {link: commands(number) for number, link in enumerate(links)}
     waiting = dict.fromkeys(links, b"")
@@ -87,9 +87,9 @@ def through(
             with contextlib.suppress(*BUSY):
                 try:
                     if not waiting[link]:
-                        some = itertools.islice(sources[link], 16)
+                        some = itertools.islice(sources[link], batch)
                         waiting[link] = b"".join(encode(attacker.sign(one)) for one in some)
-                        attacker.sent += 16 * bool(waiting[link])
+                        attacker.sent += batch * bool(waiting[link])
                     if waiting[link]:
                         waiting[link] = waiting[link][link.send(waiting[link]) :]
                     while link.recv(1 << 16):
@@ -101,7 +101,7 @@ def through(
                     attacker.cut += 1
                     del waiting[link]
                     link.close()
-        time.sleep(pause or 0.001)
+        time.sleep(pause)
     for link in waiting:
         link.close()
 
@@ -109,11 +109,11 @@ def through(
 @attack("21 all places of members")
 def members(attacker: Attacker) -> None:
     def commands(number: int) -> Iterator[Command]:
-        for part in range(20):
+        for part in range(8):
             names = tuple(f"m{number}-{part}-{one}" for one in range(200))
             yield heartbeat(f"c{number}", [], names)
 
-    through(attacker, CONNECTIONS, commands)
+    through(attacker, CONNECTIONS, commands, batch=1, pause=0.05)
 
 
 @attack("21 all places of waiting pulls")
@@ -123,7 +123,7 @@ def pulls(attacker: Attacker) -> None:
             flags = PULL_SUBSCRIPTION | PULL_SUSPEND
             yield pull(TOPIC, 1 << 40, queue_id=one % 4, sys_flag=flags, suspend_timeout_millis=1 << 40)
 
-    through(attacker, CONNECTIONS, commands)
+    through(attacker, CONNECTIONS, commands, batch=16, pause=0.1)
 
 
 @attack("22 unfinished frames of less than 1 MiB")

@@ -372,6 +372,9 @@ class Progress:
             log.info("opening the store: %s", text)
 
 
+CLIENTS_SHARE: Final = 0.7
+"""How much of the descriptors that connections may have those of clients may take: slaves, pages and some
+files have the rest."""
 HA_SHARE: Final = 0.125
 """How much of the descriptors that connections may have links to slaves may take."""
 DOOR_SHARE: Final = 0.25
@@ -383,7 +386,7 @@ def _acceptors(config: BrokerConfig) -> dict[str, Acceptor]:
     rate, gateways = connection_rate(config), Gateways(config.trusted_gateways)
     most, of_address = config.max_connections, config.max_connections_per_address
     return {
-        "clients": Acceptor(most, of_address, per_second=rate, gateways=gateways),
+        "clients": Acceptor(most, of_address, per_second=rate, share=CLIENTS_SHARE, gateways=gateways),
         "slaves": Acceptor(config.ha_max_connections, per_second=rate, share=HA_SHARE, gateways=gateways),
     }
 

@@ -165,11 +165,15 @@ async def test_descriptors_are_kept_back_for_files(
     monkeypatch.setattr(module, "_soft_limit", lambda: 1000)
     network, acceptor = MemoryNetwork(), Acceptor(20_000)
     assert (acceptor.most, Acceptor(20_000, share=0.125).most) == (552, 69)
-    async with accepting(network, acceptor, 551, 552, 40):
+    async with accepting(network, acceptor, 775, 776, 40):
         streams = [await proved(network, "10.0.0.1") for _ in range(3)]
         assert [await is_served(stream) for stream in streams] == [True, False, True]
     assert dict(acceptor.refused) == {"descriptors": 1}
-    assert "552 descriptors are in use, the others are for files" in caplog.text
+    assert "776 descriptors are in use, the others are for files" in caplog.text
+    network, slaves = MemoryNetwork(), Acceptor(64, share=0.125)
+    async with accepting(network, slaves, 776, 943, 944):
+        streams = [await proved(network, "10.0.0.1") for _ in range(3)]
+        assert [await is_served(stream) for stream in streams] == [True, True, False]
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EPROTO, errno.EPERM])
