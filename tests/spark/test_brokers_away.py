@@ -19,6 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from rmq.client import blocking
 from rmq.errors import ConfigError
+from rmq.protocol.bodies import TopicConfig
 from rmq.spark import cluster
 from rmq.spark.cluster import BrokersAway
 from rmq.spark.offsets import DataLoss, Offsets, offsets_of, offsets_tree, places_of
@@ -52,7 +53,8 @@ class Two:
     def make_topic(self, topic: str, queues: int = 2, *, broker: str = "") -> None:
         """Make a topic on both brokers, or one; or change its number of queues."""
         with blocking.connect(self.pair.names) as client:
-            client.admin.create_topic(topic, queues=queues, broker=broker)
+            config = TopicConfig(topic, queues, queues)
+            client.admin.put_topic(config, broker=broker, hide_unread=True)
 
     def fill(self, topic: str) -> None:
         """EACH messages to each broker."""
