@@ -206,8 +206,6 @@ def encode_pull_reply_head(
 
 _SMALL_BYTES: Final = 4096
 _NO_LIMIT: Final = 0x7FFF_FFFF
-REFUSALS_AT_ONCE: Final = 4
-"""After so many requests that cannot be read others have their turn: each costs as much as many that can."""
 SKIPPED_FRAMES: Final = 4
 """A frame of up to so many times `max_frame` is read and dropped; a longer one ends its connection."""
 
@@ -282,7 +280,7 @@ class Decoder:
             commands, consumed, count = self._split_damaged(data)
         if consumed < len(data):
             self._keep(data[consumed:])
-            self.has_more = count >= self._most or len(self.refused) >= REFUSALS_AT_ONCE
+            self.has_more = count >= self._most
         return commands
 
     def look(self) -> None:
@@ -342,7 +340,7 @@ class Decoder:
         """As `split_frames`, and how many frames there were; each that cannot be read is refused alone."""
         commands: list[Command] = []
         at, end, count = 0, len(data), 0
-        while count < self._most and end - at >= 8 and len(self.refused) < REFUSALS_AT_ONCE:
+        while count < self._most and end - at >= 8:
             length, word = _PREFIX.unpack_from(data, at)
             header, kind = word & 0xFF_FFFF, word >> 24
             if not header + 4 <= length <= SKIPPED_FRAMES * self.max_frame:

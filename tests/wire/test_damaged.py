@@ -12,7 +12,7 @@ from rmq.errors import RemoteProtocolError
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import JSON, MAX_FRAME, ROCKETMQ, Command
 from rmq.protocol.damaged import EDGE_BYTES
-from rmq.protocol.frames import REFUSALS_AT_ONCE, Decoder, encode
+from rmq.protocol.frames import Decoder, encode
 from tests.unit.broker.rig import send
 
 KIB = 1024
@@ -48,20 +48,6 @@ def fed(decoder: Decoder, data: bytes, cut: int) -> list[Command]:
 def answers(decoder: Decoder) -> list[tuple[int, int]]:
     assert all(answer.is_response for answer in decoder.refused)
     return [(answer.opaque, answer.code) for answer in decoder.refused]
-
-
-def all_answers(decoder: Decoder, data: bytes, cut: int) -> tuple[int, list[tuple[int, int]]]:
-    """How many commands come of some bytes, and the answers to the others."""
-    count, found = 0, []
-    for at in range(0, len(data), cut):
-        count += len(decoder.feed(data[at : at + cut]))
-        found += answers(decoder)
-        decoder.refused.clear()
-        while decoder.has_more:
-            count += len(decoder.feed(b""))
-            found += answers(decoder)
-            decoder.refused.clear()
-    return count, found
 
 
 LONG = {
@@ -191,22 +177,8 @@ def many(count: int) -> Iterable[bytes]:
 @pytest.mark.parametrize("most", [3, 1 << 30])
 def test_many_damaged_requests_among_good_ones(most: int) -> None:
     decoder = Decoder(most=most)
-    count, found = all_answers(decoder, b"".join(many(50)), 333)
-    assert (count, found) == (50, [(number, 1) for number in range(50)])
-
-
-def test_others_have_their_turn_among_many_damaged_requests() -> None:
-    """A chunk of them took 40 ms."""
-    decoder = Decoder()
-    decoder.feed(b"".join(many(50)))
-    assert len(decoder.refused) == REFUSALS_AT_ONCE
-    assert decoder.has_more
-    decoder.refused.clear()
-    while decoder.has_more:
-        decoder.feed(b"")
-        assert len(decoder.refused) <= REFUSALS_AT_ONCE
-        decoder.refused.clear()
-    assert decoder.buffered == 0
+    assert len(fed(decoder, b"".join(many(50)), 333)) == 50
+    assert answers(decoder) == [(number, 1) for number in range(50)]
 
 
 def test_runs_of_plain_sends_are_kept_beside_damage() -> None:
@@ -218,3 +190,21 @@ def test_runs_of_plain_sends_are_kept_beside_damage() -> None:
     found = decoder.feed(data)
     assert len(found) == 4
     assert answers(decoder) == [(7, 1)]
+
+
+def test_the_work_is_linear() -> None:
+    """A chunk of damage is not split again for each damaged frame."""
+    seen = 0
+
+    class Counted(bytes):
+        def __getitem__(self, key: object) -> bytes:  # type: ignore[override]
+            nonlocal seen
+            got = bytes.__getitem__(self, key)  # type: ignore[call-overload]
+            seen += len(got)
+            return got  # type: ignore[no-any-return]
+
+    data = b"".join(many(1000))
+    decoder = Decoder()
+    decoder._split_damaged(Counted(data))
+    assert len(decoder.refused) == 1000
+    assert seen < 4 * len(data)
