@@ -217,6 +217,14 @@ class MessageQueue:
             check_type("queue_id", self.queue_id, int, "an int")
 
 
+def average_share(queues: int, members: int, index: int) -> range:
+    """Places of the queues that the member at `index` of `members` gets of `queues`, as by RocketMQ's
+    AllocateMessageQueueAveragely: neighbours; the first members get one more."""
+    share, odd = divmod(queues, members)
+    start = index * share + min(index, odd)
+    return range(start, start + share + (index < odd))
+
+
 def _keys(value: str | Iterable[str]) -> tuple[str, ...]:
     if isinstance(value, str):
         return tuple(value.split())

@@ -17,7 +17,7 @@ from rmq.broker.consume.read import MOVED, SUCCESS
 from rmq.broker.filtering.subscription import parse_subscription
 from rmq.doors import JOIN, PUBLISH, SUBSCRIBE, ReadRequest, ReadResult
 from rmq.errors import AccessDenied, InvalidName, ResponseError, StoreError, for_code
-from rmq.message import validate_group
+from rmq.message import average_share, validate_group
 from rmq.plugin import StoredEvent
 from rmq.protocol.bodies import ConsumerData, HeartbeatData
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -268,16 +268,12 @@ class DoorPeer:
         handler: Callable[..., Command | None] = self._broker.handlers[RequestCode.UPDATE_CONSUMER_OFFSET]
         try:
             response = handler(request, self, self.now_ms())
-        except (ResponseError, StoreError) as error:
-            refusal = error if isinstance(error, ResponseError) else None
-            self.reply(
-                request.reply(ResponseCode.SYSTEM_ERROR, str(error))
-                if refusal is None
-                else request.reply(refusal.code, refusal.remark)
-            )
-        else:
-            if response is not None:
-                self.reply(response)
+        except ResponseError as error:
+            response = request.reply(error.code, error.remark)
+        except StoreError as error:
+            response = request.reply(ResponseCode.SYSTEM_ERROR, str(error))
+        if response is not None:
+            self.reply(response)
 
     def join(
         self,
@@ -346,7 +342,7 @@ class DoorPeer:
         ids = sorted(self.members(group))
         if group not in self._joined or self._client_id not in ids:
             return []
-        return average_share(self.queues(topic), len(ids), ids.index(self._client_id))
+        return list(average_share(self.queues(topic), len(ids), ids.index(self._client_id)))
 
     def leave(self, group: str) -> None:
         """As `rmq.doors.DoorHost.leave`."""
@@ -357,13 +353,6 @@ class DoorPeer:
         """As `rmq.doors.DoorHost.defer`."""
         holders = self._broker.settings.holders_of(self)
         return self._broker.deferrals.add(self, holders, seconds, call)
-
-
-def average_share(queues: int, members: int, index: int) -> list[int]:
-    """The queues of the member at `index`, as RocketMQ's AllocateMessageQueueAveragely gives them."""
-    base, more = divmod(queues, members)
-    first = index * base + min(index, more)
-    return list(range(first, first + base + (index < more)))
 
 
 def _nothing(error: ResponseError | None) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from rmq.message import MessageQueue
+from rmq.message import MessageQueue, average_share
 
 if TYPE_CHECKING:
     from attrs import frozen
@@ -30,11 +30,7 @@ def averagely(queues: Sequence[MessageQueue], clients: Sequence[str], client: st
     """Equal shares of neighbouring queues; the first clients get the odd ones. RocketMQ's default."""
     if client not in clients:
         return []
-    index = clients.index(client)
-    # The first `odd` clients have one queue more, so who stands behind them begins so many queues later.
-    share, odd = divmod(len(queues), len(clients))
-    start = index * share + min(index, odd)
-    return list(queues[start : start + share + (index < odd)])
+    return [queues[place] for place in average_share(len(queues), len(clients), clients.index(client))]
 
 
 def averagely_by_circle(
