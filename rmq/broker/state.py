@@ -1,4 +1,4 @@
-"""State of a broker: its tables as one value; each part takes from it the tables that it needs."""
+"""State of a broker: all tables as one value, from which each part of the broker takes some."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @frozen
 class Tables:
-    """The tables of one broker; each part takes from them what it needs."""
+    """The tables of one broker."""
 
     topics: Topics
     groups: Groups

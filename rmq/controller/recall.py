@@ -1,13 +1,14 @@
-"""Recall: a member that may have forgotten a vote or entries asks the others before it takes part again.
+"""Recall: a member that may have forgotten a vote or entries asks the other members before it takes part.
 
-Its folder is empty, or the last frame of its journal was whole once and is damaged. What it has forgotten it
-had promised to somebody: to a candidate, or to a leader that counted on an entry. So it votes, answers and
-leads no more before all other members have said which term they are in and how far their logs reach. Who
-counted on it is one of them, so what it has forgotten is not above the highest term, nor behind the longest
-log that they name. It votes for nobody in that term then, and later only for who has that much of the log,
-and leads when it has that much itself.
+The member's folder is empty, or the last frame of its journal was whole once and is damaged. The member may
+have promised the forgotten vote to a candidate, or the forgotten entry to a leader that counted on it. Each
+of these is one of the other members. So the member neither votes, nor answers, nor leads before every other
+member has named its term and the end of its log. No forgotten promise lies above the highest term, or
+behind the longest log, of these answers. In the highest term the member then votes for nobody. In later
+terms it votes only for a candidate with at least the longest log, and it leads only when its own log is
+that long.
 
-Where all others are as empty as this one they found a cluster. Where one is silent this one waits.
+If all other members are empty too, the members found a cluster. If one member is silent, this member waits.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ from typing import Final
 log = logging.getLogger("rmq.controller")
 
 SOMEBODY: Final = "?"
-"""The vote of a term in which this member may have voted, for whom is forgotten."""
+"""The vote of a term in which this member may have voted for a candidate that it has forgotten."""
 COMPLAIN_SECONDS: Final = 60.0
 
 Place = tuple[int, int]
-"""The term and the index of an entry: logs are compared by those of their last ones."""
+"""The term and the index of an entry. The place of its last entry orders a log among others."""
 
 
 class Recall:
-    """What the others say; `others` are asked. With nobody to ask it is done from the start. `token` is in
-    each question, and in its answer: an answer to an earlier life may come late, and knows less."""
+    """The answers of the `others`; without others a recall is done from the start. Each question and its
+    answer carry `token`: an answer to an earlier life of the member may come late, and be of an older state.
+    """
 
     def __init__(self, me: str, others: Collection[str], token: float) -> None:
         self._me = me
@@ -36,13 +38,13 @@ class Recall:
         self._silent = set(others)
         self._complain_at: float | None = None
         self.term = 0
-        """The highest term that somebody is in."""
+        """The highest term that an answer named."""
         self.place: Place = (0, 0)
-        """Of the last entry of the longest log."""
+        """The place of the last entry of the longest log."""
 
     @property
     def is_done(self) -> bool:
-        """Whether all have answered."""
+        """Whether all other members have answered."""
         return not self._silent
 
     @property
@@ -57,7 +59,7 @@ class Recall:
             self.term, self.place = max(self.term, term), max(self.place, place)
 
     def complain(self, now: float) -> None:
-        """Log who is waited for: not at once, then once a minute."""
+        """Log the names of silent members: not at once, then once a minute."""
         if self._complain_at is None:
             self._complain_at = now + COMPLAIN_SECONDS / 6
         elif now >= self._complain_at and not self.is_done:

@@ -36,26 +36,18 @@ back).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, Protocol
-
-from rmq.errors import RemoteProtocolError
-from rmq.protocol import json
-
-if TYPE_CHECKING:
-    from rmq.store.store import Store
-
 import hashlib
 import hmac
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from heapq import nlargest
-from typing import TYPE_CHECKING
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rmq.broker.replication import epoch_history
 from rmq.controller.epochs import Epochs, as_epochs
-from rmq.errors import RmqError
+from rmq.errors import RemoteProtocolError, RmqError
+from rmq.protocol import json
 
 if TYPE_CHECKING:
     from attrs import frozen

@@ -8,11 +8,11 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from rmq.broker.tables.versioned import Slices, VersionedTable, drain
 from rmq.errors import RemoteProtocolError, StoreError
 
 if TYPE_CHECKING:
     from rmq.store.store import Store
-from rmq.broker.tables.versioned import Slices, VersionedTable, drain
 
 log = logging.getLogger("rmq.broker")
 
