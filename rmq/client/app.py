@@ -205,8 +205,10 @@ class App:
         properties: Mapping[str, str] | None = None,
         sharding_key: str | None = None,
         delay_ms: int | None = None,
+        timeout: float | None = None,
     ) -> SendResult:
-        """Send a value: bytes as they are, text as UTF-8, what msgspec or pydantic know as JSON.
+        """Send a value: bytes as they are, text as UTF-8, what msgspec or pydantic know as JSON. `timeout` is
+        in seconds, for all of it.
 
         Otherwise as `Producer.send`, which takes messages with all that there is to set. Raises
         InvalidMessageType for what has no JSON, LocalProtocolError while the app is not open. Cancelled: it
@@ -219,7 +221,7 @@ class App:
             properties={} if properties is None else dict(properties),
             delay_ms=delay_ms,
         )
-        return await self.producer.send(message, sharding_key=sharding_key)
+        return await self.producer.send(message, sharding_key=sharding_key, timeout=timeout)
 
     def stop(self) -> None:
         """Have the consumers finish what they have begun and leave, and `run` return. It may be called again,

@@ -98,7 +98,12 @@ class Producer(Startable):
             session.depart()
 
     async def send(
-        self, message: Message, *, queue: MessageQueue | None = None, sharding_key: str | None = None
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+        timeout: float | None = None,
     ) -> SendResult:
         """Send one message and return when a broker has stored it.
 
@@ -112,19 +117,25 @@ class Producer(Startable):
         broker. So any number of sends may be begun at once. A topic that no name server knows is waited for
         only as long as a send may take.
 
+        `timeout` bounds this send, in seconds: waiting, all attempts and their answers together take no
+        longer, in place of `send_timeout_ms` and `send_queue_ms`. While another broker can take the message,
+        one that does not answer gets half of the time that is left. With `auto_batch` such a send goes alone.
+
         Raises InvalidName, InvalidMessage, InvalidType and ConfigError before anything is sent; NoRoute; the
-        ResponseError that no other broker would change; SendFailed when all attempts failed, but with
-        `queue` or `sharding_key` the last error itself. Cancelled: the message may or may not be stored.
+        ResponseError that no other broker would change, such as NoPermission when all of them refuse it;
+        SendFailed when all attempts failed, but with `queue` or `sharding_key` the last error itself.
+        Cancelled: the message may or may not be stored.
         """
         if self._session.observers:
-            return await self._observed(message, queue, sharding_key, {}, 0)
+            return await self._observed(message, queue, sharding_key, {}, 0, timeout)
         outgoing = pack(message, self._session.unique_ids.next(), self._session.config)
         self._check_open()
         self._unfinished += 1
         try:
-            if self._accumulator is not None and self._accumulator.takes(message, outgoing):
-                return await self._accumulator.send(message, outgoing, queue, sharding_key)
-            return await self._sender.send(outgoing, queue, sharding_key)
+            accumulator = self._accumulator
+            if accumulator is not None and timeout is None and accumulator.takes(message, outgoing):
+                return await accumulator.send(message, outgoing, queue, sharding_key)
+            return await self._sender.send(outgoing, queue, sharding_key, timeout)
         finally:
             self._end()
 
@@ -135,10 +146,11 @@ class Producer(Startable):
         key: str | None,
         extra: dict[str, str],
         sys_flag: int,
+        timeout: float | None = None,
     ) -> SendResult:
         """Send in front of observers. `extra` are properties of RocketMQ's own: then it goes alone."""
         session = self._session
-        accumulator = None if extra else self._accumulator
+        accumulator = None if extra or timeout is not None else self._accumulator
         tokens = self._announce(message, extra)
         result: SendResult | None = None
         failure: BaseException | None = None
@@ -154,7 +166,7 @@ class Producer(Startable):
                 finally:
                     self._end()
             else:
-                result = await self.send_packed(outgoing, queue=queue, sharding_key=key)
+                result = await self.send_packed(outgoing, queue=queue, sharding_key=key, timeout=timeout)
             return result
         except BaseException as error:
             failure = error
@@ -180,24 +192,26 @@ class Producer(Startable):
         *,
         queue: MessageQueue | None = None,
         sharding_key: str | None = None,
+        timeout: float | None = None,
     ) -> SendResult:
         """Send several messages of one topic, in as few requests as `max_message_size` allows, 1,000 in each
         at most: those of one request are all stored in one queue, or none.
 
-        They have the same `wait_store` and no delay. Otherwise as `send`; the result has the ids of all
+        They have the same `wait_store` and no delay. Otherwise as `send`, where `timeout` is for each
+        request; the result has the ids of all
         messages, and `parts` where there were several requests. When one of these fails, the error's notes
         say how many messages are stored; the rest is not sent. Cancelled: of the request that was on its
         way all may be stored or none; those before are stored, and those behind are not sent.
         """
         check_type("messages", messages, Sequence, "a list of rmq.Message")
         if not self._session.observers:
-            return await self._send_parts(messages, None, queue, sharding_key)
+            return await self._send_parts(messages, None, queue, sharding_key, timeout)
         extras: list[dict[str, str]] = [{} for _ in messages]
         tokens = [self._announce(message, extra) for message, extra in zip(messages, extras, strict=True)]
         results: Sequence[SendResult | None] = [None] * len(messages)
         failure: BaseException | None = None
         try:
-            result = await self._send_parts(messages, extras, queue, sharding_key)
+            result = await self._send_parts(messages, extras, queue, sharding_key, timeout)
             results = list(each(result))
             return result
         except BaseException as error:
@@ -213,12 +227,15 @@ class Producer(Startable):
         extras: Sequence[Mapping[str, str]] | None,
         queue: MessageQueue | None,
         sharding_key: str | None,
+        timeout: float | None,
     ) -> SendResult:
         ids = [self._session.unique_ids.next() for _ in messages]
         results: list[SendResult] = []
         for outgoing in pack_batch(messages, ids, self._session.config, extras):
             try:
-                results.append(await self.send_packed(outgoing, queue=queue, sharding_key=sharding_key))
+                results.append(
+                    await self.send_packed(outgoing, queue=queue, sharding_key=sharding_key, timeout=timeout)
+                )
             except RmqError as error:
                 if results:
                     stored = sum(len(result.message_ids) for result in results)
@@ -238,7 +255,12 @@ class Producer(Startable):
         )
 
     async def send_packed(
-        self, outgoing: Outgoing, *, queue: MessageQueue | None = None, sharding_key: str | None = None
+        self,
+        outgoing: Outgoing,
+        *,
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+        timeout: float | None = None,
     ) -> SendResult:
         """Send what somebody else has packed: a message, or the body of a batch made of columns at once.
 
@@ -247,7 +269,7 @@ class Producer(Startable):
         self._check_open()
         self._unfinished += 1
         try:
-            return await self._sender.send(outgoing, queue, sharding_key)
+            return await self._sender.send(outgoing, queue, sharding_key, timeout)
         finally:
             self._end()
 

@@ -5,7 +5,7 @@ client share.
 Two times bound a send. While nothing of it can have been stored (no route, a broker that cannot be reached, a
 connection that was lost before the request was written, no room) it waits, up to `send_queue_ms`, and tries
 again after pauses that grow and differ by chance. Once it is written, `send_timeout_ms` counts, and so does
-each attempt that fails.
+each attempt that fails. A send with a `timeout` of its own has that for both together.
 
 It knows neither blocks nor observers: a `Producer` adds those; a re-drive of dead letters and the message
 trace use it as it is.
@@ -14,6 +14,7 @@ trace use it as it is.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -31,6 +32,7 @@ from rmq.errors import (
     ConfigError,
     ConnectFailed,
     ConnectionLost,
+    NoPermission,
     NoRoute,
     ResponseError,
     RmqError,
@@ -38,6 +40,7 @@ from rmq.errors import (
     ServiceNotAvailable,
     SystemBusy,
     WindowFull,
+    check_number,
     check_type,
     for_code,
 )
@@ -65,28 +68,58 @@ class _Course:
     began: float
     retries: int
     """Attempts that may still fail after they were written."""
+    timeout: float
+    """How long attempts may wait for answers, together."""
+    patience: float
+    """How long it may wait while nothing of it is on its way."""
+    limit: float = math.inf
+    """How long all of it may take."""
     in_flight: float = 0.0
     """For how long attempts waited for answers, together."""
+    held_up: float = 0.0
+    """Time that attempts got on top because the event loop was held up: it does not count."""
     written_at: float = 0.0
+    asked: float = 0.0
+    """The time that the present attempt has for its answer."""
     broker: str = ""
     chosen: MessageQueue | None = None
     """The queue of the first attempt, whose turn it is."""
     tried: list[str] = attrs.Factory(list)
     """Brokers since the last pause."""
     pauses: int = 0
-    attempts: dict[tuple[str, str], tuple[tuple[str, BaseException, float], int]] = attrs.Factory(dict)
+    attempts: dict[tuple[str, str], tuple[tuple[str, RmqError, float], int]] = attrs.Factory(dict)
 
     def waited(self, now: float) -> float:
         """For how long it was nowhere on its way."""
-        return now - self.began - self.in_flight
+        return now - self.began - self.in_flight - self.held_up
+
+    def patience_left(self, now: float) -> float:
+        """For how long it may wait now."""
+        waited = self.waited(now)
+        return max(min(self.patience - waited, self.limit - waited - self.in_flight), 0.0)
+
+    def seconds_left(self, now: float) -> float:
+        """For how long attempts may wait for answers from now on."""
+        return min(self.timeout - self.in_flight, self.limit - self.waited(now) - self.in_flight)
+
+    def attempted(self, now: float) -> None:
+        """An attempt that was written has failed."""
+        took = now - self.written_at
+        self.in_flight += min(took, self.asked)
+        self.held_up += max(took - self.asked, 0.0)
 
     def note(self, error: RmqError, now: float) -> None:
         """An attempt has failed. Equal ones are kept once: a patient send makes many."""
         key = self.broker, str(error)
         self.attempts[key] = (
             (self.broker, error, now - self.began),
-            self.attempts.pop(key, ((), 0))[1] + 1,
+            self.attempts.pop(key, (None, 0))[1] + 1,
         )
+
+    @property
+    def is_forbidden(self) -> bool:
+        """Whether every broker that was tried says that this client may not send there."""
+        return all(isinstance(error, NoPermission) for (_, error, _), _ in self.attempts.values())
 
     def end(self) -> RmqError:
         """The error of a send that is given up."""
@@ -94,7 +127,14 @@ class _Course:
         last = attempts[-1][1]
         if isinstance(last, NoRoute) and len(attempts) == 1:
             return last
+        if self.is_forbidden:
+            return last
         return SendFailed(attempts, [count for _, count in self.attempts.values()])
+
+
+def check_timeout(timeout: object) -> None:
+    """Raises InvalidType for a time that is no number, ConfigError when nothing could be sent in it."""
+    check_number("timeout", timeout, SHORTEST_PAUSE_SECONDS, whole=False)
 
 
 def _check_queue(queue: object, sharding_key: object) -> None:
@@ -124,13 +164,19 @@ class Sender:
         self._template = SendTemplate(group, str(session.config.default_topic_queue_nums))
 
     async def send(
-        self, outgoing: Outgoing, queue: MessageQueue | None = None, sharding_key: str | None = None
+        self,
+        outgoing: Outgoing,
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+        timeout: float | None = None,
     ) -> SendResult:
         """Send to `queue`, to the queue of `sharding_key`, or else to any: then other brokers are tried.
 
         Raises as `Producer.send`. Cancelled: it may or may not be stored.
         """
         session = self._session
+        if timeout is not None:
+            check_timeout(timeout)
         now = session.now()
         chosen = course = None
         is_free = False
@@ -153,19 +199,28 @@ class Sender:
             if connection is not None and window.room:
                 window.room -= 1
                 halved = is_free and self._retries and rotation is not None and rotation.is_spread
+                seconds = self.timeout if timeout is None else timeout
+                if halved:
+                    seconds /= 2
                 try:
-                    seconds = self.timeout / 2 if halved else self.timeout
                     return await self._exchange(connection, outgoing, chosen, now, seconds)
                 except RmqError as error:
-                    course = _Course(now, self._retries, written_at=now, broker=broker)
+                    course = self._course(now, timeout)
+                    course.written_at, course.asked, course.broker = now, seconds, broker
                     known = rotation if is_free else None
                     pause = self._after(error, outgoing.topic, course, known, is_free=is_free)
                 finally:
                     window.leave()
                 await self._rest(pause)
         if course is None:
-            course = _Course(now, self._retries, chosen=chosen if is_free else None)
+            course = self._course(now, timeout)
+            course.chosen = chosen if is_free else None
         return await self._patiently(outgoing, queue, sharding_key, course)
+
+    def _course(self, now: float, timeout: float | None) -> _Course:
+        if timeout is None:
+            return _Course(now, self._retries, self.timeout, self._queue_seconds)
+        return _Course(now, self._retries, timeout, timeout, timeout)
 
     async def send_oneway(
         self, outgoing: Outgoing, queue: MessageQueue | None = None, sharding_key: str | None = None
@@ -231,8 +286,7 @@ class Sender:
                         if inside is not None:
                             inside.leave()
                             inside = None
-                        patience = self._queue_seconds - course.waited(session.now())
-                        if not await window.enter(max(patience, 0.0), others):
+                        if not await window.enter(course.patience_left(session.now()), others):
                             continue
                         inside = window
                     return await self._attempt(outgoing, queue, course, rotation if is_free else None)
@@ -244,8 +298,16 @@ class Sender:
                 inside.leave()
 
     async def _search(self, topic: str, course: _Course) -> Rotation:
-        """The route of a topic that has none, or none that can be written. Of many sends that wait for it one
-        asks, again and again, and the others go by what it hears. Raises NoRoute."""
+        """The route of a topic that has none, or none that can be written. Raises NoRoute."""
+        session = self._session
+        if course.limit == math.inf:
+            return await self._found(topic, course)
+        with anyio.move_on_after(course.patience_left(session.now())):
+            return await self._found(topic, course)
+        raise no_route(topic, session.name_servers.addresses, f"none came within {course.limit:g} s")
+
+    async def _found(self, topic: str, course: _Course) -> Rotation:
+        """Of many sends that wait for a route one asks, again and again, and the others go by its answers."""
         session = self._session
         while (search := session.searches.get(topic)) is not None:
             await search.over.wait()
@@ -258,7 +320,7 @@ class Sender:
         try:
             while True:
                 try:
-                    return await self.rotation(topic, self.timeout)
+                    return await self.rotation(topic, min(self.timeout, course.timeout))
                 except NoRoute as error:
                     # Once more at least: the first answer may have come while a burst of sends kept the loop.
                     if error.refused or (course.pauses and self._is_over(error, topic, course)):
@@ -293,25 +355,26 @@ class Sender:
         session, broker = self._session, queue.broker_name
         address = session.routes.master(broker)
         if address is None:
-            await session.refresh(outgoing.topic, self.timeout)
+            await session.refresh(outgoing.topic, min(self.timeout, course.timeout))
             address = session.brokers.master(queue)
-        seconds = self.timeout - course.in_flight
+        seconds = max(course.seconds_left(session.now()), SHORTEST_PAUSE_SECONDS)
         # While there is another broker to try, one that hangs may take half of the time, not all of it.
         if course.retries and rotation is not None and rotation.has_other([*course.tried, broker]):
             seconds /= 2
         connection = session.connection(broker)
         if connection is None:
-            patience = max(self._queue_seconds - course.waited(session.now()), 0.0)
-            connection = await session.pool.connection(address, min(seconds, max(patience, 0.001)))
+            patience = max(course.patience_left(session.now()), SHORTEST_PAUSE_SECONDS)
+            connection = await session.pool.connection(address, min(seconds, patience))
         if connection.is_busy:
             await self._room(connection, queue, course)
         course.written_at = now = session.now()
+        course.asked = seconds
         return await self._exchange(connection, outgoing, queue, now, seconds)
 
     async def _room(self, connection: Connection, queue: MessageQueue, course: _Course) -> None:
         """Wait until what others have written is on its way."""
         session = self._session
-        patience = max(self._queue_seconds - course.waited(session.now()), 0.0)
+        patience = course.patience_left(session.now())
         with anyio.move_on_after(patience) as scope:
             await connection.room()
         if scope.cancelled_caught:
@@ -380,12 +443,16 @@ class Sender:
             if isinstance(error, WindowFull) or self._is_over(error, topic, course):
                 self._give_up(error, course, is_free)
         else:
-            course.in_flight += now - course.written_at
+            course.attempted(now)
             if not error.retriable or not is_free:
                 raise error
             course.note(error, now)
-            if not course.retries or course.in_flight >= self.timeout:
+            if not course.retries or course.seconds_left(now) <= SHORTEST_PAUSE_SECONDS:
                 self._give_up(error, course, is_free)
+            tried = (*course.tried, course.broker)
+            if course.is_forbidden and not (rotation is not None and rotation.has_other(tried)):
+                session.refresh_soon(topic)
+                self._give_up(error, course, is_free)  # the same brokers would say the same again
             course.retries -= 1
         session.send_retries[topic] += 1
         error.with_traceback(None)  # it is kept, and its frames would be, too
@@ -400,7 +467,7 @@ class Sender:
         """Seconds to the next attempt: more each time, and by chance, so that many do not come together."""
         longest = doubled(FIRST_PAUSE_SECONDS, course.pauses, LONGEST_PAUSE_SECONDS)
         course.pauses += 1
-        left = self._queue_seconds - course.waited(self._session.now())
+        left = course.patience_left(self._session.now())
         return min(longest * self._session.chance.uniform(0.5, 1.0), max(left, SHORTEST_PAUSE_SECONDS))
 
     def _give_up(self, error: RmqError, course: _Course, is_free: bool) -> NoReturn:
@@ -410,14 +477,15 @@ class Sender:
     def _is_over(self, error: RmqError, topic: str, course: _Course) -> bool:
         """Whether it has waited long enough for what an error says is missing. A topic that nobody has heard
         of, or that may not be written, is likely to be a mistake, which is to be told soon."""
-        patience = self._queue_seconds
+        patience = course.patience
         if isinstance(error, NoRoute):
             known = self._session.routes.get(topic)
             if known is None or all(MASTER_ID in by_id for by_id in known.route.brokers.values()):
                 patience = min(self.timeout, patience)
         elif isinstance(error, ServiceNotAvailable):  # it stops, and is back soon; or its disk is full
             patience = min(self.timeout, patience)
-        return course.waited(self._session.now()) >= patience
+        now = self._session.now()
+        return course.waited(now) >= patience or course.patience_left(now) <= 0
 
     def _note_failure(
         self, broker: str, topic: str, error: RmqError, now: float, rotation: Rotation | None

@@ -24,7 +24,6 @@ from rmq.errors import (
     NoRoute,
     ResponseError,
     RmqError,
-    SendFailed,
     SystemFailure,
     Unreachable,
     for_code,
@@ -192,19 +191,6 @@ def test_where_one_name_server_answers_a_missing_topic_is_no_unreachable_server(
             with pytest.raises(NoRoute, match="'Missing'") as raised:
                 await producer.send(Message("Missing", b"x"))
         assert not isinstance(raised.value, Unreachable)
-
-    both(scenario, cluster)
-
-
-def test_a_broker_that_refuses_by_permission_is_tried_again_elsewhere(both: Play, cluster: Cluster) -> None:
-    cluster["a"].script(RequestCode.SEND_MESSAGE_V2, *[ResponseCode.NO_PERMISSION] * 3)
-
-    async def scenario(setting: World) -> None:
-        async with setting.connect() as client, client.producer("p") as producer:
-            with pytest.raises(SendFailed) as raised:
-                await producer.send(MESSAGE)
-        assert [type(error) for _, error, _ in raised.value.attempts] == [NoPermission]
-        assert raised.value.counts == [3]
 
     both(scenario, cluster)
 
