@@ -25,6 +25,7 @@ ASYNC_PLACES = (
     "rmq/server/signals.py",
     "rmq/client/",
     "rmq/cli/",
+    "rmq/operate/",
     "rmq/testing/",
     "rmq/controller/service.py",
     "rmq/controller/__main__.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -279,37 +279,18 @@ def stats(target: Target, broker: str, name: str, key: str, output: Format) -> N
 @target_options
 def connections(target: Target, broker: str, output: Format) -> None:
     """Show the producers and consumers that are connected to a broker."""
-    show(run_admin(target, lambda admin: _connections(admin, broker)), output)
-
-
-async def _connections(admin: Admin, broker: str) -> list[dict[str, Any]]:
-    from rmq.errors import ConsumerNotOnline
+    from rmq.operate import members
 
     rows = [
-        _connection("producer", group, one.client_id, one.remote_ip, one.language, one.last_update_timestamp)
-        for group, members in (await admin.producers(broker)).items()
-        for one in members
+        {
+            "kind": one.kind,
+            "group": one.group,
+            "client_id": one.client_id,
+            "address": one.address,
+            "language": one.language,
+            "version": one.version,
+            "last_heartbeat": clock_text(one.seen_ms),
+        }
+        for one in run_admin(target, lambda admin: members.connections(admin, broker))
     ]
-    for group in await admin.group_configs(broker):
-        try:
-            found = await admin.consumer_connection(group, broker=broker)
-        except ConsumerNotOnline:
-            continue
-        rows += [
-            _connection("consumer", group, one.client_id, one.client_addr, one.language, 0)
-            for one in found.connection_set
-        ]
-    return rows
-
-
-def _connection(
-    kind: str, group: str, client_id: str, address: str, language: object, seen: int
-) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "group": group,
-        "client_id": client_id,
-        "address": address,
-        "language": language,
-        "last_heartbeat": clock_text(seen),
-    }
+    show(rows, output)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,14 +11,14 @@ from rmq.cli.latency import percentile, timed_send
 from rmq.cli.output import EXIT_FAILED, Format, output_option, refuse, show
 from rmq.cli.placement import plan
 from rmq.cli.target import Target, run, run_admin, target_options
-from rmq.errors import NoPermission, RmqError
+from rmq.errors import RmqError
 from rmq.protocol.codes import MASTER_ID
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
     from rmq.client.produce.producer import Producer
     from rmq.message import MessageQueue
-    from rmq.protocol.bodies import BrokerData
+    from rmq.operate.overview import Broker
 
 COLUMNS = (
     "cluster",
@@ -71,69 +70,38 @@ def show_cluster(target: Target, name: str, output: Format) -> None:
 
 
 async def _brokers(admin: Admin, wanted: str) -> list[dict[str, Any]]:
-    info = await admin.cluster_info()
-    rows = [
-        await _broker(admin, name, data, broker_id)
-        for cluster_name, names in sorted(info.cluster_addr_table.items())
-        if cluster_name == wanted or not wanted
-        for name in sorted(names)
-        if (data := info.broker_addr_table.get(name)) is not None
-        for broker_id in sorted(data.broker_addrs)
-    ]
-    _set_lags(rows)
-    return rows
+    from rmq.operate.overview import overview  # with the client
+
+    return [_row(broker) for broker in (await overview(admin, wanted)).brokers]
 
 
-def _set_lags(rows: list[dict[str, Any]]) -> None:
-    """What each slave lacks of its master's log, in bytes, as both say where their logs end."""
-    ends = {row["broker"]: row["log_end"] for row in rows if row["id"] == MASTER_ID}
-    for row in rows:
-        end, masters = row.pop("log_end"), ends.get(row["broker"])
-        if row["id"] != MASTER_ID:
-            row["lag_bytes"] = None if end is None or masters is None else max(0, masters - end)
-
-
-async def _broker(admin: Admin, name: str, data: BrokerData, broker_id: int) -> dict[str, Any]:
+def _row(broker: Broker) -> dict[str, Any]:
     """A broker with its metrics; one that does not answer, or not this account, has its `error` instead."""
-    from rmq.client.admin.reports import first_number
-
     row: dict[str, Any] = {
-        "cluster": data.cluster,
-        "broker": name,
-        "id": broker_id,
-        "role": "master" if broker_id == MASTER_ID else "slave",
-        "address": data.broker_addrs[broker_id],
-        "log_end": None,
+        "cluster": broker.cluster,
+        "broker": broker.name,
+        "id": broker.broker_id,
+        "role": broker.role,
+        "address": broker.address,
     }
-    try:
-        metrics = await admin.broker_runtime(data.broker_addrs[broker_id])
-    except RmqError as error:
-        why = "refuses this account" if isinstance(error, NoPermission) else "does not answer"
-        return row | {"version": why, "error": str(error)}
-    today = int(metrics.get("msgPutTotalTodayNow", "0")) - int(metrics.get("msgPutTotalTodayMorning", "0"))
-    ours = metrics.get("rmqVersion")
-    end = metrics.get("commitLogMaxOffset", "")
-    return row | {
-        "kind": f"rmq {ours}" if ours else "java",
-        "version": metrics.get("brokerVersionDesc", ""),
-        "link": _link(metrics, broker_id),
-        "log_end": int(end) if end.isdecimal() else None,
-        "certificate_end": metrics.get("certificateEnd") or None,
-        "in_tps": first_number(metrics.get("putTps", "")),
-        "out_tps": first_number(metrics.get("getTransferedTps", "")),
-        "messages_today": today,
-        "disk_ratio": first_number(metrics.get("commitLogDiskRatio", "")),
-        "error": None,
-    }
-
-
-def _link(metrics: Mapping[str, str], broker_id: int) -> str:
-    """A slave's own word of its link; of a master, how many slaves are linked to it. Empty where RocketMQ's
-    brokers do not say."""
-    if broker_id != MASTER_ID:
-        return metrics.get("replication", "")
-    count = metrics.get("slaves", "")
-    return f"{count} slaves" if count else ""
+    if broker.error is not None:
+        row |= {
+            "version": "refuses this account" if broker.is_refused else "does not answer",
+            "error": broker.error,
+        }
+    else:
+        row |= {
+            "kind": broker.kind,
+            "version": broker.version,
+            "link": broker.link,
+            "certificate_end": broker.certificate_end,
+            "in_tps": broker.in_tps,
+            "out_tps": broker.out_tps,
+            "messages_today": broker.messages_today,
+            "disk_ratio": broker.disk_ratio,
+            "error": None,
+        }
+    return row | ({"lag_bytes": broker.lag_bytes} if broker.role == "slave" else {})
 
 
 @cluster.command()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,7 +14,9 @@ from rmq.message import validate_group
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin, OffsetReset, QueueProgress
-    from rmq.protocol.bodies import Connection, ConsumerConnection, SubscriptionGroupConfig
+    from rmq.operate.groups import Group
+    from rmq.operate.members import Member
+    from rmq.protocol.bodies import SubscriptionGroupConfig
 
 GROUP = click.argument("group", shell_complete=complete_group)
 TOPIC = click.argument("topic", shell_complete=complete_topic)
@@ -34,30 +36,23 @@ def group() -> None:
 def list_groups(target: Target, every: bool, cluster: str, broker: str, output: Format) -> None:
     """List groups: how many members are connected, what is left, and how fast they consume."""
 
-    async def work(admin: Admin) -> list[dict[str, Any]]:
-        rows: dict[str, dict[str, Any]] = {}
-        for address in await admin.broker_addresses(cluster=cluster, broker=broker):
-            for name, config in (await admin.group_configs(address, system=every)).items():
-                row = rows.setdefault(name, {"group": name, "lag": 0, "tps": 0.0, "brokers": 0})
-                row |= {"brokers": row["brokers"] + 1, "retry_max": config.retry_max_times}
-            for progress in await admin.broker_consume_stats(address):
-                if progress.group in rows:
-                    rows[progress.group]["lag"] += progress.lag
-                    rows[progress.group]["tps"] += progress.consume_tps
-        for name, row in rows.items():
-            row["members"] = await _member_count(admin, name, broker)
-        return [rows[name] for name in sorted(rows)]
+    from rmq.operate import groups
 
-    show(run_admin(target, work), output, columns=("group", "members", "lag", "tps", "brokers", "retry_max"))
+    async def work(admin: Admin) -> list[Group]:
+        return await groups.groups(admin, cluster=cluster, broker=broker, everything=every)
 
-
-async def _member_count(admin: Admin, group: str, broker: str) -> int:
-    from rmq.errors import ConsumerNotOnline
-
-    try:
-        return len((await admin.consumer_connection(group, broker=broker)).connection_set)
-    except ConsumerNotOnline:
-        return 0
+    rows = [
+        {
+            "group": one.name,
+            "lag": one.lag,
+            "tps": one.tps,
+            "brokers": len(one.configs),
+            "retry_max": one.retry_max,
+            "members": one.members,
+        }
+        for one in run_admin(target, work)
+    ]
+    show(rows, output, columns=("group", "members", "lag", "tps", "brokers", "retry_max"))
 
 
 @group.command("show")
@@ -131,13 +126,12 @@ def create(
 def delete(target: Target, group: str, offsets: bool, yes: bool, cluster: str, broker: str) -> None:
     """Delete a group, its retries and its dead letters."""
 
-    async def look(admin: Admin) -> bool:
-        return bool(await admin.group_config(validate_group(group)))
+    from rmq.operate import groups
 
     async def work(admin: Admin) -> list[str]:
         return await admin.delete_group(group, cluster=cluster, broker=broker, remove_offset=offsets)
 
-    if not run_admin(target, look):
+    if not run_admin(target, lambda admin: groups.exists(admin, group)):
         refuse(f"no broker knows group {group}; `rmq group list` shows those there are")
     confirm(yes, f"Delete group {group} from {broker or cluster or 'all brokers'}?")
     report_done(f"group {group} deleted", run_admin(target, work))
@@ -217,7 +211,9 @@ def _move(target: Target, question: str, where: tuple[str, str, int], yes: bool,
         validate_group(group)
 
     async def work(admin: Admin) -> list[OffsetReset]:
-        return await admin.reset_offset(group, topic, timestamp)
+        from rmq.operate import groups
+
+        return await groups.reset(admin, group, topic, timestamp)
 
     run_admin(target, look)
     confirm(yes, question)
@@ -242,11 +238,25 @@ def _move(target: Target, question: str, where: tuple[str, str, int], yes: bool,
 def members(target: Target, group: str, stack: bool, output: Format) -> None:
     """Show who is connected, what each subscribes to and how many queues it has."""
 
-    async def work(admin: Admin) -> list[dict[str, Any]]:
-        found = await admin.consumer_connection(group)
-        return [await _member(admin, group, found, one, stack=stack) for one in found.connection_set]
+    from rmq.operate import members
 
-    rows = run_admin(target, work)
+    async def work(admin: Admin) -> list[Member]:
+        return await members.members(admin, group, stack=stack)
+
+    rows = [
+        {
+            "client_id": one.client_id,
+            "address": one.address,
+            "language": one.language,
+            "version": one.version,
+            "consume_type": one.consume_type,
+            "message_model": one.message_model,
+            "queues": None if one.queues is None else len(one.queues),
+            "subscriptions": one.subscriptions,
+            "stack": one.stack,
+        }
+        for one in run_admin(target, work)
+    ]
     show(rows, output, columns=("client_id", "address", "language", "version", "queues", "subscriptions"))
     if output == "table":
         subscriptions = {str(row["subscriptions"]) for row in rows if row["subscriptions"] is not None}
@@ -254,35 +264,6 @@ def members(target: Target, group: str, stack: bool, output: Format) -> None:
             echo("members of one group must subscribe to the same: messages are lost", err=True)
         for row in rows if stack else []:
             echo(f"\n{row['client_id']}\n{row['stack'] or 'it does not say'}")
-
-
-async def _member(
-    admin: Admin, group: str, found: ConsumerConnection, one: Connection, *, stack: bool
-) -> dict[str, Any]:
-    """A member with what it says of itself; those fields are None when it does not answer."""
-    from rmq.errors import RmqError
-    from rmq.protocol.codes import MQVersion
-
-    version = MQVersion(one.version).name if one.version in set(MQVersion) else str(one.version)
-    row: dict[str, Any] = {
-        "client_id": one.client_id,
-        "address": one.client_addr,
-        "language": one.language,
-        "version": version,
-        "consume_type": found.consume_type,
-        "message_model": found.message_model,
-        "queues": None,
-        "subscriptions": None,
-        "stack": None,
-    }
-    try:
-        info = await admin.consumer_running_info(group, one.client_id, stack=stack)
-    except RmqError:
-        return row
-    wanted = {
-        data.topic: data.sub_string for data in sorted(info.subscription_set, key=lambda data: data.topic)
-    }
-    return row | {"queues": len(info.mq_table), "subscriptions": wanted, "stack": info.jstack}
 
 
 @group.command()
@@ -294,9 +275,8 @@ async def _member(
 def clone(target: Target, source: str, copy: str, topic: str, yes: bool) -> None:
     """Let group COPY go on where group SOURCE is."""
 
-    async def work(admin: Admin) -> None:
-        await admin.clone_offsets(validate_group(source), validate_group(copy), topic)
+    from rmq.operate import groups
 
     confirm(yes, f"Set the offsets of group {copy} to those of {source}?")
-    run_admin(target, work)
+    run_admin(target, lambda admin: groups.clone(admin, source, copy, topic))
     echo(f"group {copy} goes on where {source} is")

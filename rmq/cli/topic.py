@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
-from attrs import evolve
 
 from rmq.cli.completion import complete_topic
 from rmq.cli.output import Format, clock_text, echo, output_option, refuse, show
@@ -16,6 +15,7 @@ from rmq.message import validate_topic
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
+    from rmq.operate.topics import Topic, TopicChange
     from rmq.protocol.bodies import TopicConfig
 
 QUEUES_MAX = 1024
@@ -39,25 +39,23 @@ topic.add_command(move)
 def list_topics(target: Target, every: bool, cluster: str, broker: str, output: Format) -> None:
     """List topics: on how many brokers, with how many queues, and what is allowed."""
 
-    async def work(admin: Admin) -> dict[str, list[TopicConfig]]:
-        found: dict[str, list[TopicConfig]] = {}
-        for address in await admin.broker_addresses(cluster=cluster, broker=broker):
-            for name, config in (await admin.topic_configs(address, system=every)).items():
-                found.setdefault(name, []).append(config)
-        return dict(sorted(found.items()))
+    from rmq.operate import topics
 
-    show([_listed(name, configs) for name, configs in run_admin(target, work).items()], output)
+    async def work(admin: Admin) -> list[Topic]:
+        return await topics.topics(admin, cluster=cluster, broker=broker, everything=every)
 
-
-def _listed(name: str, configs: list[TopicConfig]) -> dict[str, Any]:
-    return {
-        "topic": name,
-        "brokers": len(configs),
-        "read_queues": sum(config.read_queue_nums for config in configs),
-        "write_queues": sum(config.write_queue_nums for config in configs),
-        "perm": "/".join(sorted({perm_text(config.perm) for config in configs})),
-        "order": any(config.order for config in configs),
-    }
+    rows = [
+        {
+            "topic": one.name,
+            "brokers": len(one.configs),
+            "read_queues": one.read_queues,
+            "write_queues": one.write_queues,
+            "perm": one.perm,
+            "order": one.is_ordered,
+        }
+        for one in run_admin(target, work)
+    ]
+    show(rows, output)
 
 
 @topic.command("show")
@@ -95,12 +93,11 @@ def create(
 ) -> None:
     """Make a topic on every master of the cluster, or of all clusters."""
 
+    from rmq.operate import topics
+
     async def work(admin: Admin) -> list[str] | None:
-        validate_topic(topic)
-        if await admin.topic_exists(topic):
-            return None
-        return await admin.create_topic(
-            topic, cluster=cluster, broker=broker, queues=queues, perm=perm, order=order
+        return await topics.create(
+            admin, topic, cluster=cluster, broker=broker, queues=queues, perm=perm, order=order
         )
 
     addresses = run_admin(target, work)
@@ -147,30 +144,21 @@ def update(
     }
     wanted: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
 
-    async def work(admin: Admin) -> list[str]:
-        (some, *_) = (await admin.topic_config(topic)).values()
-        addresses = await admin.broker_addresses(cluster=cluster, broker=broker)
-        for address in addresses:
-            present = (await admin.topic_configs(address)).get(topic, some)
-            await admin.put_topic(evolve(present, **wanted), broker=address, hide_unread=hides)
-        return addresses
+    from rmq.operate import topics
 
+    async def look(admin: Admin) -> TopicChange:
+        return await topics.preview_change(admin, topic, wanted, cluster=cluster, broker=broker)
+
+    change = run_admin(target, look)
     hides = yes
-    if "read_queue_nums" in wanted:
-        hidden = run_admin(target, lambda admin: hidden_text(admin, topic, wanted["read_queue_nums"]))
-        if hidden:
-            confirm(yes, f"Hide {hidden}? No consumer is given these queues then.")
-            hides = True
+    if hidden := topics.unread_text(change.unread):
+        confirm(yes, f"Hide {hidden}? No consumer is given these queues then.")
+        hides = True
+
+    async def work(admin: Admin) -> list[str]:
+        return await topics.change(admin, change, hide_unread=hides)
+
     report_done(f"topic {topic} changed", run_admin(target, work))
-
-
-async def hidden_text(admin: Admin, topic: str, queues: int) -> str:
-    """Unread messages that a topic with so many queues to read would hide, as text; empty for none."""
-    found = await admin.unread_beyond(topic, queues)
-    return ", ".join(
-        f"{sum(row.lag for row in rows)} unread messages of group {group} in {len(rows)} queues"
-        for group, rows in found.items()
-    )
 
 
 @topic.command()
@@ -214,20 +202,20 @@ def delete(target: Target, topic: str, yes: bool, cluster: str, broker: str) -> 
 def stats(target: Target, topic: str, output: Format) -> None:
     """Show the ends of each queue and when its last message came."""
 
-    async def work(admin: Admin) -> list[dict[str, Any]]:
-        return [
-            {
-                "broker": queue.broker_name,
-                "queue_id": queue.queue_id,
-                "min_offset": ends.min_offset,
-                "max_offset": ends.max_offset,
-                "messages": ends.max_offset - ends.min_offset,
-                "last_message": clock_text(ends.last_update_timestamp),
-            }
-            for queue, ends in (await admin.topic_stats(topic)).items()
-        ]
+    from rmq.operate import topics
 
-    show(run_admin(target, work), output)
+    rows = [
+        {
+            "broker": ends.message_queue.broker_name,
+            "queue_id": ends.message_queue.queue_id,
+            "min_offset": ends.min_offset,
+            "max_offset": ends.max_offset,
+            "messages": ends.messages,
+            "last_message": clock_text(ends.last_message_ms),
+        }
+        for ends in run_admin(target, lambda admin: topics.queues(admin, topic))
+    ]
+    show(rows, output)
 
 
 @topic.command()
@@ -236,25 +224,17 @@ def stats(target: Target, topic: str, output: Format) -> None:
 @target_options
 def route(target: Target, topic: str, output: Format) -> None:
     """Show which brokers have a topic, and where clients connect."""
+    from rmq.operate import topics
 
-    async def work(admin: Admin) -> list[dict[str, Any]]:
-        found = await admin.topic_route(topic)
-        brokers = {data.broker_name: data for data in found.broker_datas}
-        return [
-            {
-                "cluster": brokers[data.broker_name].cluster if data.broker_name in brokers else "",
-                "broker": data.broker_name,
-                "addresses": {
-                    str(number): address
-                    for number, address in sorted(brokers[data.broker_name].broker_addrs.items())
-                }
-                if data.broker_name in brokers
-                else {},
-                "read_queues": data.read_queue_nums,
-                "write_queues": data.write_queue_nums,
-                "perm": perm_text(data.perm),
-            }
-            for data in sorted(found.queue_datas, key=lambda data: data.broker_name)
-        ]
-
-    show(run_admin(target, work), output)
+    rows = [
+        {
+            "cluster": one.cluster,
+            "broker": one.broker,
+            "addresses": {str(number): address for number, address in one.addresses.items()},
+            "read_queues": one.read_queues,
+            "write_queues": one.write_queues,
+            "perm": one.perm,
+        }
+        for one in run_admin(target, lambda admin: topics.routes(admin, topic))
+    ]
+    show(rows, output)

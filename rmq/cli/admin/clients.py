@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -10,16 +10,13 @@ import click
 from rmq.cli.admin.command import Commands, cell_text, row
 from rmq.cli.output import echo
 from rmq.client.admin.reports import version_name
-from rmq.message import RETRY_PREFIX
 
 if TYPE_CHECKING:
     from rmq.client.client import Client
+    from rmq.operate.members import StuckQueue
     from rmq.protocol.bodies import ConsumerRunningInfo
 
 COMMANDS = Commands()
-
-STUCK_MS = 60_000
-"""A queue with messages from which nothing was consumed for longer is reported."""
 
 
 @COMMANDS.add("producerConnection")
@@ -135,32 +132,11 @@ def _rates(info: ConsumerRunningInfo) -> Iterator[str]:
         )
 
 
-def same_subscriptions(infos: Iterable[ConsumerRunningInfo]) -> bool:
-    """Whether all members subscribe to the same topics by the same expressions; retry topics do not count."""
-    wanted = {
-        frozenset(
-            (data.topic, data.sub_string, data.expression_type)
-            for data in info.subscription_set
-            if not data.topic.startswith(RETRY_PREFIX)
-        )
-        for info in infos
-    }
-    return len(wanted) <= 1
-
-
-def stuck_queues(client_id: str, info: ConsumerRunningInfo, now_ms: int) -> Iterator[str]:
-    """Queues of a push consumer from which nothing is consumed: in an ordered group those without a lock, in
-    others those with messages."""
-    if info.properties.get("PROP_CONSUME_TYPE") != "CONSUME_PASSIVELY":
-        return
-    ordered = info.properties.get("PROP_CONSUMEORDERLY") == "true"
-    for queue, one in sorted(info.mq_table.items()):
-        name = f"{client_id} {cell_text(queue)}"
-        if ordered and not one.locked:
-            yield f"{name} can't lock for a while, {now_ms - one.last_lock_timestamp}ms"
-        elif ordered and one.droped and one.try_unlock_times > 0:
-            yield f"{name} unlock {one.try_unlock_times} times, still failed"
-        elif not ordered and one.cached_msg_count > 0:
-            still_ms = now_ms - one.last_consume_timestamp
-            if still_ms > STUCK_MS:
-                yield f"{name} can't consume for a while, maybe blocked, {still_ms}ms"
+def stuck_text(client_id: str, one: StuckQueue) -> str:
+    """A queue that a member does not read on, as mqadmin says it."""
+    name = f"{client_id} {cell_text(one.message_queue)}"
+    if one.reason == "lock":
+        return f"{name} can't lock for a while, {one.still_ms}ms"
+    if one.reason == "unlock":
+        return f"{name} unlock {one.times} times, still failed"
+    return f"{name} can't consume for a while, maybe blocked, {one.still_ms}ms"

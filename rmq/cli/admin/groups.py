@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 import click
 
-from rmq.cli.admin.clients import running_text, same_subscriptions, stuck_queues
+from rmq.cli.admin.clients import running_text, stuck_text
 from rmq.cli.admin.command import (
     COUNT,
     NUMBER,
@@ -26,6 +26,7 @@ from rmq.client.admin.reports import version_name
 from rmq.clock import wall_clock_ms
 from rmq.errors import ConsumerNotOnline, NoRoute, RmqError
 from rmq.message import RETRY_PREFIX, MessageQueue
+from rmq.operate.members import same_subscriptions, stuck_queues
 from rmq.protocol.bodies import ConsumerConnection, ConsumerRunningInfo, SubscriptionGroupConfig
 from rmq.protocol.fields import java_name
 
@@ -225,8 +226,8 @@ async def consumer_status(
     echo()
     echo("Rebalance OK")
     for name, info in sorted(infos.items()):
-        for trouble in stuck_queues(name, info, wall_clock_ms()):
-            echo(trouble)
+        for one in stuck_queues(info, wall_clock_ms()):
+            echo(stuck_text(name, one))
 
 
 async def _write_infos(
@@ -286,8 +287,8 @@ async def _watch(client: Client, group: str) -> None:
     if not same_subscriptions(infos.values()):
         echo(f"[MONITOR] [NOTIFY] ConsumerGroup: {group}, Subscription different")
     for name, info in infos.items():
-        for trouble in stuck_queues(name, info, wall_clock_ms()):
-            echo(f"[MONITOR] [NOTIFY] ConsumerGroup: {group}, ClientId: {name}, {trouble}")
+        for one in stuck_queues(info, wall_clock_ms()):
+            echo(f"[MONITOR] [NOTIFY] ConsumerGroup: {group}, ClientId: {name}, {stuck_text(name, one)}")
 
 
 # --- offsets ---

@@ -9,11 +9,11 @@ import click
 from rmq.cli.admin.command import COUNT, Commands, Where, java_text, row, stamp, where_options
 from rmq.cli.output import echo, echo_json
 from rmq.cli.target import confirm
-from rmq.cli.topic import hidden_text
 from rmq.client.consume.rebalance import averagely
 from rmq.client.session.routes import Route
 from rmq.errors import NoRoute
 from rmq.message import DLQ_PREFIX, RETRY_PREFIX
+from rmq.operate.topics import unread_text
 from rmq.protocol.bodies import QueueData, TopicConfig, TopicRouteData
 from rmq.protocol.codes import PERM_READ, PERM_WRITE, TOPIC_UNIT, TOPIC_UNIT_SUB
 
@@ -50,7 +50,7 @@ async def update_topic(
     config = TopicConfig(
         topic, read_queues, write_queues, perm, topic_sys_flag=sys_flag, order=flags["order"]
     )
-    hidden = await hidden_text(client.admin, topic, read_queues)
+    hidden = unread_text(await client.admin.unread_beyond(topic, read_queues))
     if hidden:
         confirm(flags["yes"], f"Hide {hidden}? No consumer is given these queues then.")
     hides = flags["yes"] or bool(hidden)

@@ -1,0 +1,15 @@
+"""Operations on a cluster, as functions over `client.admin` that return values: for `rmq`'s commands and its
+dashboard.
+
+    from rmq.operate.overview import overview
+
+    async with rmq.connect("127.0.0.1:9876") as client:
+        for broker in (await overview(client.admin)).brokers:
+            print(broker.name, broker.role, broker.in_tps)
+
+Each page of a dashboard has a module here. Functions that read take `client.admin` first; functions that
+change something are verbs. Nothing is printed and no arguments are parsed here. Names are the cluster's full
+ones, times are ms since 1970, and errors are those of `client.admin` (see `rmq.client.admin.cluster`).
+Everything here works with RocketMQ 4.9's and 5.3's servers too, as far as they answer the requests; a figure
+that a server does not tell is None.
+"""
