@@ -80,6 +80,14 @@ def setting(
     return attrs.field(default=default, validator=checks, metadata=facts, repr=not secret)
 
 
+def again(cls: type[Any], name: str, default: Any, *, help: str | None = None) -> Any:
+    """The setting `name` of the base class `cls`, in a class derived from it, with another default. `help`
+    replaces the text of the base."""
+    known: Any = attrs.fields_dict(cls)[name]
+    facts = known.metadata if help is None else {**known.metadata, "help": help}
+    return attrs.field(default=default, validator=known.validator, metadata=facts, repr=known.repr)
+
+
 def between(low: float, high: float) -> Validator:
     """A validator: the number lies in low..high, both included."""
     return _check(lambda value: _is_number(value) and low <= value <= high, f"a number from {low} to {high}")

@@ -16,11 +16,13 @@ from rmq.config import Description, describe
 from rmq.controller.config import ControllerConfig
 from rmq.namesrv.config import NamesrvConfig
 from rmq.remoting.tls import TlsConfig
+from rmq.server.settings import ServerSettings
 from rmq.store.config import StoreConfig
 
 PAGE = pathlib.Path(__file__).with_name("settings.md")
 
 SECTIONS: tuple[tuple[type[Any], str], ...] = (
+    (ServerSettings, "All servers: name server, broker, controller"),
     (NamesrvConfig, "Name server"),
     (BrokerConfig, "Broker"),
     (StoreConfig, "Broker: the store"),
@@ -36,13 +38,19 @@ environment (`RMQ_LISTEN_PORT`) and with `--set` either name will do. R: may be 
 runs. Sizes in bytes also take `64k`, `4m`, `1g`.
 """
 
+SHARED = "Beside these, those of [all servers](#all-servers-name-server-broker-controller)."
+
 NOTES: dict[type[Any], str] = {
+    ServerSettings: "A server with another default, such as its port, names it again in its own table.",
+    NamesrvConfig: SHARED,
+    BrokerConfig: SHARED,
+    ControllerConfig: SHARED,
     ClientConfig: """`rmq.connect` without `config` reads them from environment variables, such as
 `RMQ_SEND_TIMEOUT_MS=10000`, and so do `rmq.App`, `blocking.connect` and the commands.
 `rmq.ClientConfig.from_environment(retry_times=5)` does too, and what is given there goes before the
 environment; `rmq.ClientConfig(retry_times=5)` reads none. A value that does not fit is a `ConfigError`,
 which names the variable. The cluster's address and the account are no settings: see
-[which cluster, as whom](cli.md#which-cluster-as-whom)."""
+[which cluster, as whom](cli.md#which-cluster-as-whom).""",
 }
 
 
@@ -62,13 +70,20 @@ def row(cls: type[Any], setting: Description) -> str:
     return f"| `{setting.key}` | `{setting.name}` | {default} | {'R' if setting.runtime else ''} | {text} |"
 
 
+def is_shared(cls: type[Any], setting: Description) -> bool:
+    """Whether the table of all servers has the row already."""
+    is_server = issubclass(cls, ServerSettings) and cls is not ServerSettings
+    return is_server and setting in describe(ServerSettings)
+
+
 def page() -> str:
     """The whole page."""
     parts = [HEAD]
     for cls, title in SECTIONS:
         lines = [f"## {title}", "", "| key | name | default | | |", "|---|---|---|---|---|"]
         lines[1:1] = ["", NOTES[cls]] if cls in NOTES else []
-        parts.append("\n".join([*lines, *(row(cls, setting) for setting in describe(cls))]) + "\n")
+        rows = [row(cls, setting) for setting in describe(cls) if not is_shared(cls, setting)]
+        parts.append("\n".join([*lines, *rows]) + "\n")
     return "\n".join(parts)
 
 

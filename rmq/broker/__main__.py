@@ -13,54 +13,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import attrs
-import trio
 
 from rmq.broker.admin.metrics_export import parts_text
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
 from rmq.broker.runtime import service
-from rmq.config import dump_properties, from_options, is_loopback, load_all, read_file, with_changes
+from rmq.config import is_loopback, load_all, with_changes
 from rmq.controller.epochs import FILE as EPOCHS_FILE
-from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
-from rmq.plugin import PluginRefused
+from rmq.errors import ConfigError
 from rmq.protocol import engine
-from rmq.remoting.acceptor import raise_descriptor_limit
-from rmq.remoting.loop import bare_errors
 from rmq.remoting.tls import TlsConfig, with_file
 from rmq.server.health import Health
-from rmq.server.http import tell_supervisor
-from rmq.server.log_limit import start_log
-from rmq.server.process import return_large_blocks
-from rmq.server.profile import applied, exposure, protect_files
-from rmq.server.signals import PARENT, obey, stop_without_parent
+from rmq.server.main import Program, Start, given_settings, run_until_signalled
+from rmq.server.profile import applied, exposure
+from rmq.server.signals import PARENT
 from rmq.store.config import BrokerRole, StoreConfig
 
 if TYPE_CHECKING:
     from rmq.broker.runtime.sibling_processes import Sibling
 
-EXIT_FAILED: Final = 1
-EXIT_SETTINGS: Final = 2
-EXIT_TAKEN: Final = 3
-
 log = logging.getLogger("rmq.broker")
-
-_EPILOG = """exit status: 0 after SIGTERM or SIGINT, 2 for wrong settings, 3 when the port or the store folder
-belongs to another process, 1 for any other failure. Settings come from the file, then from environment
-variables RMQ_<NAME>, then from -n and --set."""
-
-
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line; the letters are those of RocketMQ's mqbroker."""
-    parser = argparse.ArgumentParser("python -m rmq.broker", description="RocketMQ broker", epilog=_EPILOG)
-    parser.add_argument("-c", "--configFile", dest="file", help="broker.conf, or a TOML file with settings")
-    parser.add_argument("-n", "--namesrvAddr", help="name servers to register at, host:port;host:port")
-    parser.add_argument("-p", "--printConfigItem", action="store_true", help="print all settings and end")
-    parser.add_argument("-m", "--printImportantConfig", action="store_true", help="print the important ones")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting, e.g. listenPort=10921"
-    )
-    return parser.parse_args(arguments)
-
 
 Settings = tuple[BrokerConfig, StoreConfig, TlsConfig]
 _CLASSES: Final = (BrokerConfig, StoreConfig, TlsConfig)
@@ -68,9 +40,7 @@ _CLASSES: Final = (BrokerConfig, StoreConfig, TlsConfig)
 
 def settings(options: argparse.Namespace) -> Settings:
     """The settings that the options ask for. Raises ConfigError."""
-    given = from_options(options.set)
-    if options.namesrvAddr:
-        given["namesrv_addr"] = options.namesrvAddr
+    given = given_settings(options, "namesrv_addr")
     file = options.file
     config, store_config, tls = load_all(_CLASSES, file, given)
     kept = config.config_store_path or file or _kept_file(store_config)
@@ -135,37 +105,15 @@ def banner(
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until a signal; returns the exit status."""
-    start_log()
-    options = parse(arguments)
-    try:
-        engine.check()
-        loaded = settings(options)
-        if options.printConfigItem or options.printImportantConfig:
-            print(dump_properties(*loaded, important=not options.printConfigItem), end="")
-            return 0
-        protect_files(loaded[0], loaded[1].store_path_root_dir)
-        texts = {entry.key: str(entry.value) for entry in read_file(options.file)} if options.file else {}
-        start_log(loaded[0])
-        trio.run(_serve, options, loaded, texts)
-    except (ConfigError, PluginRefused) as error:
-        return _failed(error, EXIT_SETTINGS)
-    except (PortInUse, StoreLocked) as error:
-        return _failed(error, EXIT_TAKEN)
-    except (RmqError, OSError) as error:
-        return _failed(error, EXIT_FAILED)
-    return 0
+def _checked_settings(options: argparse.Namespace) -> Settings:
+    engine.check()
+    return settings(options)
 
 
-async def _serve(options: argparse.Namespace, loaded: Settings, texts: dict[str, str]) -> None:
-    """Be a broker until SIGTERM or SIGINT. Raises as `run`."""
-    config, store_config, tls = loaded
-    raise_descriptor_limit()
-    return_large_blocks()
-    stop, health, also = trio.Event(), Health(store="it is being opened"), dict[str, str]()
+async def serve(start: Start) -> None:
+    """Be a broker until SIGTERM or SIGINT. Raises as `service.run`."""
+    config, store_config, tls = start.settings
     brokers: list[Broker] = []
-
     sibling = _sibling()
 
     def opened(broker: Broker) -> None:
@@ -173,42 +121,22 @@ async def _serve(options: argparse.Namespace, loaded: Settings, texts: dict[str,
         if sibling is not None:
             sibling.join(broker)
 
-    task = partial(
-        _way_of_running(config, store_config),
-        config,
-        store_config,
-        tls=tls,
-        plugin_settings=texts,
-        stop=stop,
-        also=also,
-        health=health,
-        on_opened=opened,
-    )
-
     def reload() -> None:
         for broker in brokers:
-            _reload(broker, options)
+            _reload(broker, start.options)
 
-    def parts() -> str:
-        return "".join(f"{parts_text(broker)}\n" for broker in brokers) + health.text()
-
-    with bare_errors():
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(obey, config, stop, reload=reload, parts=parts))
-            nursery.start_soon(tell_supervisor, health)
-            nursery.start_soon(stop_without_parent, stop)
-            if sibling is not None:
-                nursery.start_soon(sibling.run)
-            async with trio.open_nursery() as inner:
-                addresses = await inner.start(task)
-                if addresses:
-                    calm_collector()
-                    text = banner(config, store_config, tls, addresses, also, health=health)
-                    print(text, flush=True)
-                    if config.log_file:
-                        for line in text.splitlines():
-                            log.info("%s", line)
-            nursery.cancel_scope.cancel()
+    way = _way_of_running(config, store_config)
+    await run_until_signalled(
+        partial(way, config, store_config, tls=tls, plugin_settings=start.texts, on_opened=opened),
+        config,
+        partial(banner, config, store_config, tls),
+        health=Health(store="it is being opened"),
+        log=log,
+        reload=reload,
+        parts=lambda: "".join(f"{parts_text(broker)}\n" for broker in brokers),
+        beside=[] if sibling is None else [sibling.run],
+        on_started=lambda: calm_collector(),
+    )
 
 
 def _way_of_running(config: BrokerConfig, store_config: StoreConfig) -> Callable[..., Awaitable[None]]:
@@ -251,10 +179,18 @@ def calm_collector() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-def _failed(error: Exception, status: int) -> int:
-    print(f"rmq broker: {error}", file=sys.stderr)
-    return status
-
+PROGRAM: Final = Program(
+    module="rmq.broker",
+    title="broker",
+    description="RocketMQ broker",
+    example="listenPort=10921",
+    settings=_checked_settings,
+    serve=serve,
+    folder=lambda settings: str(settings[1].store_path_root_dir),
+    taken_when="when the port or the store folder belongs to another process",
+    name_servers="name servers to register at, host:port;host:port",
+)
+parse, main = PROGRAM.parse, PROGRAM.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -61,7 +61,7 @@ from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, Response
 from rmq.protocol.command import SURE_BYTES, check_body
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import SENDS_OF_A_LOOK, Budget, turn_is_over
-from rmq.saved_answers import SavedAnswers
+from rmq.server.saved_answers import SavedAnswers
 from rmq.shares import Shares
 from rmq.store.config import BrokerRole
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from attrs import Attribute, Factory, frozen
 
-from rmq.config import at_least, between, each_of, is_loopback, java_key, one_of, setting
+from rmq.config import again, at_least, between, each_of, is_loopback, java_key, setting
 from rmq.errors import ConfigError
 from rmq.protocol.codes import MASTER_ID, LanguageCode
-from rmq.server.log_limit import LogConfig
+from rmq.server.settings import ServerSettings
 from rmq.shares import Gateways, by_account_and_address
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def _word(instance: object, field: Attribute[str], value: str) -> None:
 
 
 @frozen
-class BrokerConfig(LogConfig):
+class BrokerConfig(ServerSettings):
     """The settings of broker.conf for the broker; those for its store are in rmq.store.config.StoreConfig."""
 
     namesrv_addr: str = setting(
@@ -55,13 +55,15 @@ class BrokerConfig(LogConfig):
         LOOPBACK, help="Address that clients are told; not loopback: listen on all addresses", important=True
     )
     broker_ip2: str = setting("", help="Address that slaves are told; broker_ip1 when empty")
-    listen_port: int = setting(
-        10911, help="Port for clients; 0 takes a free one", validator=between(0, 65535), important=True
+    listen_port: int = again(ServerSettings, "listen_port", 10911)
+    bind_address: str = again(
+        ServerSettings, "bind_address", "", help="Address to listen on; when empty broker_ip1 decides"
     )
-    bind_address: str = setting("", help="Address to listen on; when empty broker_ip1 decides")
     vip_channel_enabled: bool = setting(True, help="Listen also on listen_port - 2, as some clients expect")
 
-    config_store_path: str = setting(
+    config_store_path: str = again(
+        ServerSettings,
+        "config_store_path",
         "",
         help="Properties file that takes settings changed at run time; empty: the one given with -c, "
         "else config/broker.properties in the store",
@@ -284,59 +286,6 @@ class BrokerConfig(LogConfig):
     start_accept_send_request_time_stamp: int = setting(
         0, help="Refuse sends before this time", unit="ms since 1970"
     )
-    server_channel_max_idle_time_seconds: int = setting(
-        120, help="Close a connection that was silent for so long", unit="s", validator=at_least(1)
-    )
-    tcp_keepalive_seconds: int = setting(
-        60,
-        help="After so long without traffic the system asks whether a peer is still there; 0 never",
-        unit="s",
-        validator=at_least(0),
-    )
-    tcp_user_timeout_seconds: int = setting(
-        30,
-        help="A connection ends when the peer's system acknowledges nothing for so long (Linux); 0 as the"
-        " system has it",
-        unit="s",
-        validator=at_least(0),
-    )
-    max_connections: int = setting(
-        20_000, help="Connections at a time; more are closed at once", validator=at_least(1)
-    )
-    connection_buffer_bytes: int = setting(
-        256 << 20,
-        help="What unsent answers and unfinished requests of all peers may hold",
-        unit="bytes",
-        validator=at_least(32 << 20),
-    )
-    web_socket_origins: tuple[str, ...] = setting(
-        (),
-        help="Web pages that may open a WebSocket: https://console.example.com, or * for all",
-    )
-    web_socket_hosts: tuple[str, ...] = setting(
-        (),
-        help="Names of this server in WebSocket upgrades, besides addresses and its own",
-    )
-    max_connections_per_address: int = setting(
-        0,
-        help="Connections of one address, or one IPv6 network of 64 bits; 0: as many as are free",
-        validator=at_least(0),
-    )
-    max_new_connections_per_address: int = setting(
-        -1,
-        help="Handshakes of one address that may fail in a second, four times as many at once; while more "
-        "may, its connections wait. 0: any number; -1: 0 with profile=compat, 50 with profile=secure",
-        validator=at_least(-1),
-    )
-    trusted_gateways: tuple[str, ...] = setting(
-        (),
-        help="Addresses or networks (10.1.0.0/16) of balancers and gateways, behind which many clients are: "
-        "no limit for one address holds for them",
-    )
-    health_details_need_token: bool = setting(
-        False,
-        help="Say what the server lacks (/ready) only to those who bring the token of metricsTokenFile",
-    )
     ha_max_connections: int = setting(
         64,
         help="Connections at a time to the port for slaves; one that proved nothing makes room for others",
@@ -372,31 +321,8 @@ class BrokerConfig(LogConfig):
         important=True,
         validator=at_least(1),
     )
-    profile: str = setting(
-        "compat",
-        help="secure: ACL, TLS on every port, signed registration and HA authentication; compat: as RocketMQ",
-        validator=one_of("compat", "secure"),
-        important=True,
-    )
-    cluster_secret_file: str = setting(
-        "", help="File with the secret of the cluster's servers: signs registrations and guards the HA port"
-    )
     ha_secret_file: str = setting("", help="File with a secret for the HA port; empty: clusterSecretFile")
-    acl_enable: bool = setting(False, help="Check signatures and permissions (plugin `acl`)", important=True)
-    acl_file: str = setting(
-        "", help="File of accounts; empty: plain_acl.yml beside the settings file, else ROCKETMQ_HOME/conf"
-    )
-    acl_audit_file: str = setting(
-        "", help="File for the audit log; empty: only the log that the rest goes to (logger rmq.audit)"
-    )
-    metrics_address: str = setting(LOOPBACK, help="Address that plugin `metrics` listens on")
-    metrics_port: int = setting(
-        5557, help="Port of plugin `metrics`; 0 takes a free one", validator=between(0, 65535)
-    )
-    metrics_token_file: str = setting(
-        "", help="File with the token that scrapes must bring (`Authorization: Bearer`); empty: none"
-    )
-    plugins: tuple[str, ...] = setting((), help="Plugins to load, in this order")
+    metrics_port: int = again(ServerSettings, "metrics_port", 5557)
 
     @property
     def bind_host(self) -> str:

@@ -21,7 +21,7 @@ from typing import Final
 import trio
 from attrs import Factory, define, field, frozen
 
-from rmq.broker.__main__ import EXIT_FAILED, EXIT_SETTINGS, EXIT_TAKEN, parse, settings
+from rmq.broker.__main__ import parse, settings
 from rmq.broker.config import BrokerConfig
 from rmq.broker.runtime.sibling_processes import LINE, Spread, new_line
 from rmq.cli.output import echo, fail
@@ -35,6 +35,7 @@ from rmq.remoting.tls import TlsConfig
 from rmq.server.health import Health
 from rmq.server.http import served_pages, tell_supervisor
 from rmq.server.log_limit import start_log
+from rmq.server.main import EXIT_FAILED, EXIT_SETTINGS, EXIT_TAKEN
 from rmq.server.signals import PARENT, obey
 from rmq.store.config import StoreConfig
 

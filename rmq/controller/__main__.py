@@ -6,42 +6,21 @@ import argparse
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import attrs
 
-from rmq.config import dump_properties, from_options, is_loopback, load_all
+from rmq.config import from_options, is_loopback, load_all
 from rmq.controller.config import ControllerConfig, check_reach
-from rmq.controller.service import run_until_signalled
-from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
-from rmq.plugin import PluginRefused
+from rmq.controller.service import run
+from rmq.errors import PortInUse, StoreLocked
 from rmq.remoting.tls import TlsConfig, with_file
-from rmq.server.log_limit import start_log
-from rmq.server.profile import applied, exposure, protect_files
-
-EXIT_SETTINGS: Final = 2
-EXIT_LISTEN: Final = 3
-EXIT_FAILED: Final = 1
+from rmq.server.health import Health
+from rmq.server.main import Program, Start, run_until_signalled
+from rmq.server.profile import applied, exposure
 
 log = logging.getLogger("rmq.controller")
-
-_EPILOG = """exit status: 0 after SIGTERM or SIGINT, 2 for wrong settings, 3 when it cannot listen or its
-folder is taken, 1 for any other failure. Settings come from the file, then from environment variables
-RMQ_<NAME>, then from --set."""
-
-
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line; the letters are those of the name server's."""
-    parser = argparse.ArgumentParser(
-        "python -m rmq.controller", description="Elects the masters of broker sets", epilog=_EPILOG
-    )
-    parser.add_argument("-c", "--configFile", dest="file", help="properties or TOML file with settings")
-    parser.add_argument("-p", "--printConfigItem", action="store_true", help="print all settings and end")
-    parser.add_argument("-m", "--printImportantConfig", action="store_true", help="print the important ones")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting, e.g. listenPort=9879"
-    )
-    return parser.parse_args(arguments)
 
 
 def settings(options: argparse.Namespace) -> tuple[ControllerConfig, TlsConfig]:
@@ -55,9 +34,13 @@ def settings(options: argparse.Namespace) -> tuple[ControllerConfig, TlsConfig]:
 
 
 def banner(
-    config: ControllerConfig, tls: TlsConfig, addresses: Sequence[str], also: Mapping[str, str] | None = None
+    config: ControllerConfig,
+    tls: TlsConfig,
+    addresses: Sequence[str],
+    also: Mapping[str, str] | None = None,
+    health: Health | None = None,
 ) -> str:
-    """What is said once the controller listens. `also`: what else it listens for, and where."""
+    """The text for a start. `also`: what else the controller listens for, and where."""
     lines = [f"rmq controller listens on {', '.join(addresses)}"]
     lines += [f"  {what:<13} {where}" for what, where in (also or {}).items()]
     if not is_loopback(config.bind_address):
@@ -66,39 +49,26 @@ def banner(
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until a signal; returns the exit status."""
-    start_log()
-    options = parse(arguments)
-    try:
-        config, tls = settings(options)
-        if options.printConfigItem or options.printImportantConfig:
-            print(dump_properties(config, tls, important=not options.printConfigItem), end="")
-            return 0
-        protect_files(config, config.controller_path)
-        start_log(config)
-
-        def announce(addresses: Sequence[str], also: Mapping[str, str]) -> None:
-            text = banner(config, tls, addresses, also)
-            print(text, flush=True)
-            if config.log_file:
-                for line in text.splitlines():
-                    log.info("%s", line)
-
-        run_until_signalled(config, tls, announce)
-    except (ConfigError, PluginRefused) as error:
-        return _failed(error, EXIT_SETTINGS)
-    except (PortInUse, StoreLocked, OSError) as error:
-        return _failed(error, EXIT_LISTEN)
-    except RmqError as error:
-        return _failed(error, EXIT_FAILED)
-    return 0
+async def serve(start: Start) -> None:
+    """Be a controller until SIGTERM or SIGINT. Raises as `service.run`."""
+    config, tls = start.settings
+    server = partial(run, config, tls=tls, plugin_settings=start.texts)
+    health = Health(port="it does not listen yet")
+    await run_until_signalled(server, config, partial(banner, config, tls), health=health, log=log)
 
 
-def _failed(error: Exception, status: int) -> int:
-    print(f"rmq controller: {error}", file=sys.stderr)
-    return status
-
+PROGRAM: Final = Program(
+    module="rmq.controller",
+    title="controller",
+    description="Elects the masters of broker sets",
+    example="listenPort=9879",
+    settings=settings,
+    serve=serve,
+    folder=lambda settings: str(settings[0].controller_path),
+    taken=(PortInUse, StoreLocked, OSError),
+    taken_when="when it cannot listen or its folder is taken",
+)
+parse, main = PROGRAM.parse, PROGRAM.main
 
 if __name__ == "__main__":
     sys.exit(main())

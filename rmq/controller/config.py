@@ -8,17 +8,17 @@ from typing import Any
 
 from attrs import frozen
 
-from rmq.config import at_least, between, is_loopback, one_of, parse_addresses, setting
+from rmq.config import again, at_least, is_loopback, parse_addresses, setting
 from rmq.errors import ConfigError
-from rmq.server.log_limit import LogConfig
+from rmq.server.settings import ServerSettings
 
 COUNTS = (1, 3, 5)
 ALONE = "127.0.0.1"
 
 
 @frozen
-class ControllerSettings(LogConfig):
-    """What both have."""
+class ControllerSettings(ServerSettings):
+    """Settings of a controller, whether it is a process of its own or a part of a name server."""
 
     controllers: str = setting(
         "",
@@ -75,71 +75,9 @@ class ControllerSettings(LogConfig):
 class ControllerConfig(ControllerSettings):
     """Settings of a controller that is a process of its own."""
 
-    listen_port: int = setting(
-        9878, help="Port to listen on; 0 takes a free one.", validator=between(0, 65535), important=True
-    )
-    bind_address: str = setting(
-        ALONE,
-        help="Address to listen on. 0.0.0.0 or :: lets other machines in; nothing checks who they are.",
-        important=True,
-    )
-    config_store_path: str = setting(
-        "", help="The settings file, beside which accounts are looked for; empty: the one given with -c."
-    )
-    profile: str = setting(
-        "compat",
-        help="secure: TLS only, and brokers and controllers must sign with the cluster secret; compat: plain",
-        validator=one_of("compat", "secure"),
-        important=True,
-    )
-    cluster_secret_file: str = setting(
-        "", help="File with the secret that brokers and controllers must sign with; empty: anybody may ask"
-    )
-    acl_enable: bool = setting(False, help="Check signatures and permissions (plugin `acl`).", important=True)
-    acl_file: str = setting(
-        "",
-        help="File of accounts; empty: plain_acl.yml beside the settings file, else ROCKETMQ_HOME/conf.",
-    )
-    acl_audit_file: str = setting(
-        "", help="File for the audit log; empty: only the log that the rest goes to (logger rmq.audit)."
-    )
-    metrics_address: str = setting("127.0.0.1", help="Address that plugin `metrics` listens on.")
-    metrics_port: int = setting(
-        5560, help="Port of plugin `metrics`; 0 takes a free one.", validator=between(0, 65535)
-    )
-    metrics_token_file: str = setting(
-        "", help="File with the token that scrapes must bring (`Authorization: Bearer`); empty: none."
-    )
-    plugins: tuple[str, ...] = setting((), help="Plugins to load, in this order.")
-    max_connections: int = setting(
-        10_000, help="Connections at a time; more are closed at once.", validator=at_least(1)
-    )
-    web_socket_hosts: tuple[str, ...] = setting(
-        (),
-        help="Names of this server in WebSocket upgrades, besides addresses and its own.",
-    )
-    trusted_gateways: tuple[str, ...] = setting(
-        (),
-        help="Addresses or networks (10.1.0.0/16) of balancers and gateways, behind which many clients are: "
-        "no limit for one address holds for them.",
-    )
-    health_details_need_token: bool = setting(
-        False,
-        help="Say what the server lacks (/ready) only to those who bring the token of metricsTokenFile.",
-    )
-    tcp_keepalive_seconds: int = setting(
-        60,
-        help="After so long without traffic the system asks whether a peer is still there; 0: never.",
-        unit="s",
-        validator=at_least(0),
-    )
-    tcp_user_timeout_seconds: int = setting(
-        30,
-        help="A connection ends when the peer's system acknowledges nothing for so long (Linux); 0: as the"
-        " system has it.",
-        unit="s",
-        validator=at_least(0),
-    )
+    listen_port: int = again(ServerSettings, "listen_port", 9878)
+    metrics_port: int = again(ServerSettings, "metrics_port", 5560)
+    max_connections: int = again(ServerSettings, "max_connections", 10_000)
 
 
 def check_reach(config: Any, tls: Any) -> None:

@@ -1,9 +1,9 @@
 """The nursery tree of a controller.
 
     controller
-    ├── signals      SIGTERM, SIGINT -> cancel (only when it is a program of its own)
     ├── member       steps the log, sends its messages; starts again from the journal when a write has failed
     │   └── sender   one for each other controller
+    ├── saving       files that plug-ins change, written in a thread
     └── serve        listener, and one nursery for each connection (only when it is a program of its own)
 
 Time is that of `rmq.clock.lease_clock`. The journal is synced in this loop: each change of the table of
@@ -22,7 +22,6 @@ from typing import Final, NoReturn
 
 import anyio
 import anyio.abc
-import trio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from rmq.clock import lease_clock, wall_clock_ms
@@ -45,21 +44,19 @@ from rmq.plugin import load, named
 from rmq.protocol.codes import CONTROLLER_MESSAGE
 from rmq.protocol.command import Command
 from rmq.protocol.server_auth import ClusterSecret, ServerAuth
-from rmq.remoting.acceptor import Acceptor, raise_descriptor_limit
 from rmq.remoting.address import join_address
 from rmq.remoting.endpoint import RefusingEndpoint
-from rmq.remoting.limits import Budget, Limits
+from rmq.remoting.limits import Budget
 from rmq.remoting.loop import Alarm, bare_errors, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import serve
 from rmq.remoting.tls import TlsConfig
-from rmq.server.health import Health
-from rmq.server.http import served_pages, tell_supervisor
-from rmq.server.process import return_large_blocks
-from rmq.server.profile import applied, cluster_secret, connection_rate
-from rmq.server.signals import obey
-from rmq.shares import Gateways
+from rmq.server.health import Health, Stop
+from rmq.server.http import served_pages
+from rmq.server.ports import CLIENTS, acceptor, client_limits, web_socket_access
+from rmq.server.profile import applied, cluster_secret
+from rmq.server.saving import keep_writing
 from rmq.store.disk import Disk, RealDisk
 
 log = logging.getLogger("rmq.controller")
@@ -248,10 +245,12 @@ async def run(
     clock: Callable[[], float] = lease_clock,
     also: dict[str, str] | None = None,
     health: Health | None = None,
+    stop: Stop | None = None,
+    plugin_settings: Mapping[str, str] | None = None,
     task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
-) -> NoReturn:
-    """Be a controller until cancelled; `started` gets the addresses as bound, `also` is filled with what else
-    it listens on.
+) -> None:
+    """Be a controller until `stop` is set, or until cancelled; `started` gets the addresses as bound, `also`
+    is filled with what else it listens on. `plugin_settings` are texts that plug-ins read.
 
     Raises PortInUse or OSError when it cannot listen, ConfigError or PluginRefused for unusable settings,
     StoreError for a journal that cannot be read, StoreLocked when another process has it. Cancelled:
@@ -260,21 +259,18 @@ async def run(
     config, tls = applied(config, tls or TlsConfig())
     network = network or TcpNetwork()
     secret = cluster_secret(config.cluster_secret_file)
-    limits = Limits(
-        connections=config.max_connections,
-        new_connections_per_address=connection_rate(config),
-        keepalive_seconds=config.tcp_keepalive_seconds,
-        unacknowledged_seconds=config.tcp_user_timeout_seconds,
-    )
     requests = ControllerRequests(clock)
+    saving = Alarm() if isinstance(network, TcpNetwork) else None  # in a simulation files take no time
+    stop = anyio.Event() if stop is None else stop
     endpoint = ControllerEndpoint(
         config,
         requests,
         cluster=ServerAuth(secret, wall_clock_ms) if secret is not None else None,
-        acceptors={"clients": Acceptor.of(limits, Gateways(config.trusted_gateways))},
-        budget=Budget(),
+        acceptors={CLIENTS: acceptor(config)},
+        budget=Budget(config.connection_buffer_bytes),
+        on_wanted=None if saving is None else saving.ring,
     )
-    hooks = load(named(config), {}, endpoint.host(wall_clock_ms))
+    hooks = load(named(config), plugin_settings or {}, endpoint.host(wall_clock_ms))
     hooks.no_doors("controller")
     endpoint.use_plugins(hooks)
     health = health or Health()
@@ -283,6 +279,8 @@ async def run(
     with bare_errors():
         async with served_pages(network, config, health) as served, anyio.create_task_group() as nursery:
             served.pages.update(hooks.pages())
+            if saving is not None:
+                nursery.start_soon(keep_writing, endpoint.saved_answers, saving)
             for name, plugin in hooks.tasks:
                 nursery.start_soon(restarting, f"plugin {name}", plugin.run)
             addresses = await nursery.start(
@@ -291,9 +289,10 @@ async def run(
                     network,
                     [address],
                     endpoint,
-                    limits=limits,
+                    limits=client_limits(config),
                     tls=tls,
-                    acceptor=endpoint.acceptors["clients"],
+                    acceptor=endpoint.acceptors[CLIENTS],
+                    access=web_socket_access(config),
                     budget=endpoint.budget,
                 )
             )
@@ -314,29 +313,5 @@ async def run(
                 if also is not None:
                     also |= served.listens() | hooks.listens()
                 task_status.started(addresses)
-                await anyio.sleep_forever()
-    raise AssertionError("unreachable: the tasks above end only by an error or by cancellation")
-
-
-Announce = Callable[[Sequence[str], Mapping[str, str]], None]
-
-
-def run_until_signalled(config: ControllerConfig, tls: TlsConfig, announce: Announce) -> None:
-    """Be a controller, with an event loop of its own, until SIGTERM or SIGINT.
-
-    `announce` is told the addresses once it listens, and what else it listens on. Raises as `run`.
-    """
-    trio.run(_until_signalled, config, tls, announce)
-
-
-async def _until_signalled(config: ControllerConfig, tls: TlsConfig, announce: Announce) -> None:
-    raise_descriptor_limit()
-    return_large_blocks()
-    stop, health, also = trio.Event(), Health(port="it does not listen yet"), dict[str, str]()
-    with bare_errors():
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(obey, config, stop, parts=health.text))
-            nursery.start_soon(tell_supervisor, health)
-            announce(await nursery.start(partial(run, config, tls=tls, also=also, health=health)), also)
-            await stop.wait()
+                await stop.wait()
             nursery.cancel_scope.cancel()

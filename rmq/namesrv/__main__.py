@@ -6,50 +6,27 @@ import argparse
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import attrs
 
-from rmq.config import dump_properties, from_options, is_loopback, load_all
+from rmq.config import is_loopback, load_all
 from rmq.controller.config import check_reach
-from rmq.errors import ConfigError, PortInUse, RmqError
+from rmq.errors import PortInUse
 from rmq.namesrv.config import NamesrvConfig
-from rmq.namesrv.service import run_until_signalled
-from rmq.plugin import PluginRefused
+from rmq.namesrv.service import run
 from rmq.remoting.tls import TlsConfig, with_file
-from rmq.server.log_limit import start_log
-from rmq.server.profile import applied, exposure, protect_files
-
-EXIT_SETTINGS: Final = 2
-EXIT_LISTEN: Final = 3
-EXIT_FAILED: Final = 1
+from rmq.server.health import Health
+from rmq.server.main import Program, Start, given_settings, run_until_signalled
+from rmq.server.profile import applied, exposure
 
 log = logging.getLogger("rmq.namesrv")
-
-_EPILOG = """exit status: 0 after SIGTERM or SIGINT, 2 for wrong settings, 3 when it cannot listen, 1 for any
-other failure. Settings come from the file, then from environment variables RMQ_<NAME>, then from --set."""
-
-
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line; the letters are those of RocketMQ's mqnamesrv."""
-    parser = argparse.ArgumentParser(
-        "python -m rmq.namesrv", description="RocketMQ name server", epilog=_EPILOG
-    )
-    parser.add_argument("-c", "--configFile", dest="file", help="properties or TOML file with settings")
-    parser.add_argument("-p", "--printConfigItem", action="store_true", help="print all settings and end")
-    parser.add_argument("-m", "--printImportantConfig", action="store_true", help="print the important ones")
-    parser.add_argument("-n", "--namesrvAddr", help="production name servers that cluster test mode asks")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting, e.g. listenPort=9877"
-    )
-    return parser.parse_args(arguments)
 
 
 def settings(options: argparse.Namespace) -> tuple[NamesrvConfig, TlsConfig]:
     """The settings that the options ask for. Raises ConfigError."""
-    given = from_options(options.set)
-    if options.namesrvAddr:
-        given["product_namesrv_addr"] = options.namesrvAddr
+    given = given_settings(options, "product_namesrv_addr")
     config, tls = load_all((NamesrvConfig, TlsConfig), options.file, given)
     if options.file and not config.config_store_path:
         config = attrs.evolve(config, config_store_path=options.file)
@@ -60,9 +37,13 @@ def settings(options: argparse.Namespace) -> tuple[NamesrvConfig, TlsConfig]:
 
 
 def banner(
-    config: NamesrvConfig, tls: TlsConfig, addresses: Sequence[str], also: Mapping[str, str] | None = None
+    config: NamesrvConfig,
+    tls: TlsConfig,
+    addresses: Sequence[str],
+    also: Mapping[str, str] | None = None,
+    health: Health | None = None,
 ) -> str:
-    """What is said once the name server listens. `also`: what else it listens for, and where."""
+    """The text for a start. `also`: what else the name server listens for, and where."""
     lines = [f"rmq name server listens on {', '.join(addresses)}"]
     lines += [f"  {what:<13} {where}" for what, where in (also or {}).items()]
     if not is_loopback(config.bind_address):
@@ -71,39 +52,25 @@ def banner(
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until a signal; returns the exit status."""
-    start_log()
-    options = parse(arguments)
-    try:
-        config, tls = settings(options)
-        if options.printConfigItem or options.printImportantConfig:
-            print(dump_properties(config, tls, important=not options.printConfigItem), end="")
-            return 0
-        protect_files(config)
-        start_log(config)
-
-        def announce(addresses: Sequence[str], also: Mapping[str, str]) -> None:
-            text = banner(config, tls, addresses, also)
-            print(text, flush=True)
-            if config.log_file:
-                for line in text.splitlines():
-                    log.info("%s", line)
-
-        run_until_signalled(config, tls, announce)
-    except (ConfigError, PluginRefused) as error:
-        return _failed(error, EXIT_SETTINGS)
-    except (PortInUse, OSError) as error:
-        return _failed(error, EXIT_LISTEN)
-    except RmqError as error:
-        return _failed(error, EXIT_FAILED)
-    return 0
+async def serve(start: Start) -> None:
+    """Be a name server until SIGTERM or SIGINT. Raises as `service.run`."""
+    config, tls = start.settings
+    server = partial(run, config, tls=tls, plugin_settings=start.texts)
+    health = Health(port="it does not listen yet")
+    await run_until_signalled(server, config, partial(banner, config, tls), health=health, log=log)
 
 
-def _failed(error: Exception, status: int) -> int:
-    print(f"rmq name server: {error}", file=sys.stderr)
-    return status
-
+PROGRAM: Final = Program(
+    module="rmq.namesrv",
+    title="name server",
+    description="RocketMQ name server",
+    example="listenPort=9877",
+    settings=settings,
+    serve=serve,
+    taken=(PortInUse, OSError),
+    name_servers="production name servers that cluster test mode asks",
+)
+parse, main = PROGRAM.parse, PROGRAM.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -23,7 +23,6 @@ from rmq.errors import (
     LocalProtocolError,
     NoPermission,
     QueryNotFound,
-    RemoteProtocolError,
     ResponseError,
     SystemFailure,
 )
@@ -33,7 +32,7 @@ from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.kvconfigs import NAMESPACE_ORDER_TOPIC_CONFIG, KvConfigs
 from rmq.namesrv.masters import Masters
 from rmq.namesrv.routes import Registration, RouteLimits, RouteTable
-from rmq.plugin import Hooks, Peer
+from rmq.plugin import Hooks
 from rmq.protocol import headers
 from rmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicRouteData
 from rmq.protocol.codes import LanguageCode, MQVersion, RequestCode, ResponseCode
@@ -44,14 +43,14 @@ from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Budget, turn_is_over
-from rmq.saved_answers import SavedAnswers
+from rmq.server.saved_answers import SavedAnswers, error_response
 from rmq.shares import Gateways, by_address
 
 log = logging.getLogger("rmq.namesrv")
+_error_response = partial(error_response, log)
 
 SCAN_MS: Final = 10_000
 """How often silent brokers are looked for at most."""
-"""Silent brokers are looked for this often."""
 CRC_BITS: Final = 0x7FFF_FFFF
 """RocketMQ drops the sign bit of a CRC32."""
 
@@ -402,19 +401,6 @@ class NameServer(Endpoint):
 
 def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else 0
-
-
-def _error_response(request: Command, error: Exception, peer: Peer | None = None) -> Command:
-    """The answer to a request that failed. What nobody expected is logged with its traceback."""
-    who = peer.peer_address if peer is not None else "a peer"
-    if isinstance(error, ResponseError):
-        log.warning("refused request %d of %s: %s", request.code, who, error.remark)
-        return request.reply(error.code, error.remark)
-    if isinstance(error, RemoteProtocolError):
-        log.warning("bad request %d of %s: %s", request.code, who, error)
-        return request.reply(ResponseCode.SYSTEM_ERROR, str(error))
-    log.error("request %d of %s failed", request.code, who, exc_info=error)
-    return request.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
 
 
 def _send(connection: Connection, request: Command, response: Command) -> None:

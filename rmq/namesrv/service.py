@@ -1,9 +1,8 @@
 """The nursery tree of a name server.
 
     namesrv
-    ├── signals      SIGTERM, SIGINT -> cancel (only when it is a program of its own)
     ├── expire       brokers that were silent too long
-    ├── saved_answers  files that administrators and registrations change, written in a thread
+    ├── saving       files that administrators and registrations change, written in a thread
     ├── controller   a controller's log and messages, where the setting `controllers` asks for one
     ├── lookups      cluster test mode: ask the production name servers
     └── serve        listener, and one nursery for each connection
@@ -14,8 +13,7 @@ no change of the wall clock moves.
 
 from __future__ import annotations
 
-import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -23,7 +21,6 @@ from typing import NoReturn
 
 import anyio
 import anyio.abc
-import trio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from rmq import clock
@@ -37,7 +34,7 @@ from rmq.files import read_file, replace_file, settings_saver
 from rmq.namesrv import kvconfigs
 from rmq.namesrv.config import NamesrvConfig, kv_config_file
 from rmq.namesrv.handlers import Lookup, NameServer, no_route, route_response
-from rmq.namesrv.host import PluginHost
+from rmq.namesrv.host import plugin_host
 from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.namesrv.masters import Masters
 from rmq.plugin import load, named
@@ -46,22 +43,20 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import GetRouteInfoRequestHeader
 from rmq.protocol.server_auth import ServerAuth
-from rmq.remoting.acceptor import Acceptor, raise_descriptor_limit
+from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import join_address
 from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
-from rmq.remoting.limits import Budget, Limits
+from rmq.remoting.limits import Budget
 from rmq.remoting.loop import Alarm, bare_errors, current_loop, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import serve
 from rmq.remoting.tls import TlsConfig, certificate_end
-from rmq.remoting.upgrades import WebSocketAccess
-from rmq.server.health import Health
-from rmq.server.http import served_pages, tell_supervisor
-from rmq.server.process import return_large_blocks
-from rmq.server.profile import applied, cluster_secret, connection_rate
-from rmq.server.signals import obey, stop_without_parent
-from rmq.shares import Gateways
+from rmq.server.health import Health, Stop
+from rmq.server.http import served_pages
+from rmq.server.ports import CLIENTS, acceptor, client_limits, web_socket_access
+from rmq.server.profile import applied, cluster_secret
+from rmq.server.saving import keep_writing
 from rmq.store.disk import Disk
 
 CERTIFICATE_SECONDS = 600.0
@@ -80,11 +75,14 @@ async def run(
     also: dict[str, str] | None = None,
     health: Health | None = None,
     front: Callable[[Endpoint], Endpoint] | None = None,
+    stop: Stop | None = None,
+    plugin_settings: Mapping[str, str] | None = None,
     task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
-) -> NoReturn:
-    """Be a name server until cancelled; `started` gets the addresses as bound, `also` is filled with what
-    else it listens on. `front` is given the name server and makes the endpoint that connections get in its
-    place: a test's. `disk` and `lease_clock` are for the controller in it.
+) -> None:
+    """Be a name server until `stop` is set, or until cancelled; `started` gets the addresses as bound, `also`
+    is filled with what else it listens on. `front` is given the name server and makes the endpoint that
+    connections get in its place: a test's. `disk` and `lease_clock` are for the controller in it.
+    `plugin_settings` are texts that plug-ins read.
 
     Raises PortInUse or OSError when it cannot listen, ConfigError or PluginRefused for unusable settings,
     RemoteProtocolError when the saved key-value configs are damaged. Cancelled: connections are closed, saved
@@ -95,40 +93,28 @@ async def run(
     send, receive = anyio.create_memory_object_stream[Lookup](WAITING_LOOKUPS)
     production = parse_addresses(config.product_namesrv_addr, "productNamesrvAddr")
     asks = config.cluster_test and bool(production)
-    limits = Limits(
-        idle_seconds=config.server_channel_max_idle_time_seconds,
-        keepalive_seconds=config.tcp_keepalive_seconds,
-        unacknowledged_seconds=config.tcp_user_timeout_seconds,
-        connections=config.max_connections,
-        connections_per_address=config.max_connections_per_address,
-        new_connections_per_address=connection_rate(config),
-    )
     saving = Alarm() if isinstance(network, TcpNetwork) else None  # in a simulation files take no time
     server = _name_server(
         config,
         partial(_take, send) if asks else None,
-        Acceptor.of(limits, Gateways(config.trusted_gateways)),
+        acceptor(config),
         saving.ring if saving is not None else None,
     )
     requests = ControllerRequests(lease_clock)
     if config.controllers:
         server.use_controller(requests)
-    hooks = load(named(config), {}, PluginHost(server, wall_clock_ms))
+    hooks = load(named(config), plugin_settings or {}, plugin_host(server, wall_clock_ms))
     hooks.no_doors("name server")
     server.use_plugins(hooks)
-    access = WebSocketAccess(
-        origins=config.web_socket_origins,
-        hosts=config.web_socket_hosts,
-        own=[config.bind_address, socket.gethostname()],
-    )
     address = join_address(config.bind_address, config.listen_port)
     health = health or Health()
     health.lacks("port", "it does not listen yet")
+    stop = anyio.Event() if stop is None else stop
     async with send, receive, served_pages(network, config, health) as served, _nursery() as nursery:
         served.pages.update(hooks.pages())
         nursery.start_soon(_expire, server)
         if saving is not None:
-            nursery.start_soon(_save, server, saving)
+            nursery.start_soon(keep_writing, server.saved_answers, saving)
         if tls.tls_cert_path:
             nursery.start_soon(_look_at_certificate, server, tls.tls_cert_path)
         for name, plugin in hooks.tasks:
@@ -141,10 +127,10 @@ async def run(
                 network,
                 [address],
                 server if front is None else front(server),
-                limits=limits,
+                limits=client_limits(config),
                 tls=tls,
-                acceptor=server.acceptors["clients"],
-                access=access,
+                acceptor=server.acceptors[CLIENTS],
+                access=web_socket_access(config),
                 budget=server.budget,
             )
         )
@@ -160,23 +146,8 @@ async def run(
         if also is not None:
             also |= served.listens() | hooks.listens()
         task_status.started(addresses)
-    raise AssertionError("unreachable: the tasks above end only by an error or by cancellation")
-
-
-async def _save(server: NameServer, wanted: Alarm) -> NoReturn:
-    """Write files, and answer those who wait for it. Cancelled: a file that is being written is written
-    whole, and nobody gets an answer any more.
-    """
-    answers = server.saved_answers
-    while True:
-        while (one := answers.next()) is not None:
-            try:
-                result = await anyio.to_thread.run_sync(one.write)
-            except Exception as error:
-                answers.failed(one, error)
-            else:
-                answers.written(one, result)
-        await wanted.wait()
+        await stop.wait()
+        nursery.cancel_scope.cancel()
 
 
 async def _look_at_certificate(server: NameServer, path: str) -> NoReturn:
@@ -202,31 +173,6 @@ async def _nursery() -> AsyncIterator[anyio.abc.TaskGroup]:
             yield nursery
 
 
-Announce = Callable[[Sequence[str], Mapping[str, str]], None]
-
-
-def run_until_signalled(config: NamesrvConfig, tls: TlsConfig, announce: Announce) -> None:
-    """Be a name server, with an event loop of its own, until SIGTERM or SIGINT.
-
-    `announce` is told the addresses once it listens, and what else it listens on. Raises as `run`.
-    """
-    trio.run(_until_signalled, config, tls, announce)
-
-
-async def _until_signalled(config: NamesrvConfig, tls: TlsConfig, announce: Announce) -> None:
-    raise_descriptor_limit()
-    return_large_blocks()
-    stop, health, also = trio.Event(), Health(port="it does not listen yet"), dict[str, str]()
-    with bare_errors():
-        async with anyio.create_task_group() as nursery:
-            nursery.start_soon(partial(obey, config, stop, parts=health.text))
-            nursery.start_soon(tell_supervisor, health)
-            nursery.start_soon(stop_without_parent, stop)
-            announce(await nursery.start(partial(run, config, tls=tls, also=also, health=health)), also)
-            await stop.wait()
-            nursery.cancel_scope.cancel()
-
-
 def _now_ms() -> int:
     return int(anyio.current_time() * 1000)
 
@@ -234,7 +180,7 @@ def _now_ms() -> int:
 def _name_server(
     config: NamesrvConfig,
     on_lookup: Callable[[Lookup], bool] | None,
-    acceptor: Acceptor,
+    clients: Acceptor,
     on_wanted: Callable[[], None] | None,
 ) -> NameServer:
     kv_file = kv_config_file(config)
@@ -248,7 +194,7 @@ def _name_server(
         on_lookup=on_lookup,
         cluster=ServerAuth(secret, wall_clock_ms) if secret is not None else None,
         clock=current_loop().now,
-        acceptors={"clients": acceptor},
+        acceptors={CLIENTS: clients},
         budget=Budget(config.connection_buffer_bytes),
         masters=_masters(config),
         on_wanted=on_wanted,

@@ -1,6 +1,19 @@
-"""Health: whether a server is ready to serve, and what it lacks until then, for those who probe it."""
+"""Health: whether a server is ready, and what it lacks until then, for probes. Stop: ends it."""
 
 from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Protocol
+
+
+class Stop(Protocol):
+    """An event of either loop, set where a server shall end."""
+
+    def set(self) -> object:
+        """Wake the tasks that wait for it."""
+
+    def wait(self) -> Awaitable[object]:
+        """Return when it is set."""
 
 
 class Health:

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -20,6 +20,7 @@ from rmq.remoting.network import Network
 from rmq.remoting.upgrades import WebSocketAccess
 from rmq.server.health import Health
 from rmq.server.process import Supervisor
+from rmq.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from attrs import frozen
@@ -53,34 +54,6 @@ def health_pages(health: Health, token: bytes = b"") -> dict[str, Page]:
         return Answer(text.encode(), 200 if health.is_ready else 503)
 
     return dict(zip(PROBES, (alive, ready), strict=True))
-
-
-class Probed(Protocol):
-    """Settings of a server that may have a port for pages."""
-
-    @property
-    def plugins(self) -> tuple[str, ...]:
-        """The plugins that are loaded."""
-
-    @property
-    def metrics_address(self) -> str:
-        """Where the port is."""
-
-    @property
-    def metrics_port(self) -> int:
-        """The port; 0 takes any free one."""
-
-    @property
-    def metrics_token_file(self) -> str:
-        """The file with the token of scrapes; empty: none."""
-
-    @property
-    def health_details_need_token(self) -> bool:
-        """Whether only those who bring the token read what the server lacks."""
-
-    @property
-    def web_socket_hosts(self) -> tuple[str, ...]:
-        """Names of this server in the header Host, besides addresses and its own."""
 
 
 async def tell_supervisor(health: Health) -> None:
@@ -123,7 +96,7 @@ class Served:
 
 
 @asynccontextmanager
-async def served_pages(network: Network, config: Probed, health: Health) -> AsyncIterator[Served]:
+async def served_pages(network: Network, config: ServerSettings, health: Health) -> AsyncIterator[Served]:
     """Serve the pages of a server for the length of the block, those of its health from the beginning, if the
     plugin `metrics` is loaded, which opens the port.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import attrs
 
 from rmq.errors import ConfigError
 from rmq.protocol.server_auth import SECRET_BYTES_MIN, ClusterSecret
 from rmq.remoting.tls import TlsConfig
+from rmq.server.settings import ServerSettings
 
 COMPAT: Final = "compat"
 SECURE: Final = "secure"
@@ -19,24 +20,23 @@ _READ_BY_OTHERS: Final = 0o077
 
 log = logging.getLogger("rmq.config")
 
-C = TypeVar("C")
+C = TypeVar("C", bound=ServerSettings)
 
 
 def applied(config: C, tls: TlsConfig) -> tuple[C, TlsConfig]:
-    """The settings as their profile makes them. `config` is a broker's or a name server's.
+    """The settings of a server as their profile makes them.
 
     Raises ConfigError, with everything that `secure` needs and that is not there, and how to make it.
     """
-    settings: Any = config
-    if settings.profile != SECURE:
+    if config.profile != SECURE:
         return config, tls
     if tls.tls_mode == "permissive" or tls.tls_insecure_skip_verify or tls.tls_test_mode:
         wanted = "without tlsMode=permissive, tlsInsecureSkipVerify and tlsTestMode, which undo it"
         raise ConfigError("profile", SECURE, wanted)
-    missing = _missing(settings, tls)
+    missing = _missing(config, tls)
     if missing:
         raise ConfigError("profile", SECURE, "these too: " + "; ".join(missing))
-    config = attrs.evolve(settings, acl_enable=True)
+    config = attrs.evolve(config, acl_enable=True)
     return config, attrs.evolve(tls, tls_mode="enforcing", tls_enable=True)
 
 
@@ -44,15 +44,15 @@ NEW_PER_SECOND: Final = 50
 """Handshakes of one address that may fail in a second, with the profile `secure`."""
 
 
-def connection_rate(config: Any) -> int:
+def connection_rate(config: ServerSettings) -> int:
     """How many handshakes of one address may fail in a second; 0: any number, as in RocketMQ."""
-    asked: int = getattr(config, "max_new_connections_per_address", -1)
+    asked = config.max_new_connections_per_address
     if asked >= 0:
         return asked
     return NEW_PER_SECOND if config.profile == SECURE else 0
 
 
-def protect_files(config: Any, folder: str = "") -> None:
+def protect_files(config: ServerSettings, folder: str = "") -> None:
     """For a program's start with the profile `secure`: what it writes from now on, messages, tables, logs, is
     its user's alone. `folder` is where its store is; one that others may enter is warned about."""
     if config.profile != SECURE:
@@ -63,7 +63,7 @@ def protect_files(config: Any, folder: str = "") -> None:
         log.warning("other users of this machine may read the store in %s (chmod -R go= ends that)", path)
 
 
-def _missing(settings: Any, tls: TlsConfig) -> list[str]:
+def _missing(settings: ServerSettings, tls: TlsConfig) -> list[str]:
     needs = [
         (
             tls.tls_cert_path,
@@ -85,10 +85,10 @@ def _missing(settings: Any, tls: TlsConfig) -> list[str]:
     return [text for path, text in needs if not path or not os.path.exists(os.path.expanduser(path))]
 
 
-def _accounts_file(settings: Any) -> str:
+def _accounts_file(settings: ServerSettings) -> str:
     """The file of accounts that is named, or the first that is where it is looked for; else empty."""
     if settings.acl_file:
-        return str(settings.acl_file)
+        return settings.acl_file
     beside = os.path.dirname(os.path.abspath(os.path.expanduser(settings.config_store_path)))
     homes = [beside] if settings.config_store_path else []
     homes += [os.path.join(home, "conf") for home in (os.environ.get("ROCKETMQ_HOME"),) if home]
@@ -96,7 +96,7 @@ def _accounts_file(settings: Any) -> str:
     return next(filter(os.path.exists, places), "")
 
 
-def exposure(config: Any, tls: TlsConfig, *, secret: str, unguarded: str) -> list[str]:
+def exposure(config: ServerSettings, tls: TlsConfig, *, secret: str, unguarded: str) -> list[str]:
     """Lines for the start banner of a service that other machines can reach: what they can do there.
 
     `secret` says whether servers must know a secret, and `unguarded` what anybody can do otherwise.

@@ -21,7 +21,7 @@ from rmq_acl import AclPlugin, plainfile
 from trio.testing import MockClock
 
 from rmq.broker.filtering.sql92 import compile_sql
-from rmq.broker.plugin_host import PluginHost
+from rmq.broker.plugin_host import plugin_host
 from rmq.broker.replication.sessions import FRAME, REPORT, Challenge, MasterSession, SlaveSession, encode_note
 from rmq.errors import RemoteProtocolError, RmqError
 from rmq.plugin import hooks_of
@@ -129,7 +129,7 @@ class Requests:
             **settings,
         )
         if acl:
-            plugin = AclPlugin({}, PluginHost(self.rig.broker))
+            plugin = AclPlugin({}, plugin_host(self.rig.broker))
             self.rig.broker.use_plugins(hooks_of([("acl", plugin)]))
         self.opaques = itertools.count(1)
         self.wire = Wire("10.0.0.3:40001")

@@ -16,12 +16,13 @@ import pytest
 from rmq_acl import AclPlugin
 from rmq_acl.senders import Senders
 
-from rmq.broker.plugin_host import PluginHost
+from rmq.broker.plugin_host import plugin_host
 from rmq.plugin import hooks_of
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder
 from rmq.protocol.signature import NONCE, PROOF, SIGNATURE, Credentials, Prover, _covered, order_of, signed
+from rmq.server.plugin_host import PluginHost
 from tests.compiled import COMPILED, HAS_COMPILED
 from tests.stateful.test_engines import SHORT, START, Side, _text, binary_frame, json_frame
 
@@ -70,7 +71,7 @@ class Guarded(Side):
         super().__init__(
             in_turns=in_turns, seed=1, sizes=sizes, waits="", plugins=False, compiled=COMPILED, **given
         )
-        self.plugin = AclPlugin({}, _Host(PluginHost(self.broker), str(file)))  # type: ignore[arg-type]
+        self.plugin = AclPlugin({}, _Host(plugin_host(self.broker), str(file)))  # type: ignore[arg-type]
         self.plugin._senders = Senders(lambda: self.now_ms, lambda: self.now_ms / 1000, admins_must=False)
         self.broker.use_plugins(hooks_of([("acl", self.plugin)]))
         for topic in ("Orders", "New1"):

@@ -25,7 +25,7 @@ from rmq_metrics.text import ProcessMetrics, text_of
 
 from rmq.broker import __main__ as broker
 from rmq.broker.config import BrokerConfig
-from rmq.broker.plugin_host import PluginHost
+from rmq.broker.plugin_host import plugin_host
 from rmq.broker.replication.failover.replica import Control, MemberFile
 from rmq.broker.tables.versioned import drain
 from rmq.config import describe
@@ -34,7 +34,7 @@ from rmq.metrics import Metric
 from rmq.namesrv import __main__ as namesrv
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.handlers import NameServer
-from rmq.namesrv.host import PluginHost as NamesrvHost
+from rmq.namesrv.host import plugin_host as namesrv_host
 from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.store.config import StoreConfig
 from rmq.testing.disk import MemoryDisk
@@ -56,8 +56,8 @@ def metrics() -> list[Metric]:
     return [
         *control.metrics(),
         *ControllerRequests(lambda: 0.0).metrics(),
-        *MetricsPlugin({}, PluginHost(Rig().broker)).metrics(),
-        *MetricsPlugin({}, NamesrvHost(server, lambda: 0)).metrics(),
+        *MetricsPlugin({}, plugin_host(Rig().broker)).metrics(),
+        *MetricsPlugin({}, namesrv_host(server, lambda: 0)).metrics(),
     ]
 
 

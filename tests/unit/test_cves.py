@@ -11,7 +11,7 @@ import pytest
 from rmq_acl import AclPlugin
 
 from rmq.broker.config import BrokerConfig
-from rmq.broker.plugin_host import PluginHost
+from rmq.broker.plugin_host import plugin_host
 from rmq.config import java_key, properties_text
 from rmq.errors import CorruptRecord, RmqError
 from rmq.message import parse_offset_message_id
@@ -63,7 +63,7 @@ def test_cve_2024_23321_secrets_are_told_to_nobody(
     file = tmp_path / "plain_acl.yml"
     file.write_text(ACCOUNTS)
     rig = Rig(acl_file=str(file))
-    rig.broker.use_plugins(hooks_of([("acl", AclPlugin({}, PluginHost(rig.broker)))]))
+    rig.broker.use_plugins(hooks_of([("acl", AclPlugin({}, plugin_host(rig.broker)))]))
     for code in (50, 51, 52, 53, 54):
         request = Command.request(
             code, {"accessKey": "lowuser", "secretKey": "lowuser-secret-2", "admin": "true"}

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig, Settings
     from rmq.broker.state import Tables
     from rmq.protocol.command import Command
-    from rmq.saved_answers import SavedAnswers
+    from rmq.server.saved_answers import SavedAnswers
     from rmq.store.config import StoreConfig
     from rmq.store.store import Store
 

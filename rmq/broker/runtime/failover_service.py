@@ -34,7 +34,7 @@ from rmq.broker.replication.plugin_state import SharedTexts
 from rmq.broker.runtime import service
 from rmq.broker.runtime.request_forwarding import AGAIN_SECONDS as HELD_SECONDS
 from rmq.broker.runtime.request_forwarding import Relay
-from rmq.broker.runtime.startup import DISK_SECONDS, STORE, Stop, open_ports
+from rmq.broker.runtime.startup import DISK_SECONDS, STORE, open_ports
 from rmq.clock import lease_clock, wall_clock_ms
 from rmq.config import parse_addresses
 from rmq.controller.controller import Answer, Question
@@ -57,7 +57,7 @@ from rmq.remoting.loop import Alarm, bare_errors
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.tls import TlsConfig
-from rmq.server.health import Health
+from rmq.server.health import Health, Stop
 from rmq.server.http import served_pages
 from rmq.server.port_handover import KeptPorts
 from rmq.server.profile import applied, cluster_secret

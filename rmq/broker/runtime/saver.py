@@ -13,6 +13,7 @@ from rmq.broker.broker import Broker
 from rmq.broker.replication.failover.delivery_checkpoint import ConfirmedProgress
 from rmq.errors import StoreError
 from rmq.remoting.loop import Alarm, in_slices
+from rmq.server.saving import write_files
 
 TOPICS: Final = "topics"
 GROUPS: Final = "subscriptionGroup"
@@ -84,14 +85,7 @@ class Saver:
         """Write what administrators change beside the tables, and answer them. Cancelled: a file that is
         being written is written whole, and its administrator gets no answer.
         """
-        answers = self._broker.saved_answers
-        while (one := answers.next()) is not None:
-            try:
-                result = await self._blocking(one.write)
-            except Exception as error:
-                answers.failed(one, error)
-            else:
-                answers.written(one, result)
+        await write_files(self._broker.saved_answers, self._blocking)
 
     async def _save_rows(self, name: str) -> None:
         """Save a versioned table if rows of it are unsaved. Raises StoreError."""

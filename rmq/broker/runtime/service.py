@@ -55,17 +55,14 @@ from rmq.broker.runtime.startup import (
     STORE,
     Opening,
     Ports,
-    Stop,
     StoppedOpening,
     check,
-    client_limits,
-    door_server,
+    doors_of,
     guard_of,
     open_broker,
     open_ports,
     own_limits,
-    own_ports,
-    web_socket_access,
+    upgrades,
 )
 from rmq.broker.wakeups import Wakeups
 from rmq.clock import wall_clock_ms
@@ -88,8 +85,9 @@ from rmq.remoting.poller import Poller
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import serve_listeners
 from rmq.remoting.tls import TlsConfig, certificate_end
-from rmq.server.health import Health
+from rmq.server.health import Health, Stop
 from rmq.server.http import served_pages
+from rmq.server.ports import CLIENTS, client_limits, door_addresses, own_ports
 from rmq.server.profile import applied
 from rmq.store.config import StoreConfig
 from rmq.store.disk import Disk, RealDisk
@@ -220,7 +218,7 @@ async def run(
         )
         served.pages.update(broker.hooks.pages())
         also |= {} if ports.slaves is None else {"slaves": ports.slaves.address}
-        also |= {one.door.name: one.listener.address for one in ports.doors if one.listener is not None}
+        also |= door_addresses(ports.doors)
         also |= served.listens() | broker.hooks.listens()
         with bare_errors():
             async with anyio.create_task_group() as nursery:
@@ -320,7 +318,7 @@ class _Service:
             else Pool(network, RefusingEndpoint(), limits=own_limits(broker.config), tls=self._tls)
         )
         self._threads = threads
-        self._doors = door_server(broker, ports, guard.tls)
+        self._doors = doors_of(broker, ports, guard.tls)
         self._saver = Saver(broker, self._blocking, self._alarms.new_topics)
 
     # ---- the tree ----
@@ -365,15 +363,15 @@ class _Service:
                     self._endpoint,
                     limits=client_limits(self.broker.config),
                     tls=self._tls,
-                    acceptor=self.broker.acceptors["clients"],
-                    access=web_socket_access(self.broker.config),
+                    acceptor=self.broker.acceptors[CLIENTS],
+                    access=upgrades(self.broker.config),
                     budget=self.broker.budget,
                     poller=poller,
                     doors=self._doors,
                 )
                 addresses = await outer.start(serving)
                 if self._doors is not None:
-                    await outer.start(serve_doors, self._doors, own_ports(self._ports))
+                    await outer.start(serve_doors, self._doors, own_ports(self._ports.doors))
                 if self._ports.slaves is not None:
                     acceptor = self.broker.acceptors["slaves"]
                     inner.start_soon(serve_slaves, self.broker, self._ports.slaves, self._guard, acceptor)
@@ -413,7 +411,7 @@ class _Service:
         finally:
             broker.acknowledgement.stop()
             broker.held_pulls.fall_silent()
-            if broker.acceptors["clients"].open:
+            if broker.acceptors[CLIENTS].open:
                 await anyio.sleep(QUIET_SECONDS)
             broker.held_pulls.finish_last()
             if self._doors is not None:

@@ -11,12 +11,11 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.from_thread
@@ -26,18 +25,16 @@ from attrs import evolve, field, frozen
 from rmq.broker.broker import Broker
 from rmq.broker.config import VIP_PORT_DISTANCE, BrokerConfig
 from rmq.broker.doors import DoorPeer
-from rmq.broker.plugin_host import PluginHost
+from rmq.broker.plugin_host import plugin_host
 from rmq.broker.runtime.replication_handshake import Guard
 from rmq.broker.send_batches import make_broker
 from rmq.clock import lease_clock
 from rmq.config import parse_addresses
-from rmq.doors import Door
 from rmq.errors import ConfigError, PortInUse, StoreError
 from rmq.plugin import load, named
 from rmq.protocol.codes import MASTER_ID
 from rmq.protocol.record import host_bytes
 from rmq.protocol.server_auth import ClusterSecret, ServerAuth
-from rmq.remoting.accept import accept_stream
 from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import is_literal, join_address, split_address
 from rmq.remoting.doors import DoorServer
@@ -48,9 +45,18 @@ from rmq.remoting.server import open_listeners
 from rmq.remoting.stream import Listener
 from rmq.remoting.tls import TlsConfig, TlsContexts
 from rmq.remoting.upgrades import WebSocketAccess
-from rmq.server.health import Health
-from rmq.server.profile import cluster_secret, connection_rate
-from rmq.shares import Gateways
+from rmq.server.health import Health, Stop
+from rmq.server.ports import (
+    CLIENTS,
+    OpenDoor,
+    acceptor,
+    client_limits,
+    door_acceptors,
+    door_server,
+    open_doors,
+    web_socket_access,
+)
+from rmq.server.profile import cluster_secret
 from rmq.store.config import BrokerRole, StoreConfig
 from rmq.store.disk import Disk
 from rmq.store.store import Store
@@ -98,15 +104,6 @@ def _addresses(config: BrokerConfig) -> list[str]:
     if config.vip_channel_enabled and config.listen_port > VIP_PORT_DISTANCE:
         ports.append(config.listen_port - VIP_PORT_DISTANCE)
     return [join_address(config.bind_host, port) for port in ports]
-
-
-@frozen
-class OpenDoor:
-    """A door with its listener and acceptor; None for one that has no port of its own."""
-
-    door: Door
-    listener: Listener | None
-    acceptor: Acceptor | None
 
 
 @frozen
@@ -163,35 +160,6 @@ async def open_ports(network: Network, config: BrokerConfig, store_config: Store
     return Ports(clients, slaves)
 
 
-async def open_doors(
-    network: Network,
-    config: BrokerConfig,
-    doors: Sequence[Door],
-    ports: Ports,
-    acceptors: dict[str, Acceptor],
-) -> None:
-    """Listen at the ports of doors; peers are refused until they are served. Raises PortInUse, OSError."""
-    rate, gateways = connection_rate(config), Gateways(config.trusted_gateways)
-    for door in doors:
-        if door.port is None:
-            ports.doors.append(OpenDoor(door, None, None))
-            continue
-        try:
-            address = join_address(config.bind_host, door.port)
-            (listener,) = await open_listeners(network, [address], held=True)
-        except PortInUse as error:
-            raise PortInUse(error.address, f"for door {door.name} of a plug-in") from None
-        acceptor = Acceptor(
-            door.connections,
-            config.max_connections_per_address,
-            per_second=rate,
-            share=DOOR_SHARE,
-            gateways=gateways,
-        )
-        acceptors[door.name] = acceptor
-        ports.doors.append(OpenDoor(door, listener, acceptor))
-
-
 async def _host_bytes(config: BrokerConfig, port: int) -> bytes:
     """broker_ip1 and the port as records hold them; a name is looked up, once."""
     host = config.broker_ip1
@@ -244,8 +212,9 @@ async def open_broker(
             disk_work=disk_work,
             role=role,
         )
-        broker.use_plugins(load(named(config), plugin_settings, PluginHost(broker)))
-        await open_doors(network, config, broker.hooks.doors(), ports, acceptors)
+        broker.use_plugins(load(named(config), plugin_settings, plugin_host(broker)))
+        ports.doors.extend(await open_doors(network, config, broker.hooks.doors()))
+        acceptors |= door_acceptors(ports.doors)
     except BaseException:
         if store is not None:
             store.close()
@@ -275,16 +244,6 @@ DISK_SECONDS: Final = 20.0
 
 class StoppedOpening(Exception):
     """The broker was to stop while its store was being opened."""
-
-
-class Stop(Protocol):
-    """An event of either loop, set where a server shall end."""
-
-    def set(self) -> object:
-        """Wake who waits for it."""
-
-    async def wait(self) -> object:
-        """Return when it is set."""
 
 
 class Opening:
@@ -377,27 +336,14 @@ CLIENTS_SHARE: Final = 0.7
 files have the rest."""
 HA_SHARE: Final = 0.125
 """How much of the descriptors that connections may have links to slaves may take."""
-DOOR_SHARE: Final = 0.25
-"""The same for the port of a door."""
 
 
 def _acceptors(config: BrokerConfig) -> dict[str, Acceptor]:
-    """Who lets clients in, and who slaves."""
-    rate, gateways = connection_rate(config), Gateways(config.trusted_gateways)
-    most, of_address = config.max_connections, config.max_connections_per_address
+    """The acceptors of the ports for clients and for slaves."""
     return {
-        "clients": Acceptor(most, of_address, per_second=rate, share=CLIENTS_SHARE, gateways=gateways),
-        "slaves": Acceptor(config.ha_max_connections, per_second=rate, share=HA_SHARE, gateways=gateways),
+        CLIENTS: acceptor(config, share=CLIENTS_SHARE),
+        "slaves": acceptor(config, config.ha_max_connections, 0, share=HA_SHARE),
     }
-
-
-def client_limits(config: BrokerConfig) -> Limits:
-    """The bounds of a client's connection."""
-    return Limits(
-        idle_seconds=config.server_channel_max_idle_time_seconds,
-        keepalive_seconds=config.tcp_keepalive_seconds,
-        unacknowledged_seconds=config.tcp_user_timeout_seconds,
-    )
 
 
 def own_limits(config: BrokerConfig) -> Limits:
@@ -406,32 +352,18 @@ def own_limits(config: BrokerConfig) -> Limits:
     return evolve(client_limits(config), stall_seconds=math.inf, idle_seconds=idle_seconds)
 
 
-def web_socket_access(config: BrokerConfig) -> WebSocketAccess:
-    """Which WebSocket upgrades are taken."""
-    own = (config.broker_ip1, config.broker_ip2, config.bind_address, socket.gethostname())
-    return WebSocketAccess(
-        origins=config.web_socket_origins, hosts=config.web_socket_hosts, own=[name for name in own if name]
-    )
+def upgrades(config: BrokerConfig) -> WebSocketAccess:
+    """The WebSocket upgrades that the broker takes."""
+    return web_socket_access(config, config.broker_ip1, config.broker_ip2)
 
 
-def door_server(broker: Broker, ports: Ports, tls: TlsContexts) -> DoorServer | None:
+def doors_of(broker: Broker, ports: Ports, tls: TlsContexts) -> DoorServer | None:
     """The server of a broker's doors; None without any."""
-    if not ports.doors:
-        return None
-    config, limits = broker.config, client_limits(broker.config)
-    return DoorServer(
-        [one.door for one in ports.doors],
-        lambda door, connection: DoorPeer(broker, door.name, connection),
-        accept=partial(accept_stream, tls=tls, limits=limits, access=web_socket_access(config)),
-        limits=limits,
+    return door_server(
+        ports.doors,
+        partial(DoorPeer, broker),
+        config=broker.config,
+        tls=tls,
+        access=upgrades(broker.config),
         budget=broker.budget,
     )
-
-
-def own_ports(ports: Ports) -> list[tuple[Door, Listener, Acceptor]]:
-    """The doors that have a port of their own."""
-    return [
-        (one.door, one.listener, one.acceptor)
-        for one in ports.doors
-        if one.listener is not None and one.acceptor is not None
-    ]

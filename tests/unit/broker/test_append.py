@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rmq.broker
-from rmq.broker.plugin_host import PluginHost
+from rmq.broker.plugin_host import plugin_host
 from rmq.broker.produce.append import OwnWrites
 from rmq.errors import ResponseError, StoreError
 from rmq.message import PROPERTY_CLUSTER, PROPERTY_WAIT_STORE, SCHEDULE_TOPIC, TIMER_TOPIC, Message
@@ -26,7 +26,7 @@ def refused(rig: Rig, message: Message) -> ResponseError:
     """How a plug-in's message is refused; nothing of it is stored then."""
     end = rig.store.max_physical_offset
     with pytest.raises(ResponseError) as raised:
-        PluginHost(rig.broker).put(message)
+        plugin_host(rig.broker).put(message)
     assert rig.store.max_physical_offset == end
     return raised.value
 
@@ -61,7 +61,7 @@ def test_a_plugin_s_message_to_a_reserved_topic_is_refused_as_a_send_is(topic: s
 def test_a_plugin_s_delayed_message_is_delayed() -> None:
     rig = Rig()
     rig.topic("T", 1)
-    PluginHost(rig.broker).put(Message("T", b"x", delay_level=3))
+    plugin_host(rig.broker).put(Message("T", b"x", delay_level=3))
     assert (rig.bodies("T"), rig.store.max_offset(SCHEDULE_TOPIC, 2)) == ([], 1)
     rig.let_pass(10_000)
     rig.broker.step_schedule()
@@ -72,7 +72,7 @@ def test_a_plugin_s_delayed_message_is_delayed() -> None:
 def test_a_plugin_s_message_with_a_time_waits_for_it(times: dict[str, int]) -> None:
     rig = Rig()
     rig.topic("T", 1)
-    PluginHost(rig.broker).put(Message("T", b"x", **times))  # type: ignore[arg-type]
+    plugin_host(rig.broker).put(Message("T", b"x", **times))  # type: ignore[arg-type]
     assert rig.bodies("T") == []
     rig.let_pass(5000)
     rig.broker.step_schedule()
@@ -91,7 +91,7 @@ def test_a_plugin_s_message_to_a_topic_that_may_not_be_written_is_refused() -> N
 def test_a_plugin_s_message_lies_in_the_log_as_a_sent_one_does() -> None:
     rig = Rig()
     rig.topic("T", 1)
-    PluginHost(rig.broker).put(Message("T", b"x", tags="a", properties={"REAL_TOPIC": "U"}))
+    plugin_host(rig.broker).put(Message("T", b"x", tags="a", properties={"REAL_TOPIC": "U"}))
     (message,) = rig.messages("T")
     assert message.properties[PROPERTY_CLUSTER] == "WireCluster"
     assert PROPERTY_WAIT_STORE not in message.properties
@@ -105,7 +105,7 @@ def test_a_plugin_s_message_lies_in_the_log_as_a_sent_one_does() -> None:
 def test_a_plugin_is_told_where_its_message_lies() -> None:
     rig, outcomes = Rig(), list[Appended]()
     rig.topic("T", 2)
-    host = PluginHost(rig.broker)
+    host = plugin_host(rig.broker)
     for _ in range(3):
         host.put(Message("T", b"x"), outcomes.append)
     assert [(one.queue_id, one.queue_offset, one.error) for one in outcomes] == [
@@ -119,7 +119,7 @@ def test_a_plugin_is_told_where_its_message_lies() -> None:
 def test_a_plugin_is_told_once_the_disk_has_its_message() -> None:
     rig, outcomes = Rig(store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}), list[Appended]()
     rig.topic("T", 1)
-    host = PluginHost(rig.broker)
+    host = plugin_host(rig.broker)
     host.put(Message("T", b"x"), outcomes.append)
     assert outcomes == []
     assert rig.broker.acknowledgement.waiting == 1
@@ -137,7 +137,7 @@ def test_a_plugin_is_told_once_the_disk_has_its_message() -> None:
 def test_a_plugin_is_told_that_its_message_could_not_be_written() -> None:
     rig, outcomes = Rig(), list[Appended]()
     rig.topic("T", 1)
-    host = PluginHost(rig.broker)
+    host = plugin_host(rig.broker)
     rig.disk.fail("write", "commitlog")
     host.put(Message("T", b"x"), outcomes.append)
     (outcome,) = outcomes
@@ -152,7 +152,7 @@ def test_a_plugin_is_told_once_its_new_topic_is_saved() -> None:
     from rmq.broker.wakeups import Wakeups
 
     rig, outcomes = Rig(given={"wake": Wakeups(new_topics=lambda: None)}), list[Appended]()
-    PluginHost(rig.broker).put(Message("New", b"x"), outcomes.append)
+    plugin_host(rig.broker).put(Message("New", b"x"), outcomes.append)
     assert outcomes == []
     rig.broker.save_topics()
     assert [one.error for one in outcomes] == [None]
@@ -165,8 +165,8 @@ def test_an_error_of_a_plugin_s_own_harms_nobody(caplog: pytest.LogCaptureFixtur
     def broken(outcome: Appended) -> None:
         raise RuntimeError("mine")
 
-    PluginHost(rig.broker).put(Message("T", b"x"), broken)
-    PluginHost(rig.broker).put(Message("T", b"x"), outcomes.append)
+    plugin_host(rig.broker).put(Message("T", b"x"), broken)
+    plugin_host(rig.broker).put(Message("T", b"x"), outcomes.append)
     assert "mine" in caplog.text
     assert len(outcomes) == 1
 
@@ -178,7 +178,7 @@ def test_a_message_of_a_plugin_that_answers_a_stored_event_ends() -> None:
         def on_stored(self, event: StoredEvent) -> None:
             self.host.put(Message("Echoes", b"x"))
 
-    rig.broker.use_plugins(hooks_of([("echo", Echo({}, PluginHost(rig.broker)))]))
+    rig.broker.use_plugins(hooks_of([("echo", Echo({}, plugin_host(rig.broker)))]))
     rig.topic("T", 1)
     rig.topic("Echoes", 1)
     assert rig.one(send("T")).code == 0
@@ -315,6 +315,6 @@ def test_only_the_append_puts_into_the_store() -> None:
 def test_a_slave_stores_no_message_of_a_plugin() -> None:
     rig = Rig(store={"broker_role": BrokerRole.SLAVE}, broker_id=1)
     with pytest.raises(ResponseError, match="slave"):
-        PluginHost(rig.broker).put(Message("T", b"x"))
+        plugin_host(rig.broker).put(Message("T", b"x"))
     with pytest.raises(StoreError, match="slave"):
         rig.broker.own_writes.put(Record("T", 0, b"x"))

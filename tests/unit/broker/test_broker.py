@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rmq.broker.admin import registration as registration_module
-from rmq.broker.plugin_host import PluginHost
+from rmq.broker.plugin_host import plugin_host
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import ResponseError, StoreError
 from rmq.message import Message
@@ -351,7 +351,7 @@ class Recorder(Plugin):
 
 
 def test_plugins_see_and_refuse(rig: Rig) -> None:
-    plugin = Recorder(PluginHost(rig.broker))
+    plugin = Recorder(plugin_host(rig.broker))
     rig.broker.use_plugins(hooks_of([("recorder", plugin)]))
     answer = rig.one(send(), wire=Wire("6.6.6.6:1"))
     assert (answer.code, answer.remark) == (ResponseCode.NO_PERMISSION, "not you")
@@ -373,7 +373,7 @@ def test_a_gate_that_breaks_refuses_and_an_observer_that_breaks_does_not(
         def on_request(self, peer: Any, command: Command) -> None:
             raise RuntimeError("gate")
 
-    host = PluginHost(rig.broker)
+    host = plugin_host(rig.broker)
     rig.broker.use_plugins(hooks_of([("broken", Broken({}, host))]))
     assert rig.one(send()).code == 0
     assert "observer" in caplog.text
@@ -384,7 +384,7 @@ def test_a_gate_that_breaks_refuses_and_an_observer_that_breaks_does_not(
 
 
 def test_a_plugin_can_store_messages(rig: Rig) -> None:
-    host = PluginHost(rig.broker)
+    host = plugin_host(rig.broker)
     reader = Wire()
     host.put(Message("Traces", b"first", tags="t", keys=("k",)))
     queue_id = next(queue_id for topic, queue_id in rig.store.queues() if topic == "Traces")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.broker.plugin_host import PluginHost
+from rmq.broker.plugin_host import plugin_host
 from rmq.message import offset_message_id
 from rmq.protocol.bodies import ConsumerData, HeartbeatData
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -63,10 +63,10 @@ def test_a_forged_record_is_not_shown_and_belongs_to_no_topic(
     answer = rig.one(view)
     assert (answer.code, answer.body) == (ResponseCode.SYSTEM_ERROR, b"")
     assert "can not find message by the offset" in (answer.remark or "")
-    assert PluginHost(rig.broker).topic_of(at) is None
+    assert plugin_host(rig.broker).topic_of(at) is None
     real = rig.store.unit("Mine", 0, 0)
     assert real is not None
-    assert PluginHost(rig.broker).topic_of(real[0]) == "Mine"
+    assert plugin_host(rig.broker).topic_of(real[0]) == "Mine"
     assert (
         rig.one(Command.request(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(real[0]))).code == 0
     )

@@ -17,7 +17,7 @@ from attrs import evolve
 from trio.testing import MockClock
 
 from rmq.broker.config import BrokerConfig
-from rmq.broker.plugin_host import PluginHost
+from rmq.broker.plugin_host import plugin_host
 from rmq.broker.replication.replica_state import SLAVE_CODES
 from rmq.broker.replication.sessions import (
     FRAME,
@@ -489,7 +489,7 @@ class Closed(Plugin):
 def test_a_slave_needs_no_account_for_what_slaves_ask_and_for_nothing_else() -> None:
     auth = ServerAuth(ClusterSecret(SECRET), lambda: START)
     rig = Rig(given={"server_auth": auth})
-    rig.broker.use_plugins(hooks_of([("closed", Closed({}, PluginHost(rig.broker)))]))
+    rig.broker.use_plugins(hooks_of([("closed", Closed({}, plugin_host(rig.broker)))]))
     for number, code in enumerate(sorted(SLAVE_CODES)):
         header = {"offset": "0"} if code == RequestCode.VIEW_MESSAGE_BY_ID else {}
         request = Command.request(code, header)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmq.broker.plugin_host import PluginHost
+from rmq.broker.plugin_host import plugin_host
 from rmq.plugin import ACCOUNT, Peer, Plugin, account_of, hooks_of
 from rmq.protocol.bodies import HeartbeatData, ProducerData
 from rmq.protocol.codes import SYS_COMMIT, SYS_PREPARED, SYS_ROLLBACK, RequestCode, ResponseCode
@@ -29,7 +29,7 @@ class Gate(Plugin):
 
 def guarded(**given: Any) -> Rig:
     rig = Rig(**given)
-    rig.broker.use_plugins(hooks_of([("gate", Gate({}, PluginHost(rig.broker)))]))
+    rig.broker.use_plugins(hooks_of([("gate", Gate({}, plugin_host(rig.broker)))]))
     return rig
 
 
@@ -169,7 +169,7 @@ def test_a_gate_that_breaks_refuses() -> None:
             raise RuntimeError("gate")
 
     rig = Rig()
-    rig.broker.use_plugins(hooks_of([("broken", Broken({}, PluginHost(rig.broker)))]))
+    rig.broker.use_plugins(hooks_of([("broken", Broken({}, plugin_host(rig.broker)))]))
     rig.topic("T", 1)
     mine = wire("mine")
     assert end(rig, mine, half(rig, mine), SYS_COMMIT).code == ResponseCode.NO_PERMISSION

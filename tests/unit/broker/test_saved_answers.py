@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from rmq_acl import AclPlugin
 
-from rmq.broker.plugin_host import PluginHost
+from rmq.broker.plugin_host import plugin_host
 from rmq.broker.wakeups import Wakeups
 from rmq.plugin import hooks_of
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.signature import Credentials, signed
-from rmq.saved_answers import LINE_MAX
+from rmq.server.saved_answers import LINE_MAX
 from tests.unit.broker.rig import Rig
 
 ACCOUNTS = """globalWhiteRemoteAddresses: [10.*.*.*]
@@ -42,7 +42,7 @@ class SlowRig(Rig):
             acl_file=str(self.accounts_file),
             acl_audit_file=str(folder / "audit.log"),
         )
-        self.acl = AclPlugin({}, PluginHost(self.broker))
+        self.acl = AclPlugin({}, plugin_host(self.broker))
         self.broker.use_plugins(hooks_of([("acl", self.acl)]))
 
     def tell(self, *requests: Command) -> list[Command]:

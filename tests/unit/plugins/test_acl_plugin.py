@@ -17,11 +17,11 @@ from rmq_acl.audit import LINES_MAX, Audit
 from rmq_acl.files import AclFiles
 from rmq_acl.plainfile import AclFileError
 
-from rmq.broker.plugin_host import PluginHost
+from rmq.broker.plugin_host import plugin_host
 from rmq.errors import AccessDenied, ConfigError
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.handlers import NameServer
-from rmq.namesrv.host import PluginHost as NamesrvHost
+from rmq.namesrv.host import plugin_host as namesrv_host
 from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.plugin import PluginRefused, hooks_of
 from rmq.protocol.bodies import DataVersion, HeartbeatData, ProducerData
@@ -63,7 +63,7 @@ class Guarded:
         os.chmod(self.file, 0o600)
         self.audit = folder / "audit.log"
         self.rig = Rig(acl_file=str(self.file), acl_audit_file=str(self.audit), **settings)
-        self.plugin = AclPlugin({}, PluginHost(self.rig.broker))
+        self.plugin = AclPlugin({}, plugin_host(self.rig.broker))
         self.rig.broker.use_plugins(hooks_of([("acl", self.plugin)]))
         for topic in ("Orders", "Others"):
             self.rig.broker.topics.create_retry(topic, 6, 1)
@@ -460,16 +460,16 @@ def test_without_a_file_nothing_starts(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(
         ConfigError, match=r"aclFile = '': expected a file of accounts or .*plain_acl.yml; `rmq acl"
     ):
-        AclPlugin({}, PluginHost(rig.broker))
+        AclPlugin({}, plugin_host(rig.broker))
     (tmp_path / "plain_acl.yml").write_text(TEXT)
-    assert AclPlugin({}, PluginHost(rig.broker)).files.main == tmp_path / "plain_acl.yml"
+    assert AclPlugin({}, plugin_host(rig.broker)).files.main == tmp_path / "plain_acl.yml"
     home = tmp_path / "home" / "conf"
     home.mkdir(parents=True)
     (home / "plain_acl.yml").write_text(TEXT)
     monkeypatch.setenv("ROCKETMQ_HOME", str(tmp_path / "home"))
-    assert AclPlugin({}, PluginHost(Rig().broker)).files.main == home / "plain_acl.yml"
+    assert AclPlugin({}, plugin_host(Rig().broker)).files.main == home / "plain_acl.yml"
     with pytest.raises(AclFileError, match=r"nowhere.yml: is not there"):
-        AclPlugin({}, PluginHost(Rig(acl_file=str(tmp_path / "nowhere.yml")).broker))
+        AclPlugin({}, plugin_host(Rig(acl_file=str(tmp_path / "nowhere.yml")).broker))
 
 
 # ---- nothing shows a secret ----
@@ -564,7 +564,7 @@ def test_the_name_server_is_guarded_too(tmp_path: Path) -> None:
     file.write_text(TEXT)
     config = NamesrvConfig(acl_enable=True, acl_file=str(file))
     server = NameServer(config, now_ms=lambda: 0, kv_configs=KvConfigs(lambda data: None))
-    plugin = AclPlugin({}, NamesrvHost(server, lambda: START))
+    plugin = AclPlugin({}, namesrv_host(server, lambda: START))
     server.use_plugins(hooks_of([("acl", plugin)]))
 
     def ask(

@@ -22,7 +22,7 @@ from rmq_metrics import MetricsPlugin
 from rmq_metrics.text import ProcessMetrics, text_of
 
 from rmq.broker.config import BrokerConfig
-from rmq.broker.plugin_host import PluginHost
+from rmq.broker.plugin_host import plugin_host
 from rmq.broker.replication.failover.replica import Control, MemberFile
 from rmq.broker.runtime import service
 from rmq.broker.send_batches import RunBroker
@@ -34,7 +34,7 @@ from rmq.metrics import SECONDS, Histogram, Metric, single
 from rmq.namesrv import service as namesrv_service
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.handlers import NameServer
-from rmq.namesrv.host import PluginHost as NamesrvHost
+from rmq.namesrv.host import plugin_host as namesrv_host
 from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.plugin import Asked, hooks_of
 from rmq.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND
@@ -66,7 +66,7 @@ def samples(text: bytes) -> Samples:
 
 def rig_with_metrics(**settings: Any) -> tuple[Rig, MetricsPlugin]:
     rig = Rig(**{"metrics_port": 0} | settings)
-    plugin = MetricsPlugin({}, PluginHost(rig.broker))
+    plugin = MetricsPlugin({}, plugin_host(rig.broker))
     rig.broker.use_plugins(hooks_of([("metrics", plugin)]))
     return rig, plugin
 
@@ -209,7 +209,7 @@ def test_refusals_of_other_plugins_count_too() -> None:
             raise AccessDenied(remark="no")
 
     rig = Rig()
-    plugin = Closed({}, PluginHost(rig.broker))
+    plugin = Closed({}, plugin_host(rig.broker))
     rig.broker.use_plugins(hooks_of([("closed", plugin)]))
     rig.one(send("Orders"))
     assert value(scraped(plugin), "refusals_total", request="SEND_MESSAGE_V2", reason="NO_PERMISSION") == 1
@@ -517,7 +517,7 @@ async def test_a_broker_that_no_name_server_knows_is_not_ready(tmp_path: Any, in
 def test_a_name_server_says_its_version_and_when_its_certificate_ends() -> None:
     server = NameServer(NamesrvConfig(), now_ms=lambda: 0, kv_configs=KvConfigs(lambda data: None))
     server.certificate_end = datetime(2027, 1, 1, tzinfo=UTC)
-    plugin = MetricsPlugin({}, NamesrvHost(server, lambda: 0))
+    plugin = MetricsPlugin({}, namesrv_host(server, lambda: 0))
     found = scraped(plugin)
     assert value(found, "build_info", version=VERSION) == 1
     assert value(found, "certificate_end_seconds") == 1_798_761_600

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rmq.broker.plugin_host import PluginHost
+from rmq.broker.plugin_host import plugin_host
 from rmq.plugin import hooks_of
 from tests.unit.broker.rig import Rig, send
 
@@ -32,7 +32,7 @@ def rig(spans: Any) -> Rig:
     provider = sdk.TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
     rig = Rig()
-    plugin = OtelPlugin({}, PluginHost(rig.broker), provider)
+    plugin = OtelPlugin({}, plugin_host(rig.broker), provider)
     rig.broker.use_plugins(hooks_of([("otel", plugin)]))
     return rig
 

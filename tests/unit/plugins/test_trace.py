@@ -9,7 +9,7 @@ import pytest
 import trio
 from rmq_trace import PAUSE_SECONDS, ROWS_OF_A_MESSAGE, TracePlugin
 
-from rmq.broker.plugin_host import PluginHost
+from rmq.broker.plugin_host import plugin_host
 from rmq.errors import DiskFull
 from rmq.plugin import hooks_of
 from rmq.protocol.trace import TraceContext, TraceType, decode
@@ -21,7 +21,7 @@ ON = {"traceStoreEnable": "true"}
 
 def traced(config: dict[str, str], **settings: object) -> tuple[Rig, TracePlugin]:
     rig = Rig(plugins=("trace",), auto_create_topic_enable=False, **settings)  # type: ignore[arg-type]
-    plugin = TracePlugin(config, PluginHost(rig.broker))
+    plugin = TracePlugin(config, plugin_host(rig.broker))
     rig.broker.use_plugins(hooks_of([("trace", plugin)]))
     rig.broker.topics.create_retry("Orders", 6, 4)
     return rig, plugin

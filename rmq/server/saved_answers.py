@@ -4,11 +4,13 @@ may take a second, and nobody else waits for it.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from rmq.errors import SystemBusy
+from rmq.errors import RemoteProtocolError, ResponseError, SystemBusy
+from rmq.protocol.codes import ResponseCode
 
 if TYPE_CHECKING:
     from attrs import frozen
@@ -102,3 +104,19 @@ class SavedAnswers:
     def failed(self, one: Waiting, error: Exception) -> None:
         """It could not be written."""
         one.fail(error)
+
+
+def error_response(
+    log: logging.Logger, request: Command, error: Exception, peer: Peer | None = None
+) -> Command:
+    """The answer to a request that failed, which the log of the server tells. An unexpected error is logged
+    with its traceback."""
+    address = peer.peer_address if peer is not None else "a peer"
+    if isinstance(error, ResponseError):
+        log.warning("refused request %d of %s: %s", request.code, address, error.remark)
+        return request.reply(error.code, error.remark)
+    if isinstance(error, RemoteProtocolError):
+        log.warning("bad request %d of %s: %s", request.code, address, error)
+        return request.reply(ResponseCode.SYSTEM_ERROR, str(error))
+    log.error("request %d of %s failed", request.code, address, exc_info=error)
+    return request.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")

@@ -1,0 +1,171 @@
+"""A server as a program of its own: command line, settings, log, banner, signals, exit status."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import trio
+from attrs import frozen
+
+from rmq.config import dump_properties, from_options, read_file
+from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
+from rmq.plugin import PluginRefused
+from rmq.remoting.acceptor import raise_descriptor_limit
+from rmq.remoting.loop import bare_errors
+from rmq.server.health import Health
+from rmq.server.http import tell_supervisor
+from rmq.server.log_limit import start_log
+from rmq.server.process import return_large_blocks
+from rmq.server.profile import protect_files
+from rmq.server.settings import ServerSettings
+from rmq.server.signals import obey, stop_without_parent
+
+EXIT_FAILED: Final = 1
+EXIT_SETTINGS: Final = 2
+EXIT_TAKEN: Final = 3
+
+Banner = Callable[[Sequence[str], Mapping[str, str], Health], str]
+"""The text for a start: the addresses for clients, what else the server listens for and where, its health."""
+
+
+class Start(NamedTuple):
+    """The input of a start: the command line, the settings that it asks for (those of the server first), and
+    the texts of the configuration file, which plug-ins read."""
+
+    options: argparse.Namespace
+    settings: tuple[Any, ...]
+    texts: Mapping[str, str]
+
+    @property
+    def config(self) -> ServerSettings:
+        """The settings of the server."""
+        config: ServerSettings = self.settings[0]
+        return config
+
+
+@frozen(kw_only=True)
+class Program:
+    """One server as a program: `python -m MODULE`.
+
+    `settings(options)` reads the settings and raises ConfigError; `folder(settings)` is the folder that the
+    server keeps data in. `serve(start)` runs the server until it is stopped; its errors decide the exit
+    status: `taken` are those of a port or a folder that another process has. `name_servers` is the help of
+    the option -n, empty without the option.
+    """
+
+    module: str
+    title: str
+    description: str
+    example: str
+    settings: Callable[[argparse.Namespace], tuple[Any, ...]]
+    serve: Callable[[Start], Awaitable[None]]
+    folder: Callable[[tuple[Any, ...]], str] = lambda settings: ""
+    taken: tuple[type[Exception], ...] = (PortInUse, StoreLocked)
+    taken_when: str = "when it cannot listen"
+    name_servers: str = ""
+
+    def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+        """Read the command line; the letters are those of RocketMQ's mqnamesrv and mqbroker."""
+        last = "-n and --set" if self.name_servers else "--set"
+        epilog = (
+            f"exit status: 0 after SIGTERM or SIGINT, 2 for wrong settings, 3 {self.taken_when}, 1 for any"
+            f" other failure. Settings come from the file, then from environment variables RMQ_<NAME>, then"
+            f" from {last}."
+        )
+        parser = argparse.ArgumentParser(
+            f"python -m {self.module}", description=self.description, epilog=epilog
+        )
+        add = parser.add_argument
+        add("-c", "--configFile", dest="file", help="properties or TOML file with settings")
+        add("-p", "--printConfigItem", action="store_true", help="print all settings and end")
+        add("-m", "--printImportantConfig", action="store_true", help="print the important ones")
+        if self.name_servers:
+            add("-n", "--namesrvAddr", help=self.name_servers)
+        help = f"one setting, e.g. {self.example}"
+        add("--set", action="append", default=[], metavar="KEY=VALUE", help=help)
+        return parser.parse_args(arguments)
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """Run until a signal; returns the exit status."""
+        start_log()
+        options = self.parse(arguments)
+        try:
+            settings = self.settings(options)
+            if options.printConfigItem or options.printImportantConfig:
+                print(dump_properties(*settings, important=not options.printConfigItem), end="")
+                return 0
+            texts = {entry.key: str(entry.value) for entry in read_file(options.file)} if options.file else {}
+            start = Start(options, settings, texts)
+            protect_files(start.config, self.folder(settings))
+            start_log(start.config)
+            trio.run(self.serve, start)
+        except (ConfigError, PluginRefused) as error:
+            return self._failed(error, EXIT_SETTINGS)
+        except self.taken as error:
+            return self._failed(error, EXIT_TAKEN)
+        except (RmqError, OSError) as error:
+            return self._failed(error, EXIT_FAILED)
+        return 0
+
+    def _failed(self, error: Exception, status: int) -> int:
+        print(f"rmq {self.title}: {error}", file=sys.stderr)
+        return status
+
+
+def given_settings(options: argparse.Namespace, name_servers: str) -> dict[str, str]:
+    """The settings that the command line gives; -n is the setting `name_servers`. Raises ConfigError."""
+    given = from_options(options.set)
+    if options.namesrvAddr:
+        given[name_servers] = options.namesrvAddr
+    return given
+
+
+async def run_until_signalled(
+    run: Callable[..., Awaitable[None]],
+    config: ServerSettings,
+    banner: Banner,
+    *,
+    health: Health,
+    log: logging.Logger,
+    reload: Callable[[], None] = lambda: None,
+    parts: Callable[[], str] = lambda: "",
+    beside: Sequence[Callable[[], Awaitable[None]]] = (),
+    on_started: Callable[[], None] = lambda: None,
+) -> None:
+    """Run a server until SIGTERM or SIGINT, or until the process that looks after it has gone.
+
+    `run(stop=, also=, health=, task_status=)` is the server: it ends in order once `stop` is set, and its
+    `started` gives the addresses for clients, none when it was stopped before. The banner is printed then,
+    and logged where the log is a file. SIGHUP calls `reload`; SIGUSR1 and SIGQUIT write a dump with `parts()`
+    in it; `beside` are tasks that last as long as the server. Raises as `run`.
+    """
+    raise_descriptor_limit()
+    return_large_blocks()
+    stop, also = trio.Event(), dict[str, str]()
+    with bare_errors():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                partial(obey, config, stop, reload=reload, parts=lambda: parts() + health.text())
+            )
+            nursery.start_soon(tell_supervisor, health)
+            nursery.start_soon(stop_without_parent, stop)
+            for task in beside:
+                nursery.start_soon(task)
+            async with trio.open_nursery() as inner:
+                addresses = await inner.start(partial(run, stop=stop, also=also, health=health))
+                if addresses:
+                    on_started()
+                    _announce(banner(addresses, also, health), config, log)
+            nursery.cancel_scope.cancel()
+
+
+def _announce(text: str, config: ServerSettings, log: logging.Logger) -> None:
+    print(text, flush=True)
+    if config.log_file:
+        for line in text.splitlines():
+            log.info("%s", line)

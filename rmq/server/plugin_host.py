@@ -1,0 +1,142 @@
+"""The server that a plug-in runs in, as the plug-in sees it: one PluginHost for all kinds of servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from rmq.errors import LocalProtocolError
+
+if TYPE_CHECKING:
+    from rmq.message import Message
+    from rmq.metrics import Metric
+    from rmq.plugin import OnAppended, Peer
+    from rmq.protocol.command import Command
+    from rmq.server.saved_answers import SavedAnswers
+
+T = TypeVar("T")
+
+
+class Served(Protocol):
+    """A server, as its plug-ins need it."""
+
+    @property
+    def config(self) -> Any:
+        """The configuration that holds now, frozen."""
+
+    @property
+    def saved_answers(self) -> SavedAnswers:
+        """The files that are written beside the loop."""
+
+
+class MetricsInSlices(Protocol):
+    """Makes the metrics of a server."""
+
+    def __call__(self, *, queues: bool = False) -> Generator[None, None, Sequence[Metric]]:
+        """As `rmq.plugin.Host.metrics_in_slices`."""
+
+
+def at_once(make: Callable[[], Sequence[Metric]]) -> MetricsInSlices:
+    """The metrics of a server with few of them: `make()` gives all, and there is none for a queue."""
+
+    def metrics(*, queues: bool = False) -> Generator[None, None, Sequence[Metric]]:
+        yield
+        return make()
+
+    return metrics
+
+
+class Messages(Protocol):
+    """The messages of a server, as its plug-ins need them."""
+
+    @property
+    def address(self) -> str:
+        """The address that clients are told."""
+
+    def put(self, message: Message, on_done: OnAppended | None = None) -> None:
+        """As `rmq.plugin.Host.put`."""
+
+    def topic_of(self, physical_offset: int) -> str | None:
+        """As `rmq.plugin.Host.topic_of`."""
+
+    def shared_changed(self) -> None:
+        """As `rmq.plugin.Host.shared_changed`."""
+
+    def stats(self) -> Mapping[str, str]:
+        """As `rmq.plugin.Host.stats`."""
+
+
+class NoMessages:
+    """The messages of a server that stores none and has no replicas; `server` says which one."""
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self.address = ""
+
+    def put(self, message: Message, on_done: OnAppended | None = None) -> None:
+        """Raises LocalProtocolError."""
+        raise LocalProtocolError(f"a {self._server} stores no messages: load the plug-in in a broker")
+
+    def topic_of(self, physical_offset: int) -> str | None:
+        """None: there are no messages."""
+        return None
+
+    def shared_changed(self) -> None:
+        """Nothing: there are no replicas to be told."""
+
+    def stats(self) -> Mapping[str, str]:
+        """Empty: brokerStatus is a broker's."""
+        return {}
+
+
+class PluginHost:
+    """The `rmq.plugin.Host` of a server; `now_ms` is the clock of message stamps."""
+
+    def __init__(
+        self,
+        server: Served,
+        messages: Messages,
+        *,
+        now_ms: Callable[[], int],
+        metrics: MetricsInSlices,
+    ) -> None:
+        self._server = server
+        self._messages = messages
+        self.now_ms = now_ms
+        self.metrics_in_slices = metrics
+        self.put = messages.put
+        self.topic_of = messages.topic_of
+        self.shared_changed = messages.shared_changed
+        self.stats = messages.stats
+
+    @property
+    def config(self) -> Any:
+        """The configuration that holds now."""
+        return self._server.config
+
+    @property
+    def address(self) -> str:
+        """The address that clients are told; empty where they are told none."""
+        return self._messages.address
+
+    def answer_saved(
+        self, request: Command, peer: Peer, write: Callable[[], T], then: Callable[[T], Command]
+    ) -> Command | None:
+        """As `rmq.plugin.Host.answer_saved`."""
+        return self._server.saved_answers.answer(request, peer, write, then)
+
+    def save(
+        self, write: Callable[[], T], then: Callable[[T], None], fail: Callable[[Exception], None]
+    ) -> None:
+        """As `rmq.plugin.Host.save`."""
+        self._server.saved_answers.save(write, then, fail)
+
+    def metrics(self) -> Sequence[Metric]:
+        """As `rmq.plugin.Host.metrics`."""
+        slices = self.metrics_in_slices()
+        while True:
+            try:
+                next(slices)
+            except StopIteration as end:
+                metrics: Sequence[Metric] = end.value
+                return metrics

@@ -1,0 +1,141 @@
+"""The ports of a server: the bounds of its connections by its settings, and the doors of its plug-ins."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from rmq.doors import Door
+from rmq.errors import PortInUse
+from rmq.remoting.accept import accept_stream
+from rmq.remoting.acceptor import Acceptor
+from rmq.remoting.address import join_address
+from rmq.remoting.doors import DoorConnection, DoorServer, Visitor
+from rmq.remoting.limits import Budget, Limits
+from rmq.remoting.network import Network
+from rmq.remoting.server import open_listeners
+from rmq.remoting.stream import Listener
+from rmq.remoting.tls import TlsContexts
+from rmq.remoting.upgrades import WebSocketAccess
+from rmq.server.profile import connection_rate
+from rmq.server.settings import ServerSettings
+from rmq.shares import Gateways
+
+CLIENTS: Final = "clients"
+"""The name of the port for clients among the acceptors of a server."""
+DOOR_SHARE: Final = 0.25
+"""The share of the descriptors for connections that those of one door may take."""
+
+
+def client_limits(config: ServerSettings) -> Limits:
+    """The bounds of a client's connection."""
+    return Limits(
+        idle_seconds=config.server_channel_max_idle_time_seconds,
+        keepalive_seconds=config.tcp_keepalive_seconds,
+        unacknowledged_seconds=config.tcp_user_timeout_seconds,
+    )
+
+
+def acceptor(
+    config: ServerSettings,
+    connections: int | None = None,
+    per_address: int | None = None,
+    *,
+    share: float = 1.0,
+) -> Acceptor:
+    """The acceptor of a port for `connections`, `per_address` of them from one address (None: as the settings
+    say), which may take `share` of the descriptors for connections."""
+    return Acceptor(
+        config.max_connections if connections is None else connections,
+        config.max_connections_per_address if per_address is None else per_address,
+        per_second=connection_rate(config),
+        share=share,
+        gateways=Gateways(config.trusted_gateways),
+    )
+
+
+def web_socket_access(config: ServerSettings, *names: str) -> WebSocketAccess:
+    """The WebSocket upgrades that a server takes; `names` are further names of its own."""
+    own = (*names, config.bind_address, socket.gethostname())
+    return WebSocketAccess(
+        origins=config.web_socket_origins, hosts=config.web_socket_hosts, own=[name for name in own if name]
+    )
+
+
+class OpenDoor(NamedTuple):
+    """A door with its listener and acceptor; None for one that has no port of its own."""
+
+    door: Door
+    listener: Listener | None
+    acceptor: Acceptor | None
+
+
+async def open_doors(network: Network, config: ServerSettings, doors: Sequence[Door]) -> list[OpenDoor]:
+    """Listen at the ports of doors; peers are refused until these are served.
+
+    Raises PortInUse, which names the door, and OSError; then no port stays open.
+    """
+    opened: list[OpenDoor] = []
+    try:
+        for door in doors:
+            opened.append(await _open_door(network, config, door))
+    except BaseException:
+        for one in opened:
+            if one.listener is not None:
+                await one.listener.aclose()
+        raise
+    return opened
+
+
+async def _open_door(network: Network, config: ServerSettings, door: Door) -> OpenDoor:
+    if door.port is None:
+        return OpenDoor(door, None, None)
+    try:
+        address = join_address(config.bind_host, door.port)
+        (listener,) = await open_listeners(network, [address], held=True)
+    except PortInUse as error:
+        raise PortInUse(error.address, f"for door {door.name} of a plug-in") from None
+    return OpenDoor(door, listener, acceptor(config, door.connections, share=DOOR_SHARE))
+
+
+def door_acceptors(doors: Sequence[OpenDoor]) -> dict[str, Acceptor]:
+    """The acceptors of the ports of doors, by the names of the doors."""
+    return {one.door.name: one.acceptor for one in doors if one.acceptor is not None}
+
+
+def door_addresses(doors: Sequence[OpenDoor]) -> dict[str, str]:
+    """Where doors listen, by the names of the doors."""
+    return {one.door.name: one.listener.address for one in doors if one.listener is not None}
+
+
+def door_server(
+    doors: Sequence[OpenDoor],
+    visitor: Callable[[str, DoorConnection], Visitor],
+    *,
+    config: ServerSettings,
+    tls: TlsContexts,
+    access: WebSocketAccess,
+    budget: Budget,
+) -> DoorServer | None:
+    """The server of these doors; None without any. `visitor(door name, connection)` makes a peer's host."""
+    if not doors:
+        return None
+    limits = client_limits(config)
+    return DoorServer(
+        [one.door for one in doors],
+        lambda door, connection: visitor(door.name, connection),
+        accept=partial(accept_stream, tls=tls, limits=limits, access=access),
+        limits=limits,
+        budget=budget,
+    )
+
+
+def own_ports(doors: Sequence[OpenDoor]) -> list[tuple[Door, Listener, Acceptor]]:
+    """The doors that have a port of their own."""
+    return [
+        (one.door, one.listener, one.acceptor)
+        for one in doors
+        if one.listener is not None and one.acceptor is not None
+    ]

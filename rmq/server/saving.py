@@ -1,0 +1,33 @@
+"""Writing the files of `SavedAnswers` in a thread, and answering the requests that wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+import anyio.to_thread
+
+from rmq.remoting.loop import Alarm
+from rmq.server.saved_answers import SavedAnswers
+
+RunBlocking = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs a function that blocks, and returns its result."""
+
+
+async def write_files(answers: SavedAnswers, run: RunBlocking = anyio.to_thread.run_sync) -> None:
+    """Write the files that wait, one after the other, and answer. Cancelled: the file that is being
+    written is written whole, and its request gets no answer."""
+    while (one := answers.next()) is not None:
+        try:
+            result = await run(one.write)
+        except Exception as error:
+            answers.failed(one, error)
+        else:
+            answers.written(one, result)
+
+
+async def keep_writing(answers: SavedAnswers, wanted: Alarm) -> NoReturn:
+    """`write_files`, and again whenever `wanted` is set. Cancelled: as that."""
+    while True:
+        await write_files(answers)
+        await wanted.wait()
