@@ -7,9 +7,9 @@ import os
 import pathlib
 import secrets
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import click
 from attrs import evolve, frozen
@@ -21,7 +21,6 @@ from rmq.clock import wall_clock_ms
 from rmq.errors import RmqError
 
 if TYPE_CHECKING:
-    from rmq_acl.accounts import Account
     from rmq_acl.edits import Edit
 
     from rmq.client.admin import AclAccount, AclConfig, Admin
@@ -77,13 +76,17 @@ class Accounts:
         )
 
     async def _all_configs(self, admin: Admin) -> dict[str, AclConfig]:
-        addresses = await admin.acl_servers(cluster=self.cluster, broker=self.broker)
-        if not addresses:
+        from rmq.operate.accounts import configs
+
+        found = await configs(admin, cluster=self.cluster, broker=self.broker)
+        if not found:
             raise RmqError("no broker is registered there; `rmq cluster list` shows those that are")
-        return {address: await admin.acl_config(address) for address in addresses}
+        return found
 
     def find(self, name: str) -> AclAccount | None:
         """An account, of the first server that has it, or None."""
+        from rmq.operate.accounts import joined
+
         return next((one for one in joined(self.configs()).accounts if one.access_key == name), None)
 
     def known(self, name: str) -> AclAccount:
@@ -165,6 +168,8 @@ def permission_options(command: Callable[..., T]) -> Callable[..., T]:
 @accounts_options
 def list_accounts(accounts: Accounts, output: Format) -> None:
     """Show the accounts, without their secrets; where servers differ, say so and end with 1."""
+    from rmq.operate.accounts import differences, joined
+
     configs = accounts.configs()
     config = joined(configs)
     show(config.accounts, output, columns=COLUMNS)
@@ -247,53 +252,18 @@ def remove(accounts: Accounts, who: str, yes: bool) -> None:
 @accounts_options
 def explain(accounts: Accounts, who: str, resource: str, action: str, is_group: bool) -> None:
     """Say whether account NAME may write (PUB) or read (SUB) TOPIC, and why. Ends with 1 when it may not."""
-    from rmq_acl import permissions
-    from rmq_acl.explain import explain as decide
-    from rmq_acl.rules import GROUP, TOPIC
+    from rmq.operate.accounts import explain as decide
 
-    account = _as_account(accounts.known(who))
-    kind = GROUP if is_group else TOPIC
-    verdict = decide(account, kind, resource, permissions.parse(action.upper()))
+    kind: Literal["topic", "group"] = "group" if is_group else "topic"
+    wanted: Literal["PUB", "SUB"] = "PUB" if action.upper() == "PUB" else "SUB"
+    verdict = decide(accounts.known(who), kind, resource, wanted)
     word = "may" if verdict.is_allowed else "may not"
-    echo(f"{who} {word} {action.upper()} {kind} {resource}: {verdict.reason}")
+    echo(f"{who} {word} {wanted} {kind} {resource}: {verdict.reason}")
     if not verdict.is_allowed:
         sys.exit(EXIT_FAILED)
 
 
 # ---- files, and values ----
-
-
-def joined(configs: Mapping[str, AclConfig]) -> AclConfig:
-    """All accounts of some servers, each as the first one has it."""
-    from rmq.client.admin import AclConfig
-
-    accounts = {one.access_key: one for config in reversed(list(configs.values())) for one in config.accounts}
-    order = [one.access_key for config in configs.values() for one in config.accounts]
-    white = [text for config in configs.values() for text in config.global_white_addresses]
-    return AclConfig(tuple(dict.fromkeys(white)), tuple(accounts[name] for name in dict.fromkeys(order)))
-
-
-def differences(configs: Mapping[str, AclConfig]) -> list[str]:
-    """Where servers have other accounts than others. Secrets, which they do not tell, may differ too."""
-    found = []
-    for account in joined(configs).accounts:
-        there = {
-            where: next((one for one in config.accounts if one.access_key == account.access_key), None)
-            for where, config in configs.items()
-        }
-        lacking = [where for where, one in there.items() if one is None]
-        other = [where for where, one in there.items() if one is not None and one != account]
-        if lacking:
-            todo = f"`rmq acl rotate {account.access_key}` makes it there"
-            found.append(f"account {account.access_key} is not at {', '.join(lacking)}; {todo}")
-        if other:
-            todo = f"`rmq acl set {account.access_key} ...` makes it the same"
-            found.append(f"account {account.access_key} may do other things at {', '.join(other)}; {todo}")
-    white = {where: config.global_white_addresses for where, config in configs.items()}
-    if len({frozenset(texts) for texts in white.values()}) > 1:
-        each = "; ".join(f"{where}: {', '.join(texts) or 'none'}" for where, texts in white.items())
-        found.append(f"addresses that need no account differ: {each}; `rmq admin updateGlobalWhiteAddr`")
-    return found
 
 
 def _edit(file: pathlib.Path, name: str, edit: Edit) -> Sequence[str]:
@@ -368,21 +338,6 @@ def _wanted(name: str, given: dict[str, Any]) -> AclAccount:
             f"the name {name!r} is too short: {plainfile.KEY_LENGTH_MIN} characters or more"
         )
     return account
-
-
-def _as_account(shown: AclAccount) -> Account:
-    from rmq_acl import permissions, plainfile
-    from rmq_acl.accounts import Account
-
-    return Account(
-        shown.access_key,
-        "",
-        shown.admin,
-        default_topic=permissions.parse(shown.default_topic_perm),
-        default_group=permissions.parse(shown.default_group_perm),
-        topics=dict(map(plainfile.name_and_permission, shown.topic_perms)),
-        groups=dict(map(plainfile.name_and_permission, shown.group_perms)),
-    )
 
 
 @contextmanager

@@ -1,11 +1,11 @@
-"""What `rmq doctor` makes of facts."""
+"""Findings that a diagnosis makes of facts."""
 
 from __future__ import annotations
 
 import pytest
 from attrs import evolve
 
-from rmq.cli.doctor import BrokerFacts, Facts, Finding, GroupFacts, clock_ahead_ms, diagnose
+from rmq.operate.diagnosis import BrokerFacts, Facts, Finding, GroupFacts, clock_ahead_ms, diagnose
 
 NOW = 1_700_000_000_000
 RUNTIME = {

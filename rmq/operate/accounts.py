@@ -1,0 +1,100 @@
+"""Accounts of a cluster: as its servers have them, where servers differ, and why an account may do something.
+
+Secrets are never among the values: servers do not tell them, and `client.admin` keeps none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from attrs import frozen
+
+from rmq.client.admin.acl import AclAccount, AclConfig
+from rmq.operate.several import ask_each
+
+if TYPE_CHECKING:
+    from rmq_acl.accounts import Account
+
+    from rmq.client.admin import Admin
+
+
+@frozen
+class Verdict:
+    """Whether an account may do something, and the rule that decides it, in words."""
+
+    is_allowed: bool
+    reason: str
+
+
+async def configs(admin: Admin, *, cluster: str = "", broker: str = "") -> dict[str, AclConfig]:
+    """The accounts of each server that keeps accounts, name servers too: address -> accounts.
+
+    Raises ConfigError for a cluster or broker that is not known, NoPermission, and the ResponseError of a
+    server without access control.
+    """
+    return await ask_each(await admin.acl_servers(cluster=cluster, broker=broker), admin.acl_config)
+
+
+def joined(configs: Mapping[str, AclConfig]) -> AclConfig:
+    """All accounts of some servers, each as the first one has it."""
+    accounts = {one.access_key: one for config in reversed(list(configs.values())) for one in config.accounts}
+    order = [one.access_key for config in configs.values() for one in config.accounts]
+    white = [text for config in configs.values() for text in config.global_white_addresses]
+    return AclConfig(tuple(dict.fromkeys(white)), tuple(accounts[name] for name in dict.fromkeys(order)))
+
+
+def differences(configs: Mapping[str, AclConfig]) -> list[str]:
+    """Where servers have other accounts than others. Secrets, which they do not tell, may differ too."""
+    found = []
+    for account in joined(configs).accounts:
+        there = {
+            where: next((one for one in config.accounts if one.access_key == account.access_key), None)
+            for where, config in configs.items()
+        }
+        lacking = [where for where, one in there.items() if one is None]
+        other = [where for where, one in there.items() if one is not None and one != account]
+        if lacking:
+            todo = f"`rmq acl rotate {account.access_key}` makes it there"
+            found.append(f"account {account.access_key} is not at {', '.join(lacking)}; {todo}")
+        if other:
+            todo = f"`rmq acl set {account.access_key} ...` makes it the same"
+            found.append(f"account {account.access_key} may do other things at {', '.join(other)}; {todo}")
+    white = {where: config.global_white_addresses for where, config in configs.items()}
+    if len({frozenset(texts) for texts in white.values()}) > 1:
+        each = "; ".join(f"{where}: {', '.join(texts) or 'none'}" for where, texts in white.items())
+        found.append(f"addresses that need no account differ: {each}; `rmq admin updateGlobalWhiteAddr`")
+    return found
+
+
+def explain(
+    account: AclAccount, kind: Literal["topic", "group"], name: str, action: Literal["PUB", "SUB"]
+) -> Verdict:
+    """Decide whether an account may write to (PUB) or read (SUB) a topic or group, as a broker of ours
+    decides.
+
+    Requests from a white address are decided without the account. Raises ValueError for permissions that are
+    none.
+    """
+    from rmq_acl import permissions  # plug-ins stand beside rmq, and may be left out
+    from rmq_acl.explain import explain as decide
+    from rmq_acl.rules import GROUP, TOPIC
+
+    found = decide(as_account(account), GROUP if kind == "group" else TOPIC, name, permissions.parse(action))
+    return Verdict(found.is_allowed, found.reason)
+
+
+def as_account(shown: AclAccount) -> Account:
+    """An account as the plug-in for access control knows it, without a secret."""
+    from rmq_acl import permissions, plainfile
+    from rmq_acl.accounts import Account
+
+    return Account(
+        shown.access_key,
+        "",
+        shown.admin,
+        default_topic=permissions.parse(shown.default_topic_perm),
+        default_group=permissions.parse(shown.default_group_perm),
+        topics=dict(map(plainfile.name_and_permission, shown.topic_perms)),
+        groups=dict(map(plainfile.name_and_permission, shown.group_perms)),
+    )

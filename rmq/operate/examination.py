@@ -1,0 +1,193 @@
+"""Examination of a cluster: the facts that `diagnosis` judges, from name servers, brokers, groups and
+accounts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Final
+
+from attrs import evolve
+
+from rmq.clock import wall_clock_ms
+from rmq.errors import ConsumerNotOnline, NoPermission, NoRoute, RmqError, TopicNotExist
+from rmq.message import dlq_topic
+from rmq.operate.accounts import differences
+from rmq.operate.diagnosis import BrokerFacts, Facts, GroupFacts
+from rmq.operate.several import ask_each
+
+if TYPE_CHECKING:
+    from rmq.client.admin import Admin
+    from rmq.client.client import Client
+    from rmq.operate.overview import Overview
+
+Connect = Callable[[str], AbstractAsyncContextManager["Client"]]
+"""A client of these name servers, several joined by ``;``."""
+Step = Callable[[int], object]
+"""Called with the number of parts that are done since the last call."""
+
+PARTS: Final = 4
+"""Parts of an examination: name servers, brokers, topics, groups."""
+VIP_PORT_DISTANCE: Final = 2
+
+
+def _skip(count: int) -> None:
+    return
+
+
+async def examine(
+    connect: Connect,
+    name_servers: Sequence[str],
+    *,
+    lag_limit: int = 10_000,
+    now_ms: Callable[[], int] = wall_clock_ms,
+    step: Step = _skip,
+) -> Facts:
+    """Look at everything; a server or member that does not answer is a fact, not an error.
+
+    `lag_limit` are the messages left that count as wrong; `step` is called as `PARTS` get done. Each member
+    of a group with several is asked for its subscriptions. Raises NoPermission: an account that is no
+    administrator would be told of faults that are none.
+    """
+    answers = {address: await _name_server(connect, address) for address in name_servers}
+    facts = Facts(answers, lag_limit=lag_limit)
+    step(1)
+    alive = [address for address, answer in answers.items() if isinstance(answer, list)]
+    if alive:
+        async with connect(";".join(alive)) as client:
+            return await _cluster(client.admin, facts, now_ms, step)
+    return facts
+
+
+def facts_of(seen: Overview, lags: dict[str, int], *, asked_at: int, lag_limit: int = 10_000) -> Facts:
+    """The facts that an overview has already, with the messages left by group: no further request is sent.
+
+    Settings, members, dead letters and topics are not looked at. A group with no more than `lag_limit`
+    messages left is no finding, since its members are not known.
+    """
+    brokers = [
+        BrokerFacts(
+            one.cluster,
+            one.name,
+            one.broker_id,
+            one.address,
+            error=one.error or "",
+            runtime=one.runtime,
+            asked_at=asked_at,
+        )
+        for one in seen.brokers
+    ]
+    known = sorted({one.name for one in seen.brokers})
+    groups = [GroupFacts(name, lag, members=None) for name, lag in lags.items()]
+    return Facts(dict.fromkeys(seen.name_servers, known), brokers, {}, groups, lag_limit)
+
+
+async def _name_server(connect: Connect, address: str) -> list[str] | str:
+    """The names of the brokers that a name server knows, or why it did not answer. Raises NoPermission."""
+    try:
+        async with connect(address) as client:
+            return sorted((await client.admin.cluster_info()).broker_addr_table)
+    except NoPermission:
+        raise  # nothing is wrong there
+    except RmqError as error:
+        return str(error)
+
+
+async def _cluster(admin: Admin, facts: Facts, now_ms: Callable[[], int], step: Step) -> Facts:
+    places = [
+        BrokerFacts(data.cluster, name, broker_id, address)
+        for name, data in sorted((await admin.cluster_info()).broker_addr_table.items())
+        for broker_id, address in sorted(data.broker_addrs.items())
+    ]
+    seen = await ask_each(range(len(places)), lambda number: _broker(admin, places[number], now_ms))
+    brokers = list(seen.values())
+    step(1)
+    masters = [one for one in brokers if one.is_master and not one.error]
+    topics: dict[str, list[str]] = {}
+    groups: dict[str, None] = {}
+    for broker in masters:
+        for topic in await admin.topic_configs(broker.address, system=False):
+            topics.setdefault(topic, []).append(broker.name)
+        groups |= dict.fromkeys(await admin.group_configs(broker.address, system=False))
+    accounts: list[str] = []
+    if any(broker.config.get("aclEnable") == "true" for broker in brokers):
+        accounts = await _account_differences(admin)
+    step(1)
+    seen_groups = list((await ask_each(groups, lambda name: _group(admin, name))).values())
+    step(1)
+    return evolve(facts, brokers=brokers, topics=topics, groups=seen_groups, account_differences=accounts)
+
+
+async def _broker(admin: Admin, place: BrokerFacts, now_ms: Callable[[], int]) -> BrokerFacts:
+    try:
+        asked_at = now_ms()
+        runtime = await admin.broker_runtime(place.address)
+        config = await admin.broker_config(place.address)
+        vip_error = await _vip_error(admin, place.address, config)
+    except NoPermission:
+        raise  # an account that is no administrator cannot look, and would be told of faults that are none
+    except RmqError as error:
+        return evolve(place, error=str(error))
+    return evolve(place, vip_error=vip_error, runtime=runtime, config=config, asked_at=asked_at)
+
+
+async def _account_differences(admin: Admin) -> list[str]:
+    """Where the servers that answer have other accounts than others."""
+    found = {}
+    for address in await admin.acl_servers():
+        with contextlib.suppress(RmqError):  # a server that is away has a finding of its own
+            found[address] = await admin.acl_config(address)
+    return differences(found)
+
+
+async def _vip_error(admin: Admin, address: str, config: Mapping[str, str]) -> str:
+    """The error of the broker's second port, which some Java clients prefer; empty when it can be used."""
+    host, _, port = address.rpartition(":")
+    if config.get("vipChannelEnabled") != "true" or config.get("listenPort") != port:
+        return ""  # a port that the system chose has none beside it
+    try:
+        await admin.broker_runtime(f"{host}:{int(port) - VIP_PORT_DISTANCE}")
+    except RmqError as error:
+        return str(error)
+    return ""
+
+
+async def _group(admin: Admin, name: str) -> GroupFacts:
+    """A group's lag, dead letters, members and their subscriptions; `error` says what stopped the look."""
+    dead = lag = 0
+    ids: list[str] = []
+    subscriptions: dict[str, dict[str, str]] = {}
+    problem = ""
+    try:
+        dead = await dead_letter_count(admin, name)
+        with contextlib.suppress(ConsumerNotOnline):
+            lag = (await admin.consume_stats(name)).lag
+        ids = [one.client_id for one in (await admin.consumer_connection(name)).connection_set]
+        if len(ids) > 1:
+            asked = await ask_each(ids, lambda client_id: _subscriptions_of(admin, name, client_id))
+            subscriptions = {member: wanted for member, wanted in asked.items() if wanted}
+    except ConsumerNotOnline:
+        pass
+    except RmqError as error:
+        problem = str(error)
+    return GroupFacts(name, lag, len(ids), dead, problem, subscriptions)
+
+
+async def dead_letter_count(admin: Admin, group: str) -> int:
+    """Count the dead letters of a group that are still kept."""
+    try:
+        stats = await admin.topic_stats(dlq_topic(group))
+    except (NoRoute, TopicNotExist):
+        return 0
+    return sum(ends.max_offset - ends.min_offset for ends in stats.values())
+
+
+async def _subscriptions_of(admin: Admin, group: str, client_id: str) -> dict[str, str]:
+    """The subscriptions of a member by its own word; none when it does not answer."""
+    try:
+        info = await admin.consumer_running_info(group, client_id)
+    except RmqError:
+        return {}
+    return {data.topic: data.sub_string for data in info.subscription_set}
