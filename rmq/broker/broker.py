@@ -28,7 +28,8 @@ from rmq.broker.consume.pull import Pull
 from rmq.broker.consume.read import Reader
 from rmq.broker.deferrals import Deferrals
 from rmq.broker.delay.delay_levels import Schedule
-from rmq.broker.delay.timers import Recall, Timers
+from rmq.broker.delay.recall import Recall
+from rmq.broker.delay.timers import Timers
 from rmq.broker.disk_work import DiskWork
 from rmq.broker.error_responses import error_response, large_body_refusal, not_written, unsupported
 from rmq.broker.filtering.filters import FilterTable
@@ -234,7 +235,7 @@ class Broker(Endpoint):
             self.offsets,
             host=store.store_host,
             ask=check_back.ask,
-            may_act_for=lambda peer, account: self.hooks.may_act_for(peer, account),
+            may_act_for=self._may_act_for,
             put=put,
             commit=self._commit,
             answer=self.acknowledgement.answer,
@@ -272,7 +273,12 @@ class Broker(Endpoint):
             commit=self._commit,
         )
         self.recall = Recall(
-            settings, timers=self.timers, topics=self.topics, store_host=store.store_host, put=self.send.put
+            settings,
+            timers=self.timers,
+            topics=self.topics,
+            store_host=store.store_host,
+            put=self.send.put,
+            may_act_for=self._may_act_for,
         )
 
     def _make_readers(self, tables: Tables) -> None:
@@ -555,6 +561,9 @@ class Broker(Endpoint):
         self._next_deadline = min(self._next_deadline, *steps)
         self.commit_pending()
         return self._next_deadline
+
+    def _may_act_for(self, peer: Connection, account: str) -> bool:
+        return self.hooks.may_act_for(peer, account)
 
     def _on_deadline(self, deadline: float) -> None:
         """`step_deadlines` is to be called by then."""

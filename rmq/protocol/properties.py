@@ -138,7 +138,13 @@ def record_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
 # --- as they are sent ---
 
 PROPERTY_ACCOUNT: Final = "rmqAccount"
-"""Of a half message: the account that sent it, where there are accounts. RocketMQ does not look at it."""
+"""Of a half message, and of one that waits for its time: the account that sent it, where there are accounts;
+of a recall: the account that sent the message. RocketMQ does not look at it."""
+PROPERTY_TIMER_REPLACES: Final = "rmqTimerReplaces"
+"""Of a copy of a message that waits for its time: the queue offset of the original; so of the recall of one
+whose time was corrected."""
+PROPERTY_TIMER_HANDLE_MS: Final = "rmqTimerHandleMs"
+"""Of a copy with a corrected time: the time in the handle that its producer has."""
 PROPERTY_DECISION: Final = "rmqDecision"
 """Of an op message: whether the half message was committed or rolled back. RocketMQ does not look at it."""
 
@@ -149,6 +155,8 @@ INTERNAL_PROPERTIES: Final = frozenset(
         PROPERTY_REAL_QUEUE_ID,
         PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET,
         PROPERTY_TRANSACTION_CHECK_TIMES,
+        PROPERTY_TIMER_REPLACES,
+        PROPERTY_TIMER_HANDLE_MS,
         "TIMER_OUT_MS",
         "TIMER_ENQUEUE_MS",
         "TIMER_DEQUEUE_MS",

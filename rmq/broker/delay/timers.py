@@ -13,9 +13,15 @@ were sent. No step is longer than some ms, however large the group.
 
 `config/timerProgress.json` says up to which time everything is delivered, and how far the group is that is
 being delivered. After a crash what was delivered since it was saved is delivered again: at least once, as
-with delay levels. A message that waits longer than half of what the log is kept for is written anew, so that
-it is never deleted with an old file. So is one with a delay that was stored before the wall clock was set
-back: it waits no longer than its delay from when that is noticed, and a recall takes the first one away.
+with delay levels. A message that waits longer than half of what the log is kept for is copied to the end of
+the log, so that it is never deleted with an old file. So is one with a delay that was stored before the wall
+clock was set back: it waits no longer than its delay from when that is noticed.
+
+A copy names its original by the queue offset, which all replicas of a log have in common
+(`PROPERTY_TIMER_REPLACES`): a master that begins with both, by an older progress, delivers one. Both are of
+one time, and so in one group, unless the time was corrected. Then a recall by the broker goes into the group
+of the original, and the copy has the time by which its producer recalls it (`PROPERTY_TIMER_HANDLE_MS`):
+recalls come up in the group of that time, which is looked through before the copy is delivered.
 """
 
 from __future__ import annotations
@@ -23,22 +29,25 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from hashlib import blake2b
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from attrs import field
 
-from rmq.broker.tables.topics import unknown_topic
-from rmq.errors import (
-    CorruptRecord,
-    LocalProtocolError,
-    RemoteProtocolError,
-    ResponseError,
-    StoreError,
-    for_code,
+from rmq.broker.delay.corrections import CLOCK_STEP_MS, Corrections
+from rmq.broker.delay.timer_records import (
+    HIDDEN_PROPERTIES,
+    MAX_AHEAD_MS,
+    PROPERTY_OUT_MS,
+    PROPERTY_RECALLED,
+    has_key,
+    marked_message,
+    message_key,
+    replaced_offset,
+    timer_message,
 )
+from rmq.errors import LocalProtocolError, StoreError, for_code
 from rmq.message import (
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
@@ -47,74 +56,35 @@ from rmq.message import (
     StoredMessage,
 )
 from rmq.protocol import json
-from rmq.protocol.codes import ILLEGAL_OPERATION, RECALL_MESSAGE, ResponseCode
-from rmq.protocol.headers import RecallHandle, RecallMessageRequestHeader
+from rmq.protocol.codes import ILLEGAL_OPERATION, ResponseCode
 from rmq.protocol.properties import (
-    PROPERTY_DELAY_MS,
-    PROPERTY_DELAY_SEC,
-    PROPERTY_DELIVER_MS,
+    PROPERTY_ACCOUNT,
+    PROPERTY_TIMER_HANDLE_MS,
+    PROPERTY_TIMER_REPLACES,
     encode_properties,
 )
-from rmq.protocol.record import Record, decode_record, property_bytes, record_of
+from rmq.protocol.record import Record, record_of
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from attrs import define
 
-    from rmq.broker.config import Settings
-    from rmq.broker.tables.topics import Topics
-    from rmq.protocol.command import Command
-    from rmq.remoting.connection import Connection
+    from rmq.protocol.headers import RecallHandle
     from rmq.store.store import Store
 else:
     from rmq.late_attrs import define
 
 
-PROPERTY_OUT_MS: Final = "TIMER_OUT_MS"
-PROPERTY_RECALLED: Final = "TIMER_DEL_UNIQKEY"
-TIMER_PROPERTIES: Final = (PROPERTY_DELAY_SEC, PROPERTY_DELAY_MS, PROPERTY_DELIVER_MS)
-
-MAX_AHEAD_MS: Final = 40 * 86_400_000
 STEP_MESSAGES: Final = 100
 """Deliveries of one step; the event loop serves others between two steps."""
 STEP_LOOKS: Final = 1_000
 """Records that one step looks through for recalls."""
+OWNER_LOOKS: Final = 200
+"""Records that a recall looks through for the message that it names."""
 STEP_BYTES: Final = 1 << 20
 """So much one step delivers or writes anew, and one message more."""
 
-CLOCK_STEP_MS: Final = 1_000
-"""A wall clock that is set back by less is left alone."""
-
-_RECALL_MARK: Final = f"{PROPERTY_RECALLED}\x01".encode()
-
 log = logging.getLogger("rmq.broker")
-
-
-def deliver_time(properties: Mapping[str, str], now_ms: int) -> int | None:
-    """When a message wants to be delivered (ms), None when it names no time or had its time already.
-
-    Of several names of a time the delay in seconds wins, then that in milliseconds, as in 5.x. Raises
-    ResponseError(MESSAGE_ILLEGAL) for a time that is no number or more than 40 days ahead.
-    """
-    if PROPERTY_OUT_MS in properties:
-        return None
-    for name in TIMER_PROPERTIES:
-        text = properties.get(name)
-        if text is not None:
-            return _deliver_time(name, text, now_ms)
-    return None
-
-
-def _deliver_time(name: str, text: str, now_ms: int) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise for_code(ResponseCode.MESSAGE_ILLEGAL, f"{name} is {text[:40]!r}: a whole number is expected")
-    number = int(text) * (1000 if name == PROPERTY_DELAY_SEC else 1)
-    due = number if name == PROPERTY_DELIVER_MS else now_ms + number
-    if due > now_ms + MAX_AHEAD_MS:
-        raise for_code(
-            ResponseCode.MESSAGE_ILLEGAL, f"{name}: {(due - now_ms) / 86_400_000:.1f} days are over the 40"
-        )
-    return due
 
 
 @define(eq=False)
@@ -124,8 +94,10 @@ class _Group:
     due_ms: int
     offsets: list[int] = field(repr=False)
     sent: int = 0  # how many are delivered
-    looked: int = 0  # how many were looked through for recalls
-    recalled: set[bytes] = field(factory=set, repr=False)
+    looked: int = 0  # how many were looked through for recalls and copies
+    recalled: dict[bytes, set[str]] = field(factory=dict, repr=False)  # message -> accounts that recall it
+    replaced: set[int] = field(factory=set, repr=False)  # originals that have a copy
+    handles: dict[int, None] = field(factory=dict, repr=False)  # times by which copies are recalled
 
 
 class Timers:
@@ -154,16 +126,14 @@ class Timers:
         self._due: list[int] = []  # heap of the times in `_at`
         self._at: dict[int, list[int]] = {}  # time -> queue offsets, lowest first
         self._groups: deque[_Group] = deque()  # what is due and not all delivered, earliest first
+        self._recalls_of: dict[int, _Group] = {}  # time -> the group that has the recalls of copies
         self._part: tuple[int, int] = (-1, 0)  # a group that was begun before the start, and its next offset
         self._waiting: dict[int, int] = {}  # queue offset -> time
         self._by_age: deque[int] = deque()  # queue offsets, oldest first; some no longer wait
         self._read = 0  # units below this queue offset are known
         self._delivered_ms = 0
         self._stepped_ms = 0
-        # After the wall clock was set back: queue offsets to look at, and the time since which delays count.
-        self._doubted: deque[int] = deque()
-        self._noticed_ms = 0
-        self._moved: dict[bytes, int] = {}  # messages that were written anew for that -> their time now
+        self._corrections = Corrections(store, self._waiting, commit, put, on_copied=self._corrected)
         # A slave delivers nothing: it only keeps what its master says, for when it is made master.
         self._copied: dict[str, int] = {}
         self._is_slave = store.config.broker_role is BrokerRole.SLAVE
@@ -173,8 +143,9 @@ class Timers:
 
     # ---- taking ----
 
-    def take(self, record: Record, properties: dict[str, str], due_ms: int) -> None:
-        """Turn a record on its way into the store into one that waits until `due_ms`.
+    def take(self, record: Record, properties: dict[str, str], due_ms: int, account: str = "") -> None:
+        """Turn a record on its way into the store into one that waits until `due_ms`. `account` is that of
+        its sender, which alone may recall it, or empty.
 
         Raises ResponseError(SYSTEM_BUSY) when too many wait already.
         """
@@ -183,23 +154,38 @@ class Timers:
         properties[PROPERTY_REAL_TOPIC] = record.topic
         properties[PROPERTY_REAL_QUEUE_ID] = str(record.queue_id)
         properties[PROPERTY_OUT_MS] = str(due_ms)
+        if account:
+            properties[PROPERTY_ACCOUNT] = account
         record.properties = encode_properties(properties)
         record.topic, record.queue_id, record.tags_code = TIMER_TOPIC, 0, due_ms
 
-    def recall(self, handle: RecallHandle, host: bytes, now_ms: int) -> Record:
-        """The record that cancels a waiting message; it holds once it is put and committed.
+    def recall(self, handle: RecallHandle, host: bytes, now_ms: int, account: str = "") -> Record:
+        """The record that cancels a waiting message of `account`, or one that is no account's; it holds once
+        it is put and committed.
 
         Raises ResponseError(ILLEGAL_OPERATION) when the time has passed. Whether the message exists is not
         looked up: an unknown handle cancels nothing.
         """
-        due_ms = self._moved.get(_key(handle.topic, handle.unique_key), handle.deliver_ms)
-        if not now_ms < due_ms <= now_ms + MAX_AHEAD_MS:
+        if not now_ms < handle.deliver_ms <= now_ms + MAX_AHEAD_MS:
             raise for_code(ILLEGAL_OPERATION, "recall failed, timestamp invalid")
         # Joined as 5.x does it: no topic has a plus sign.
         properties = {PROPERTY_RECALLED: f"{handle.topic}+{handle.unique_key}"}
         record = Record(handle.topic, 0, b"0", born_timestamp=now_ms, born_host=host)
-        self.take(record, properties, due_ms)
+        self.take(record, properties, handle.deliver_ms, account)
         return record
+
+    def owner(self, handle: RecallHandle) -> str | None:
+        """The account of the waiting message that a handle names, empty when it is no account's; None when it
+        is not among the first `OWNER_LOOKS` of its time."""
+        for offset in self._at.get(handle.deliver_ms, ())[:OWNER_LOOKS]:
+            unit = self._store.unit(TIMER_TOPIC, 0, offset)
+            data = None if unit is None else self._store.read(unit[0])
+            if data is None or not has_key(data, handle.unique_key):
+                continue
+            message = timer_message(self._store, offset)
+            if message is not None and message.properties.get(PROPERTY_REAL_TOPIC) == handle.topic:
+                return message.properties.get(PROPERTY_ACCOUNT, "")
+        return None
 
     def arrived(self, next_offset: int) -> None:
         """The timer queue has messages below `next_offset`."""
@@ -230,7 +216,7 @@ class Timers:
         self._look_at_clock(now_ms)
         if self._deliver(now_ms):
             self.is_changed = True
-        if self._groups or self._correct() or self._roll(now_ms):
+        if self._groups or self._corrections.step() or self._roll(now_ms):
             return now_ms
         self._delivered_ms = now_ms
         idle = now_ms + 60_000
@@ -242,8 +228,8 @@ class Timers:
         sent: list[tuple[_Group, int]] = []
         failure: StoreError | None = None
         for group in self._open(now_ms):
-            looks -= self._look(group, looks)
-            if group.looked < len(group.offsets):
+            looks -= self._look_for(group, looks)
+            if looks <= 0 and not self._is_looked_for(group):
                 break
             end = at = group.sent
             try:
@@ -272,9 +258,11 @@ class Timers:
         yield from list(self._groups)
         while self._due and self._due[0] <= now_ms:
             due_ms = heappop(self._due)
-            group = _Group(due_ms, self._at.pop(due_ms))
+            group, offsets = self._recalls_of.get(due_ms), self._at.pop(due_ms)
+            if group is None:
+                group = _Group(due_ms, offsets)
             if due_ms == self._part[0]:
-                group.sent = bisect_left(group.offsets, self._part[1])
+                group.sent, group.looked = bisect_left(group.offsets, self._part[1]), 0
                 self._part = -1, 0
             self._groups.append(group)
             yield group
@@ -286,36 +274,61 @@ class Timers:
         group.sent = end
         if self._groups and self._groups[0] is group and end == len(group.offsets):
             self._groups.popleft()
+            self._recalls_of.pop(group.due_ms, None)
+
+    def _look_for(self, group: _Group, most: int) -> int:
+        """Look through some of the records that say which of the group's messages to deliver: its own, and
+        those of the times by which its copies are recalled. Returns how many."""
+        looks = self._look(group, most)
+        for handle_ms in group.handles:
+            other = self._recalls_at(handle_ms)
+            if other is not None:
+                looks += self._look(other, most - looks)
+        return looks
+
+    def _is_looked_for(self, group: _Group) -> bool:
+        others = (self._recalls_at(handle_ms) for handle_ms in group.handles)
+        return all(one is None or one.looked == len(one.offsets) for one in (group, *others))
+
+    def _recalls_at(self, handle_ms: int) -> _Group | None:
+        """The group of a time, which is not due yet maybe, for its recalls; None when none waits then."""
+        group = self._recalls_of.get(handle_ms)
+        if group is None:
+            offsets = self._at.get(handle_ms)
+            if offsets is not None:
+                group = _Group(handle_ms, offsets)  # it grows with those that arrive
+            else:
+                group = next((one for one in self._groups if one.due_ms == handle_ms), None)
+            if group is not None:
+                self._recalls_of[handle_ms] = group
+        return group
 
     def _look(self, group: _Group, most: int) -> int:
-        """Look through some of the group's records for recalls; returns how many."""
+        """Look through some of the group's records for recalls and copies; returns how many."""
         start = group.looked
         group.looked = min(len(group.offsets), start + most)
         for offset in group.offsets[start : min(group.looked, group.sent)]:  # delivered before the start
             self._waiting.pop(offset, None)
         for offset in group.offsets[start : group.looked]:
-            unit = self._store.unit(TIMER_TOPIC, 0, offset)
-            data = None if unit is None else self._store.read(unit[0])
-            if data is not None and _may_recall(data):
-                message = self._message(offset)
-                named = None if message is None else message.properties.get(PROPERTY_RECALLED)
-                if message is not None and named is not None:
-                    topic = message.properties.get(PROPERTY_REAL_TOPIC, "")
-                    group.recalled.add(_key(topic, named[len(topic) + 1 :]))
+            message = marked_message(self._store, offset)
+            if message is not None:
+                _note(group, message)
         return group.looked - start
 
     def _put(self, group: _Group, offset: int) -> int:
-        """Deliver a message unless it was recalled, or was written anew; returns its size."""
-        message = self._message(offset) if self._waiting.get(offset) == group.due_ms else None
+        """Deliver a message unless it was recalled, or has a copy; returns its size."""
+        if offset in group.replaced or self._waiting.get(offset) != group.due_ms:
+            return 0
+        message = timer_message(self._store, offset)
         if message is None or PROPERTY_RECALLED in message.properties:
             return 0
         properties = message.properties
         try:
             topic, queue_id = properties[PROPERTY_REAL_TOPIC], int(properties[PROPERTY_REAL_QUEUE_ID])
-            if self._moved:
-                self._moved.pop(_key(topic, properties.get(PROPERTY_UNIQUE_KEY, "")), None)
-            if group.recalled and _key(topic, properties.get(PROPERTY_UNIQUE_KEY, "")) in group.recalled:
+            if self._is_recalled(group, topic, properties):
                 return 0
+            for name in HIDDEN_PROPERTIES:
+                properties.pop(name, None)
             record = record_of(message, topic, queue_id, properties)
         except (LocalProtocolError, KeyError, ValueError) as error:
             log.error("timer message %d cannot be delivered: %r", offset, error)
@@ -323,19 +336,24 @@ class Timers:
         self._put_record(record)
         return record.size
 
-    def _message(self, offset: int) -> StoredMessage | None:
-        unit = self._store.unit(TIMER_TOPIC, 0, offset)
-        data = None if unit is None else self._store.read(unit[0])
-        try:
-            if data is None:
-                raise LocalProtocolError("it is no longer in the log")
-            return decode_record(data, decompressed=False)
-        except (CorruptRecord, LocalProtocolError) as error:
-            log.error("timer message %d cannot be delivered: %r", offset, error)
-            return None
+    def _is_recalled(self, group: _Group, topic: str, properties: Mapping[str, str]) -> bool:
+        handle_ms = properties.get(PROPERTY_TIMER_HANDLE_MS)
+        other = None if handle_ms is None else self._recalls_at(int(handle_ms))
+        account = properties.get(PROPERTY_ACCOUNT, "")
+        for one in (group, other):
+            if one is not None and one.recalled:
+                by = one.recalled.get(message_key(topic, properties.get(PROPERTY_UNIQUE_KEY, "")))
+                if by is not None:
+                    if not account or account in by:
+                        return True
+                    others = ", ".join(sorted(by))
+                    log.warning(
+                        "a recall of account %s's message by %s is not obeyed", account, others or "-"
+                    )
+        return False
 
     def _roll(self, now_ms: int) -> bool:
-        """Write anew what waits since long, a step's part of it; says whether there may be more."""
+        """Copy a step's part of the messages that wait since long; says whether there may be more."""
         keep_ms = self._store.config.file_reserved_time * 3_600_000 // 2
         rolled: list[int] = []
         by_age, size, looks = self._by_age, 0, 0
@@ -349,10 +367,13 @@ class Timers:
                 if due_ms <= now_ms or now_ms - stored < keep_ms:
                     looks = -1
                     break
-                message = self._message(offset)
+                message = timer_message(self._store, offset)
                 try:
                     if message is not None:
-                        record = record_of(message, TIMER_TOPIC, 0, message.properties, due_ms)
+                        properties = message.properties
+                        if PROPERTY_RECALLED not in properties:
+                            properties[PROPERTY_TIMER_REPLACES] = str(offset)
+                        record = record_of(message, TIMER_TOPIC, 0, properties, due_ms)
                         self._put_record(record)
                         size += record.size
                 except StoreError as error:  # what was put before is committed, or it would come twice
@@ -373,78 +394,18 @@ class Timers:
             raise failure
         return bool(rolled) or (bool(by_age) and looks > 0)
 
-    # ---- a wall clock that was set back ----
-
     def _look_at_clock(self, now_ms: int) -> None:
         """Doubt what waits when the wall clock was set back, while this ran or just before it began."""
         before, self._stepped_ms = self._stepped_ms, now_ms
         if not before and self._read:
             before = self._store.message_time(TIMER_TOPIC, 0, self._read - 1)
         if now_ms < before - CLOCK_STEP_MS:
-            self._doubted, self._noticed_ms = deque(self._by_age), now_ms
+            self._corrections.doubt(self._by_age, now_ms)
 
-    def _correct(self) -> bool:
-        """Look at some of what is doubted; says whether there is more. A message that was stored at a time
-        that is still to come, and asked for a delay, is written anew with that delay from when it is noticed.
-        """
-        looks = written = 0
-        moved: list[tuple[int, bytes, int]] = []
-        failure: StoreError | None = None
-        while self._doubted and looks < STEP_LOOKS and written < STEP_BYTES:
-            offset = self._doubted[0]
-            looks += 1
-            due_ms = self._waiting.get(offset)
-            stored = -1 if due_ms is None else self._store.message_time(TIMER_TOPIC, 0, offset)
-            if due_ms is not None and stored > self._noticed_ms + CLOCK_STEP_MS:
-                try:
-                    found = self._moved_to(offset, due_ms)
-                except StoreError as error:
-                    failure = error
-                    break
-                if found is not None:
-                    key, earlier_ms, size = found
-                    moved.append((offset, key, earlier_ms))
-                    written += size
-            self._doubted.popleft()
-        try:
-            if self._store.has_pending:
-                self._commit()
-        except BaseException:
-            self._doubted.extendleft(offset for offset, _, _ in reversed(moved))
-            raise
-        for offset, key, earlier_ms in moved:
+    def _corrected(self, offsets: Sequence[int]) -> None:
+        for offset in offsets:
             del self._waiting[offset]
-            self._moved[key] = earlier_ms
-        self.is_changed |= bool(moved)
-        if failure is not None:
-            raise failure
-        return bool(self._doubted)
-
-    def _moved_to(self, offset: int, due_ms: int) -> tuple[bytes, int, int] | None:
-        """Put a message with the time that its delay gives now, and a recall of the one that waits. Returns
-        its key, that time and the bytes of it; None when it waits as it should, or no recall can name it.
-        """
-        message = self._message(offset)
-        if message is None or PROPERTY_RECALLED in message.properties:
-            return None
-        properties = dict(message.properties)
-        topic, unique_key = properties.get(PROPERTY_REAL_TOPIC, ""), properties.get(PROPERTY_UNIQUE_KEY, "")
-        earlier_ms = self._noticed_ms + _delay_ms(properties, due_ms)
-        if not unique_key or earlier_ms >= due_ms:
-            return None
-        recall = {
-            PROPERTY_RECALLED: f"{topic}+{unique_key}",
-            PROPERTY_REAL_TOPIC: topic,
-            PROPERTY_REAL_QUEUE_ID: properties[PROPERTY_REAL_QUEUE_ID],
-            PROPERTY_OUT_MS: str(due_ms),
-        }
-        properties[PROPERTY_OUT_MS] = str(earlier_ms)
-        again = record_of(message, TIMER_TOPIC, 0, properties, earlier_ms)
-        cancel = Record(TIMER_TOPIC, 0, b"0", encode_properties(recall), tags_code=due_ms)
-        cancel.born_timestamp, cancel.born_host = self._noticed_ms, again.born_host
-        self._put_record(again)
-        self._put_record(cancel)
-        return _key(topic, unique_key), earlier_ms, again.size
+        self.is_changed |= bool(offsets)
 
     # ---- progress ----
 
@@ -457,8 +418,9 @@ class Timers:
         known, self._delivered_ms = int(progress.get("read", 0)), int(progress.get("deliveredMs", 0))
         self._part = int(progress.get("partMs", -1)), int(progress.get("partNext", 0))
         first = max(int(progress.get("first", 0)), self._store.min_offset(TIMER_TOPIC, 0))
-        self._due, self._at, self._groups = [], {}, deque()
-        self._waiting, self._by_age = {}, deque()
+        self._due, self._at, self._groups, self._recalls_of = [], {}, deque(), {}
+        self._waiting.clear()
+        self._by_age.clear()
         self._read = self._store.max_offset(TIMER_TOPIC, 0)
         for offset in range(first, self._read):
             unit = self._store.unit(TIMER_TOPIC, 0, offset)
@@ -498,71 +460,16 @@ class Timers:
         return progress
 
 
-def _delay_ms(properties: Mapping[str, str], due_ms: int) -> int:
-    """The delay that a message asked for; no less than its time if it asked for a time."""
-    for name, factor in ((PROPERTY_DELAY_SEC, 1000), (PROPERTY_DELAY_MS, 1)):
-        text = properties.get(name)
-        if text is not None:
-            return int(text) * factor if text.isascii() and text.isdigit() else due_ms
-    return due_ms
-
-
-def _may_recall(data: memoryview) -> bool:
-    try:
-        return _RECALL_MARK in property_bytes(data)
-    except CorruptRecord:  # its delivery says so
-        return False
-
-
-def _key(topic: str, unique_key: str) -> bytes:
-    """What names a message to be recalled, short however long its key is."""
-    return blake2b(f"{topic}+{unique_key}".encode(), digest_size=16).digest()
-
-
-Put = Callable[["Command", Record, dict[str, str]], None]
-
-
-class Recall:
-    """Handles RECALL_MESSAGE (370) of 5.x.
-
-    `put(request, record, header)` stores a record and acknowledges the request with these header fields.
-    """
-
-    def __init__(
-        self, settings: Settings, *, timers: Timers, topics: Topics, store_host: bytes, put: Put
-    ) -> None:
-        self._settings = settings
-        self._timers = timers
-        self._topics = topics
-        self._store_host = store_host
-        self._put = put
-
-    def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
-        """What this part answers."""
-        return {RECALL_MESSAGE: self._on_recall}
-
-    def _on_recall(self, request: Command, connection: Connection, now: int) -> None:
-        header = request.read(RecallMessageRequestHeader)
-        if self._topics.get(header.topic) is None:
-            raise unknown_topic(header.topic)
-        handle = self._handle(header)
-        record = self._timers.recall(handle, self._store_host, now)
-        self._put(request, record, {"msgId": handle.unique_key})
-
-    def _handle(self, header: RecallMessageRequestHeader) -> RecallHandle:
-        try:
-            handle = RecallHandle.parse(header.recall_handle)
-        except RemoteProtocolError as error:
-            raise _refused(str(error)) from None
-        if handle.topic != header.topic:
-            raise _refused("recall failed, topic not match")
-        if handle.broker_name != self._settings.broker.broker_name:
-            raise _refused(
-                f"recall failed, the message is at broker {handle.broker_name}, this is "
-                f"{self._settings.broker.broker_name}"
-            )
-        return handle
-
-
-def _refused(remark: str) -> ResponseError:
-    return for_code(ILLEGAL_OPERATION, remark)
+def _note(group: _Group, message: StoredMessage) -> None:
+    """Keep which message of its group a recall or a copy takes away."""
+    properties = message.properties
+    named, replaced = properties.get(PROPERTY_RECALLED), replaced_offset(message)
+    if replaced is not None:
+        group.replaced.add(replaced)
+    elif named is not None:
+        topic = properties.get(PROPERTY_REAL_TOPIC, "")
+        by = group.recalled.setdefault(message_key(topic, named[len(topic) + 1 :]), set())
+        by.add(properties.get(PROPERTY_ACCOUNT, ""))
+    handle_ms = properties.get(PROPERTY_TIMER_HANDLE_MS, "")
+    if handle_ms.isascii() and handle_ms.isdigit() and int(handle_ms) != group.due_ms:
+        group.handles[int(handle_ms)] = None

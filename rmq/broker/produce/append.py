@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import define
 
-from rmq.broker.delay.timers import PROPERTY_RECALLED, TIMER_PROPERTIES, deliver_time
+from rmq.broker.delay.timer_records import PROPERTY_RECALLED, TIMER_PROPERTIES, deliver_time
 from rmq.broker.produce.acks import Call
 from rmq.broker.produce.send_answers import Records, RecordsWithHeader
 from rmq.broker.tables.topics import check_name, unknown_topic
@@ -428,7 +428,7 @@ class Append:
 
         `group` is that of a retry topic, else empty; `limit` how often its message is retried, None for the
         group's own number. `properties` are the message's, after `check_properties`; `account` is that of the
-        sender, which a half message belongs to. Raises ResponseError.
+        sender, which a half message or a timed one belongs to. Raises ResponseError.
         """
         if group:
             config = self.known_group(group)
@@ -447,7 +447,7 @@ class Append:
         if level:
             self.delay(record, level, properties)
         elif (due_ms := deliver_time(properties, now)) is not None and due_ms > now:
-            return self.time(record, properties, due_ms)
+            return self.time(record, properties, due_ms, account)
         record.properties = encode_properties(properties)
         return (record,)
 
@@ -500,12 +500,12 @@ class Append:
             properties.pop(name, None)
         record.topic, record.queue_id = SCHEDULE_TOPIC, level - 1
 
-    def time(self, record: Record, properties: dict[str, str], due_ms: int) -> Records:
+    def time(self, record: Record, properties: dict[str, str], due_ms: int, account: str = "") -> Records:
         """Keep a message until its time; its producer is given the handle to recall it."""
         self._topics.create_retry(TIMER_TOPIC, PERM_WRITE | PERM_READ, 1)
         unique_key = properties.get(PROPERTY_UNIQUE_KEY)
         handle = RecallHandle(record.topic, self._settings.broker.broker_name, due_ms, unique_key or "")
-        self._timers.take(record, properties, due_ms)
+        self._timers.take(record, properties, due_ms, account)
         return RecordsWithHeader((record,), {RECALL_HANDLE: str(handle)}) if unique_key else (record,)
 
     # ---- messages of plug-ins ----

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from rmq.broker.delay.timers import PROPERTY_RECALLED, TIMER_PROPERTIES, deliver_time
+from rmq.broker.delay.timer_records import PROPERTY_RECALLED, TIMER_PROPERTIES, deliver_time
 from rmq.broker.produce.append import forbidden, queue_count
 from rmq.broker.produce.send_answers import Records, RecordsWithHeader
 from rmq.broker.tables.topics import check_name

@@ -6,16 +6,28 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 from rmq.broker.plugin_host import plugin_host
 from rmq.plugin import ACCOUNT, Peer, Plugin, account_of, hooks_of
 from rmq.protocol.bodies import HeartbeatData, ProducerData
-from rmq.protocol.codes import SYS_COMMIT, SYS_PREPARED, SYS_ROLLBACK, RequestCode, ResponseCode
+from rmq.protocol.codes import (
+    RECALL_MESSAGE,
+    SYS_COMMIT,
+    SYS_PREPARED,
+    SYS_ROLLBACK,
+    RequestCode,
+    ResponseCode,
+)
 from rmq.protocol.command import Command
-from rmq.protocol.headers import EndTransactionRequestHeader
+from rmq.protocol.headers import EndTransactionRequestHeader, RecallMessageRequestHeader
 from rmq.protocol.record import decode_record
+from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.pool import Pool
 from rmq.testing.disk import MemoryDisk
-from tests.unit.broker.rig import Rig, Wire, send
+from tests.sim.brokers import Node, controlled_set
+from tests.unit.broker.rig import START, Rig, Wire, send
 
 HALF = "TRAN_MSG\x01true\x02PGROUP\x01payers\x02UNIQ_KEY\x01K"
 
@@ -216,3 +228,91 @@ def test_a_commit_of_a_copy_meets_the_rollback_of_the_first() -> None:
     copy = int(request.ext["tranStateTableOffset"]), int(request.ext["commitLogOffset"])
     assert end(rig, mine, copy, SYS_COMMIT).code == ResponseCode.SYSTEM_ERROR
     assert rig.bodies("T") == []
+
+
+# ---- messages that wait for a time of their own ----
+
+TIMED = f"UNIQ_KEY\x01K\x02TIMER_DELIVER_MS\x01{START + 5000}"
+
+
+def recall(handle: str) -> Command:
+    return Command.request(RECALL_MESSAGE, RecallMessageRequestHeader("T", handle))
+
+
+def test_another_account_recalls_no_message(caplog: pytest.LogCaptureFixture) -> None:
+    rig, mine, theirs = guarded(), wire("mine"), wire("theirs")
+    rig.topic("T", 1)
+    handle = rig.one(send("T", b"timed", properties=TIMED), wire=mine).ext["recallHandle"]
+    answer = rig.one(recall(handle), wire=theirs)
+    assert (answer.code, "another account's" in answer.remark) == (ResponseCode.NO_PERMISSION, True)
+    assert "account theirs may not recall K of account mine" in caplog.text
+    deliver(rig)
+    (message,) = rig.messages("T")
+    assert (message.body, "rmqAccount" in message.properties) == (b"timed", False)
+
+
+@pytest.mark.parametrize("account", ["mine", "admin"])
+def test_its_own_account_and_an_administrator_recall_a_message(account: str) -> None:
+    rig = guarded()
+    rig.topic("T", 1)
+    handle = rig.one(send("T", b"timed", properties=TIMED), wire=wire("mine")).ext["recallHandle"]
+    assert rig.one(recall(handle), wire=wire(account)).code == 0
+    deliver(rig)
+    assert rig.bodies("T") == []
+
+
+def deliver(rig: Rig) -> None:
+    rig.now_ms = START + 5000
+    while rig.broker.step_schedule() <= rig.now_ms:
+        pass
+
+
+# ---- after a failover ----
+
+
+_ACCOUNTS = {"10.0.5.1": "mine", "10.0.5.2": "theirs"}
+
+
+class ByAddress(Gate):
+    """A connection works for the account of its address."""
+
+    def on_request(self, peer: Peer, command: Command) -> None:
+        peer.state[ACCOUNT] = _ACCOUNTS.get(peer.peer_address.partition(":")[0], "")
+
+
+def guard(node: Node) -> None:
+    assert node.broker is not None
+    node.broker.use_plugins(hooks_of([("gate", ByAddress({}, PluginHost(node.broker)))]))
+
+
+async def test_the_accounts_of_half_and_timed_messages_outlive_their_master(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with (
+        controlled_set(2) as (found, client),
+        Pool(found.network.host("10.0.5.1"), RefusingEndpoint()) as mine,
+        Pool(found.network.host("10.0.5.2"), RefusingEndpoint()) as theirs,
+    ):
+        first, second = found.nodes
+        await found.begin(client)
+        guard(first)
+        answer = await mine.call(f"{first.host}:10911", send("T", sys_flag=SYS_PREPARED, properties=HALF), 5)
+        place = int(answer.ext["queueOffset"]), int(answer.ext["msgId"][-16:], 16)
+        due_ms = found.now_ms(first) + 60_000
+        timed = send("T", b"timed", properties=f"UNIQ_KEY\x01K\x02TIMER_DELIVER_MS\x01{due_ms}")
+        handle = (await mine.call(f"{first.host}:10911", timed, 5)).ext["recallHandle"]
+        await found.kill(first)
+        assert await found.master() is second
+        guard(second)
+        address = f"{second.host}:10911"
+        for decision in (SYS_ROLLBACK, SYS_COMMIT):
+            header = EndTransactionRequestHeader("payers", *place, decision, msg_id="K")
+            request = Command.request(RequestCode.END_TRANSACTION, header)
+            assert (await theirs.call(address, request, 5)).code == ResponseCode.NO_PERMISSION
+        assert (await theirs.call(address, recall(handle), 5)).code == ResponseCode.NO_PERMISSION
+        assert found.stored(second) == []
+        header = EndTransactionRequestHeader("payers", *place, SYS_COMMIT, msg_id="K")
+        assert (await mine.call(address, Command.request(RequestCode.END_TRANSACTION, header), 5)).code == 0
+        assert (await mine.call(address, recall(handle), 5)).code == 0
+        await trio.sleep(70)
+        assert found.stored(second) == ["hello"]

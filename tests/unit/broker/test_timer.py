@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rmq.broker.delay.timers import MAX_AHEAD_MS, STEP_MESSAGES, Timers, deliver_time
+from rmq.broker.delay.timer_records import MAX_AHEAD_MS, deliver_time
+from rmq.broker.delay.timers import STEP_MESSAGES, Timers
 from rmq.errors import DiskFull, RemoteProtocolError, ResponseError, StoreError, SystemBusy
-from rmq.message import TIMER_TOPIC
+from rmq.message import TIMER_TOPIC, StoredMessage
 from rmq.protocol.headers import RecallHandle
 from rmq.protocol.record import Record, decode_record
 from rmq.store.config import StoreConfig
@@ -78,14 +79,17 @@ class Bench:
         return due
 
     def delivered(self) -> list[bytes]:
-        bodies = []
+        return [message.body for message in self.messages()]
+
+    def messages(self) -> list[StoredMessage]:
+        found = []
         for offset in range(self.store.max_offset("Real", 3)):
             unit = self.store.unit("Real", 3, offset)
             assert unit is not None
             data = self.store.read(unit[0])
             assert data is not None
-            bodies.append(decode_record(data).body)
-        return bodies
+            found.append(decode_record(data))
+        return found
 
     def restart(self) -> None:
         self.store.close()
