@@ -282,7 +282,7 @@ class ByAddress(Gate):
 
 def guard(node: Node) -> None:
     assert node.broker is not None
-    node.broker.use_plugins(hooks_of([("gate", ByAddress({}, PluginHost(node.broker)))]))
+    node.broker.use_plugins(hooks_of([("gate", ByAddress({}, plugin_host(node.broker)))]))
 
 
 async def test_the_accounts_of_half_and_timed_messages_outlive_their_master(
