@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from attrs import Attribute, Factory, frozen
 
-from rmq.config import again, at_least, between, each_of, is_loopback, java_key, setting
+from rmq.config import again, at_least, between, each_of, is_loopback, java_key, parse_addresses, setting
 from rmq.errors import ConfigError
 from rmq.protocol.codes import MASTER_ID, LanguageCode
 from rmq.server.settings import ServerSettings
@@ -35,12 +35,20 @@ def _word(instance: object, field: Attribute[str], value: str) -> None:
         raise ConfigError(java_key(field), value, "letters, digits and _ . : -")
 
 
+def _name_servers(instance: object, field: Attribute[str], value: str) -> None:
+    parse_addresses(value, java_key(field))
+
+
 @frozen
 class BrokerConfig(ServerSettings):
     """The settings of broker.conf for the broker; those for its store are in rmq.store.config.StoreConfig."""
 
     namesrv_addr: str = setting(
-        "", help="Name servers to register at, `host:port;host:port`; none when empty", important=True
+        "",
+        help="Name servers to register at, `host:port;host:port`; none when empty",
+        validator=_name_servers,
+        important=True,
+        runtime=True,
     )
     broker_cluster_name: str = setting(
         "DefaultCluster", help="Cluster that the broker belongs to", important=True

@@ -28,10 +28,11 @@ from rmq.errors import (
 )
 from rmq.files import SaveSettings
 from rmq.metrics import Metric
+from rmq.namesrv.clashes import Clashes
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.kvconfigs import NAMESPACE_ORDER_TOPIC_CONFIG, KvConfigs
 from rmq.namesrv.masters import Masters
-from rmq.namesrv.routes import Registration, RouteLimits, RouteTable
+from rmq.namesrv.routes import Clash, Registration, RouteLimits, RouteTable
 from rmq.plugin import Hooks
 from rmq.protocol import headers
 from rmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicRouteData
@@ -84,7 +85,8 @@ class NameServer(Endpoint):
     and says whether it will. With `cluster` only servers that have its secret register; `masters` knows who
     led before this start. `clock` is in seconds, for how long a chunk may take. `acceptors` let peers in, by
     the names of their ports; `budget` bounds what peers may make us hold. `on_wanted()` is called when
-    `saved_answers` has a file to write; without it files are written at once.
+    `saved_answers` has a file to write; without it files are written at once. `on_deadline()` is called when
+    `step` is due earlier than it said; without it a broker whose name is taken is refused at once.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class NameServer(Endpoint):
         budget: Budget | None = None,
         masters: Masters | None = None,
         on_wanted: Callable[[], None] | None = None,
+        on_deadline: Callable[[], None] | None = None,
     ) -> None:
         self.config = config
         self._masters = masters or Masters(None, None, now_ms())
@@ -125,6 +128,7 @@ class NameServer(Endpoint):
         self.controller_metrics: Callable[[], list[Metric]] = list
         self._hooks = Hooks()
         self.saved_answers = SavedAnswers(self._respond, _error_response, on_wanted)
+        self._clashes = Clashes(self._register_again, self._refuse, on_deadline)
 
     def use_controller(self, requests: ControllerRequests) -> None:
         """Answer what controllers are asked, too. Before plugins are used."""
@@ -181,17 +185,27 @@ class NameServer(Endpoint):
             return True
         return self._is_controller and needs_secret(request, asks_accounts=bool(self._hooks.requests))
 
+    def on_response(self, response: Command, connection: Connection) -> None:
+        """Take the answer of a broker that was asked whether it lives."""
+        if not self._clashes.answered(response, connection):
+            super().on_response(response, connection)
+
     def on_close(self, connection: Connection) -> None:
         """Forget the brokers that registered over this connection."""
         self.routes.source_closed(connection)
+        self._clashes.closed(connection)
 
     def step(self, now_ms: int) -> int:
         """Remove silent brokers if it is time; returns when to call again."""
+        for holder in self._clashes.silent(now_ms):
+            holder.close("its broker answered nothing when another one registered in its place")
+            self.on_close(holder)
         if now_ms >= self._next_scan_ms:
             for held in self.routes.expire(now_ms):
                 held.source.close(f"broker {held.registration.broker_name} was silent too long")
             self._next_scan_ms = max(now_ms + SCAN_MS, self.routes.next_expiry_ms(now_ms))
-        return self._next_scan_ms
+        deadline_ms = self._clashes.next_ms()
+        return self._next_scan_ms if deadline_ms is None else min(self._next_scan_ms, deadline_ms)
 
     def answer(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
         """The response to one request; None when it comes later."""
@@ -238,6 +252,7 @@ class NameServer(Endpoint):
     # Brokers.
 
     def _register(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
+        self._clashes.heard(connection)
         header = request.read(headers.RegisterBrokerRequestHeader)
         if header.body_crc32 and zlib.crc32(request.body) & CRC_BITS != header.body_crc32:
             raise SystemFailure(None, "crc32 not match")
@@ -261,7 +276,12 @@ class NameServer(Endpoint):
                 body = RegisterBrokerBody.decode(request.body, compressed=header.compressed)
             is_whole = request.ext.get(headers.ALL_TOPICS) == "true"
             self._masters.check(who, now_ms)
-            result = self.routes.register(who, body, connection, now_ms, digest, is_whole=is_whole)
+            try:
+                result = self.routes.register(who, body, connection, now_ms, digest, is_whole=is_whole)
+            except Clash as clash:
+                if self._clashes.wait(clash, request, connection, now_ms):
+                    return None
+                raise
             is_to_save = self._masters.registered(who)
         order = self.kv_configs.namespace(NAMESPACE_ORDER_TOPIC_CONFIG)
         response = request.reply(
@@ -269,6 +289,17 @@ class NameServer(Endpoint):
             body=order.to_json() if order is not None else b"",
         )
         return self._with_masters(request, connection, response) if is_to_save else response
+
+    def _register_again(self, request: Command, connection: Connection) -> None:
+        try:  # its signature was checked when it came
+            response = self._register(request, connection, self._now_ms())
+        except Exception as error:
+            response = _error_response(request, error, connection)
+        if response is not None:
+            self._respond(request, response, connection)
+
+    def _refuse(self, request: Command, error: Exception, connection: Connection) -> None:
+        self._respond(request, _error_response(request, error, connection), connection)
 
     def _with_masters(self, request: Command, connection: Connection, response: Command) -> Command | None:
         """The response once it is saved who leads."""
@@ -285,6 +316,7 @@ class NameServer(Endpoint):
         return request.reply()
 
     def _query_data_version(self, request: Command, connection: Connection, now_ms: int) -> Command:
+        self._clashes.heard(connection)
         header = request.read(headers.QueryDataVersionRequestHeader)
         known = self.routes.data_version(header.broker_addr)
         changed = known is None or known != DataVersion.from_request(request.body)

@@ -92,6 +92,14 @@ class BrokerLiveInfo:
     digest: bytes = b""
 
 
+class Clash(SystemFailure):
+    """A registration whose name or address another live broker, `held`, has."""
+
+    def __init__(self, held: BrokerLiveInfo, text: str) -> None:
+        super().__init__(None, text)
+        self.held = held
+
+
 class RouteTable:
     """The tables of brokers, their topics and clusters. Queries give copies, so that callers may
     keep them. `holders_of(source)` says under which names the brokers of a connection count, and
@@ -135,9 +143,10 @@ class RouteTable:
         """Take in a broker and, from a master whose data version changed, its topics. With `is_whole` they
         are all that it has: others of its name leave the routes. Without, they are added.
 
-        Raises SystemFailure, and changes nothing, when names or address are malformed, when another live
-        broker holds the same name and id or the same address, when the name belongs to another cluster, or at
-        a limit. A known broker of the name may take the id of another one: a slave that became master.
+        Raises SystemFailure, and changes nothing, when names or address are malformed, when the name
+        belongs to another cluster, or at a limit; Clash when another live broker holds the same name and id
+        or the same address. A known broker of the name may take the id of another one: a slave that became
+        master.
         """
         # All checks come first: from here on nothing may fail, or the five tables would not fit each other.
         self._check(who, body, source, now_ms)
@@ -236,8 +245,8 @@ class RouteTable:
             return
         if self._defends(held, source, now_ms):
             other = held.registration
-            raise SystemFailure(
-                None,
+            raise Clash(
+                held,
                 f"address {who.broker_addr} belongs to live broker {other.broker_name} of cluster"
                 f" {other.cluster}; check brokerIP1 and listenPort of {who.broker_name}",
             )
@@ -251,8 +260,8 @@ class RouteTable:
             held = self.broker_live_table.get(holder)
             is_newer = held is not None and who.epoch > held.registration.epoch
             if held is not None and not is_newer and self._defends(held, source, now_ms):
-                raise SystemFailure(
-                    None,
+                raise Clash(
+                    held,
                     f"broker {who.broker_name} id {who.broker_id} is {holder}, heard"
                     f" {now_ms - held.last_update_ms} ms ago; give {who.broker_addr} another brokerName or"
                     " brokerId, or stop the other one",

@@ -93,12 +93,14 @@ async def run(
     send, receive = anyio.create_memory_object_stream[Lookup](WAITING_LOOKUPS)
     production = parse_addresses(config.product_namesrv_addr, "productNamesrvAddr")
     asks = config.cluster_test and bool(production)
+    deadline = Alarm()
     saving = Alarm() if isinstance(network, TcpNetwork) else None  # in a simulation files take no time
     server = _name_server(
         config,
         partial(_take, send) if asks else None,
         acceptor(config),
         saving.ring if saving is not None else None,
+        deadline.ring,
     )
     requests = ControllerRequests(lease_clock)
     if config.controllers:
@@ -112,7 +114,7 @@ async def run(
     stop = anyio.Event() if stop is None else stop
     async with send, receive, served_pages(network, config, health) as served, _nursery() as nursery:
         served.pages.update(hooks.pages())
-        nursery.start_soon(_expire, server)
+        nursery.start_soon(_expire, server, deadline)
         if saving is not None:
             nursery.start_soon(keep_writing, server.saved_answers, saving)
         if tls.tls_cert_path:
@@ -182,6 +184,7 @@ def _name_server(
     on_lookup: Callable[[Lookup], bool] | None,
     clients: Acceptor,
     on_wanted: Callable[[], None] | None,
+    on_deadline: Callable[[], None],
 ) -> NameServer:
     kv_file = kv_config_file(config)
     secret = cluster_secret(config.cluster_secret_file)
@@ -198,6 +201,7 @@ def _name_server(
         budget=Budget(config.connection_buffer_bytes),
         masters=_masters(config),
         on_wanted=on_wanted,
+        on_deadline=on_deadline,
     )
 
 
@@ -208,10 +212,11 @@ def _masters(config: NamesrvConfig) -> Masters:
     return Masters(partial(replace_file, file), read_file(file), _now_ms())
 
 
-async def _expire(server: NameServer) -> NoReturn:
+async def _expire(server: NameServer, deadline: Alarm) -> NoReturn:
     while True:
         now_ms = _now_ms()
-        await anyio.sleep((server.step(now_ms) - now_ms) / 1000)
+        delay_ms = server.step(now_ms) - now_ms
+        await deadline.wait(anyio.current_time() + delay_ms / 1000)
 
 
 # Cluster test mode.

@@ -32,7 +32,7 @@ the flusher cannot mend, ends the broker with that error, because a store that c
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from typing import Final, NoReturn, TypeVar
@@ -47,6 +47,7 @@ from rmq.broker.disk_work import DiskWork, way_to_run
 from rmq.broker.produce.admission import FlowControl
 from rmq.broker.role import Role
 from rmq.broker.runtime.flusher import SYNC, Flusher
+from rmq.broker.runtime.registrars import NAME_SERVERS, NOT_TRIED, Registrars
 from rmq.broker.runtime.replication_handshake import Guard
 from rmq.broker.runtime.replication_loops import Follower, serve_slaves
 from rmq.broker.runtime.saver import Saver
@@ -66,20 +67,14 @@ from rmq.broker.runtime.startup import (
 )
 from rmq.broker.wakeups import Wakeups
 from rmq.clock import wall_clock_ms
-from rmq.config import parse_addresses
 from rmq.errors import (
-    ConnectFailed,
-    ConnectionLost,
-    RemoteProtocolError,
-    RequestTimeout,
-    ResponseError,
     RmqError,
     StoreError,
 )
 from rmq.metrics import Histogram
 from rmq.remoting.doors import serve_doors
 from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
-from rmq.remoting.loop import Alarm, bare_errors, current_loop, doubled, in_slices, restarting
+from rmq.remoting.loop import Alarm, bare_errors, current_loop, in_slices, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.poller import Poller
 from rmq.remoting.pool import Pool
@@ -93,23 +88,12 @@ from rmq.store.config import StoreConfig
 from rmq.store.disk import Disk, RealDisk
 from rmq.store.retention import MOST_FILES
 
-NAME_SERVERS: Final = "name servers"
-"""The part of a broker's health that its registration is."""
-NOT_TRIED: Final = "not registered yet"
 CERTIFICATE_SECONDS: Final = 600.0
 """How often the end of the certificate is read again."""
-AWAY_SECONDS: Final = 4.0
-"""How often a name server that is away is tried: without one clients do not find this broker."""
-LEASE_LOOK_SECONDS: Final = 0.1
-"""How often a master of a controlled set looks whether it has a lease, before it registers."""
 ROLE_SECONDS: Final = 90.0
 """As DISK_SECONDS when it is to have another role in its controlled set: it serves who reads meanwhile."""
 QUIET_SECONDS: Final = 0.05
 """From the last answer to a pull until connections break: clients have sent then what that made them send."""
-STOP_SECONDS = 3.0
-"""How long name servers may take to hear that the broker stops."""
-READY_SECONDS = 3.0
-"""How long `started` waits for the first registration."""
 ROUND_SECONDS: Final = 0.1
 """How often a round of the event loop is measured while none is long."""
 REPUT_SECONDS = 0.1
@@ -117,8 +101,6 @@ REPUT_SECONDS = 0.1
 REPUT_PAUSES: Final = (1.0, 64.0)
 """How long until it is looked for deferred work again, after records came, and at most."""
 REPUT_RECORDS = 500
-EXPECTED = (ConnectFailed, ConnectionLost, RequestTimeout, RemoteProtocolError, ResponseError)
-"""What may go wrong with a name server; it is tried again."""
 ENDURED = (RmqError, OSError)
 """What a loop goes on after, but for the flusher's: a damaged record, a peer or a full table may cause it at
 any time.
@@ -171,7 +153,7 @@ async def run(
         health.lacks(NAME_SERVERS, NOT_TRIED)
     async with served_pages(network, config, health) as served:
         ports = await open_ports(network, config, store_config)
-        alarms, threads = _Alarms(parse_addresses(config.namesrv_addr)), disk is None
+        alarms, threads = _Alarms(), disk is None
         flusher: Flusher  # knows the broker, which knows how to wake it
         try:
             broker = await open_broker(
@@ -257,13 +239,13 @@ async def measure_rounds(flow: FlowControl, lag: Histogram, poller: Poller) -> N
 
 
 class _Alarms:
-    """What the loops of a broker sleep on; `register` has one for each name server."""
+    """What the loops of a broker sleep on."""
 
-    def __init__(self, name_servers: Sequence[str]) -> None:
+    def __init__(self) -> None:
         self.deadlines, self.schedule, self.reput, self.follower = Alarm(), Alarm(), Alarm(), Alarm()
         self.new_topics, self.long_answers, self.clean = Alarm(), Alarm(), Alarm()
         self.saved_answers = Alarm()
-        self.register = {address: Alarm() for address in name_servers}
+        self.register = Alarm()
 
     def wakeups(self, flush: Callable[[], None]) -> Wakeups:
         """As the broker rings them."""
@@ -273,16 +255,12 @@ class _Alarms:
             reput=self.reput.ring,
             flush=flush,
             follower=self.follower.ring,
-            register=self._ring_register,
+            register=self.register.ring,
             new_topics=self.new_topics.ring,
             long_answers=self.long_answers.ring,
             clean=self.clean.ring,
             saved_answers=self.saved_answers.ring,
         )
-
-    def _ring_register(self) -> None:
-        for alarm in self.register.values():
-            alarm.ring()
 
 
 class _Service:
@@ -319,6 +297,7 @@ class _Service:
         )
         self._threads = threads
         self._doors = doors_of(broker, ports, guard.tls)
+        self._registrars = Registrars(broker, health, alarms.register)
         self._saver = Saver(broker, self._blocking, self._alarms.new_topics)
 
     # ---- the tree ----
@@ -381,7 +360,7 @@ class _Service:
                     )
                     outer.start_soon(follower.follow)
                     outer.start_soon(follower.copy)
-                await self._start_registrars(outer, pool)
+                await self._registrars.start(outer, pool)
                 task_status.started(addresses)
                 await stop.wait()
                 await self._stop(pool)
@@ -398,11 +377,8 @@ class _Service:
         broker.flow.close("this broker is stopping")
         # A sync that hangs cannot be ended. What nobody synced was not acknowledged.
         broker.disk_work.give_up_in(ROLE_SECONDS if broker.replica.stays else DISK_SECONDS)
-        leaving = () if broker.replica.stays else self._alarms.register
-        with anyio.move_on_after(STOP_SECONDS):
-            async with anyio.create_task_group() as nursery:
-                for address in leaving:
-                    nursery.start_soon(self._unregister, pool, address)
+        if not broker.replica.stays:
+            await self._registrars.leave(pool)
         broker.commit_pending()
         with suppress(StoreError):  # their senders have been told
             await self._saver.save_topics()
@@ -511,97 +487,3 @@ class _Service:
             end = await self._blocking(partial(certificate_end, self._tls.tls_cert_path))
             self.broker.registration.valid_until(end)
             await anyio.sleep(CERTIFICATE_SECONDS)
-
-    # ---- name servers ----
-
-    async def _start_registrars(self, nursery: anyio.abc.TaskGroup, pool: Pool) -> None:
-        """Start them all; return when one has registered, or all have tried, or it takes too long."""
-        ready = _Ready(len(self._alarms.register))
-        self.broker.registration.known_by.update(dict.fromkeys(self._alarms.register, False))
-        pool.watch(self._on_link)
-        for address in self._alarms.register:
-            nursery.start_soon(self._register, pool, address, ready)
-        if self._alarms.register:
-            await ready.alarm.wait(anyio.current_time() + READY_SECONDS)
-
-    async def _register(self, pool: Pool, address: str, ready: _Ready) -> None:
-        """Keep one name server informed: at once, each period, and when topics change."""
-        alarm, registration = self._alarms.register[address], self.broker.registration
-        failures, force = 0, True
-        while True:
-            await self._may_register()
-            try:
-                await self._tell(pool, address, force=force)
-            except EXPECTED as error:
-                level = logging.WARNING if not failures else logging.DEBUG
-                log.log(level, "name server %s is not told: %s", address, error)
-                failures += 1
-            else:
-                if failures or ready.first(address):
-                    log.info("registered at name server %s", address)
-                failures = 0
-            self._tried(address, registered=not failures)
-            ready.tried(address, registered=not failures)
-            await anyio.sleep(registration.pause)
-            period = registration.period
-            pause = min(period, doubled(1.0, failures, AWAY_SECONDS)) if failures else period
-            changed = await alarm.wait(anyio.current_time() + pause)
-            force = changed or bool(failures) or self.broker.config.force_register
-
-    async def _may_register(self) -> None:
-        """A master of a controlled set is announced only while it is one: else routes lead to another."""
-        while not self.broker.role.has_lease():
-            await anyio.sleep(LEASE_LOOK_SECONDS)
-
-    def _on_link(self, address: str, cause: object) -> None:
-        """A name server whose connection has ended has forgotten this broker: it is told again at once."""
-        alarm = self._alarms.register.get(address)
-        if cause is not None and alarm is not None:
-            alarm.ring()
-
-    def _tried(self, address: str, *, registered: bool) -> None:
-        known = self.broker.registration.known_by
-        known[address] = registered
-        if any(known.values()):
-            if self._health.lacking.get(NAME_SERVERS, NOT_TRIED) != NOT_TRIED:
-                log.info("ready: a name server has taken the registration")
-            self._health.has(NAME_SERVERS)
-        else:
-            self._health.lacks(NAME_SERVERS, f"registered at none of {', '.join(self._alarms.register)}")
-
-    async def _tell(self, pool: Pool, address: str, *, force: bool) -> None:
-        registration = self.broker.registration
-        seconds = self.broker.config.register_broker_timeout_mills / 1000
-        if not force:
-            answer = await pool.call(address, registration.query_version(), seconds)
-            if not registration.is_stale(answer):
-                return
-        answer = await pool.call(address, registration.register(), seconds)
-        try:
-            registration.registered(answer, take_order=address == next(iter(self._alarms.register)))
-        except StoreError as error:
-            log.error("the order of topics cannot be saved: %s", error)
-
-    async def _unregister(self, pool: Pool, address: str) -> None:
-        try:
-            await pool.call(address, self.broker.registration.unregister(), STOP_SECONDS)
-        except EXPECTED as error:
-            log.info("name server %s is not told that the broker stops: %s", address, error)
-
-
-class _Ready:
-    """Whether `started` may be told: one name server knows the broker, or none could be reached."""
-
-    def __init__(self, count: int) -> None:
-        self.alarm = Alarm()
-        self._count = count
-        self._tried: set[str] = set()
-
-    def first(self, address: str) -> bool:
-        """Whether that name server has not been tried before."""
-        return address not in self._tried
-
-    def tried(self, address: str, *, registered: bool) -> None:
-        self._tried.add(address)
-        if registered or len(self._tried) == self._count:
-            self.alarm.ring()

@@ -29,7 +29,6 @@ from rmq.broker.plugin_host import plugin_host
 from rmq.broker.runtime.replication_handshake import Guard
 from rmq.broker.send_batches import make_broker
 from rmq.clock import lease_clock
-from rmq.config import parse_addresses
 from rmq.errors import ConfigError, PortInUse, StoreError
 from rmq.plugin import load, named
 from rmq.protocol.codes import MASTER_ID
@@ -82,7 +81,6 @@ def check(config: BrokerConfig, store_config: StoreConfig) -> None:
         raise ConfigError("brokerId", config.broker_id, "more than 0 for a slave (brokerRole=SLAVE)")
     if not slave and config.broker_id != MASTER_ID:
         raise ConfigError("brokerId", config.broker_id, "0 for a master, or brokerRole=SLAVE")
-    parse_addresses(config.namesrv_addr)
     if config.enable_d_leger_commit_log:
         raise ConfigError(
             "enableDLegerCommitLog",

@@ -337,6 +337,38 @@ async def test_a_name_server_that_restarts_knows_the_broker_within_seconds(
                 await trio.sleep(2)
 
 
+async def test_name_servers_can_be_changed_while_the_broker_runs(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
+) -> None:
+    old, kept, new = "10.0.0.1:9876", "10.0.0.2:9876", "10.0.0.3:9876"
+    register, unregister = RequestCode.REGISTER_BROKER, RequestCode.UNREGISTER_BROKER
+    async with (
+        name_server(network.host("10.0.0.1"), old) as left,
+        name_server(network.host("10.0.0.2"), kept) as both,
+        name_server(network.host("10.0.0.3"), new) as joined,
+        broker(network, disk, namesrv_addr=f"{old};{kept}") as running,
+    ):
+        wrong = await running.ask(settings_change("namesrvAddr=nowhere"))
+        assert wrong.code == ResponseCode.SYSTEM_ERROR
+        assert "namesrvAddr" in (wrong.remark or "")
+        assert (await running.ask(settings_change(f"namesrvAddr={kept};{new}"))).code == 0
+        await trio.sleep(1)
+        assert left.codes() == [register, unregister]
+        assert joined.codes()[0] == register
+        assert unregister not in both.codes()
+        before = len(both.codes())
+        await trio.sleep(65)
+        assert left.codes() == [register, unregister]
+        assert len(both.codes()) == before + 2
+        assert (await running.ask(settings_change("namesrvAddr="))).code == 0
+        await trio.sleep(1)
+        assert both.codes()[-1] == joined.codes()[-1] == unregister
+
+
+def settings_change(text: str) -> Command:
+    return Command.request(RequestCode.UPDATE_BROKER_CONFIG, body=text.encode())
+
+
 async def test_a_broker_starts_without_any_name_server(
     autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
 ) -> None:
@@ -775,9 +807,7 @@ async def test_the_vip_port_answers_too(
         assert answer.code == 0
 
 
-@pytest.mark.parametrize(
-    "changes", [{"broker_id": 1}, {"namesrv_addr": "nonsense"}, {"enable_d_leger_commit_log": True}]
-)
+@pytest.mark.parametrize("changes", [{"broker_id": 1}, {"enable_d_leger_commit_log": True}])
 async def test_settings_that_do_not_fit_are_told(files: dict[str, Any], changes: dict[str, Any]) -> None:
     config = BrokerConfig(**{"broker_name": "b", "listen_port": 0} | changes)
     with pytest.raises(ConfigError):
