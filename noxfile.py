@@ -51,9 +51,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """mypy --strict over the package."""
-    session.install("-e", ".[dev]")
+    """mypy --strict over the package; mypy and pyright over the programs of README and docs."""
+    session.install("-e", ".[dev]", "pyright>=1.1.400")
     session.run("mypy")
+    session.run("python", "-m", "pytest", "-m", "slow or not slow", "tests/system/test_types.py")
 
 
 @nox.session

@@ -47,7 +47,8 @@ NOTES: dict[type[Any], str] = {
     ControllerConfig: SHARED,
     ClientConfig: """`rmq.connect` without `config` reads them from environment variables, such as
 `RMQ_SEND_TIMEOUT_MS=10000`, and so do `rmq.App`, `blocking.connect` and the commands.
-`rmq.ClientConfig.from_environment(retry_times=5)` does too, and what is given there goes before the
+They are keywords of these, too: `rmq.connect(send_timeout_ms=10_000)`, which go before the environment.
+`rmq.ClientConfig.from_environment(retry_times=5)` does the same, and what is given there goes before the
 environment; `rmq.ClientConfig(retry_times=5)` reads none. A value that does not fit is a `ConfigError`,
 which names the variable. The cluster's address and the account are no settings: see
 [which cluster, as whom](cli.md#which-cluster-as-whom).""",

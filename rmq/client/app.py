@@ -17,32 +17,47 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
-from types import TracebackType
-from typing import Any, Final, TypeVar
+from types import TracebackType, UnionType
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, Unpack, cast, overload
 
 import anyio
 import anyio.abc
-from attrs import frozen
 
 from rmq.client.bodies import Bodies, OnInvalid, check_on_invalid
-from rmq.client.client import Client, check_arguments, connect
+from rmq.client.client import (
+    Client,
+    ConnectOptions,
+    check_arguments,
+    check_known,
+    config_of,
+    connect,
+)
 from rmq.client.codec import Codec, body_of, codec_of
+from rmq.client.config import ClientSettings
 from rmq.client.consume.consumer import Consumer
-from rmq.client.consume.subscription import ConsumerOptions, Sql, subscriptions
+from rmq.client.consume.subscription import ConsumerOptions, ConsumerSettings, Sql, subscriptions
+from rmq.client.handlers import AnyDecorator, BodyDecorator, MessageDecorator, Registration
 from rmq.client.produce.producer import Producer
 from rmq.client.session.requests import parse_name_servers
 from rmq.client.session.results import SendResult
-from rmq.errors import ConfigError, InvalidType, LocalProtocolError, check_callable, check_number, check_type
+from rmq.errors import LocalProtocolError, check_callable, check_number, check_type
 from rmq.message import PROPERTY_REPLY_TO_CLIENT, Message, StoredMessage, validate_group
 from rmq.remoting.loop import TaskScope, bare_errors
-from rmq.remoting.threads import as_async
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    S = TypeVar("S", default=Any)
+    """The state of an app; `rmq.App` alone is an app with any."""
+    B = TypeVar("B")
+else:
+    from typing import TypeVar
+
+    S, B = TypeVar("S"), TypeVar("B")
 
 log = logging.getLogger("rmq.client.app")
 
-Handler = TypeVar("Handler", bound=Callable[..., Any])
-Setup = Callable[["App"], AbstractAsyncContextManager[Any]]
-
-DEFAULTS: Final = {
+DEFAULTS: Final[dict[str, Any]] = {
     name: parameter.default
     for name, parameter in inspect.signature(Client.consumer).parameters.items()
     if parameter.kind is parameter.KEYWORD_ONLY
@@ -50,23 +65,7 @@ DEFAULTS: Final = {
 """What `App.consumer` takes besides its own: the keywords of `Client.consumer`."""
 
 
-@frozen
-class Registration:
-    """One handler, and how it is to be called."""
-
-    group: str
-    topics: Mapping[str, str | Sql]
-    handler: Callable[..., Any]
-    codec: Codec[Any] | None
-    """None: the handler takes messages as they are."""
-    wants_message: bool
-    """Whether it takes the message beside the value of its body."""
-    concurrency: int
-    options: Mapping[str, Any]
-    on_invalid: OnInvalid = "dead-letter"
-
-
-class App:
+class App(Generic[S]):
     """Handlers, a client and a producer that live together; see the module.
 
     `namesrv` and `settings` are `rmq.connect`'s, and so is what counts without them. `group` is the
@@ -80,20 +79,42 @@ class App:
     app can be entered again after it was left.
     """
 
+    @overload
+    def __init__(
+        self: App[None],
+        namesrv: str | Sequence[str] | None = None,
+        *,
+        group: str = "rmq-app",
+        setup: None = None,
+        drain: float | None = None,
+        **options: Unpack[ConnectOptions],
+    ) -> None: ...
+    @overload
     def __init__(
         self,
         namesrv: str | Sequence[str] | None = None,
         *,
         group: str = "rmq-app",
-        setup: Setup | None = None,
+        setup: Callable[[App[Any]], AbstractAsyncContextManager[S]],
         drain: float | None = None,
-        **settings: Any,
+        **options: Unpack[ConnectOptions],
+    ) -> None: ...
+    def __init__(
+        self,
+        namesrv: str | Sequence[str] | None = None,
+        *,
+        group: str = "rmq-app",
+        setup: Callable[[Any], AbstractAsyncContextManager[Any]] | None = None,
+        drain: float | None = None,
+        **options: Unpack[ConnectOptions],
     ) -> None:
-        known = frozenset(inspect.signature(connect).parameters) - {"namesrv"}
-        _check_known(settings, known, "rmq.App")
+        """Raises InvalidType, InvalidName, ConfigError, and TypeError for keywords that there are not."""
+        check_known(options, ConnectOptions.__annotations__, "rmq.App")
         if namesrv is not None:
             parse_name_servers(namesrv)
-        check_arguments(**settings)
+        check_arguments(**options)
+        settings = {name: options[name] for name in ClientSettings.__annotations__ if name in options}  # type: ignore[literal-required]
+        config_of(options.get("config"), cast(ClientSettings, settings))
         if setup is not None:
             check_callable("setup", setup, "a function of the app that returns an async context manager")
         if drain is not None:
@@ -101,9 +122,9 @@ class App:
         self.group = validate_group(group)
         self.drain = drain
         """How many seconds handlers get to finish in the end."""
-        self.state: Any = None
-        """What `setup` gave."""
-        self._namesrv, self._settings, self._setup = namesrv, settings, setup
+        self.state: S = cast(S, None)
+        """What `setup` gave; None while the app is not open."""
+        self._namesrv, self._options, self._setup = namesrv, options, setup
         self._registered: dict[str, Registration] = {}
         self._client: Client | None = None
         self._producer: Producer | None = None
@@ -117,6 +138,50 @@ class App:
 
     # --- handlers ---
 
+    @overload
+    def consumer(
+        self,
+        topics: str | Mapping[str, str | Sql],
+        *,
+        group: str,
+        model: None = None,
+        on_invalid: OnInvalid = "dead-letter",
+        concurrency: int = 20,
+        **options: Unpack[ConsumerSettings],
+    ) -> MessageDecorator: ...
+    @overload
+    def consumer(
+        self,
+        topics: str | Mapping[str, str | Sql],
+        *,
+        group: str,
+        model: type[B],
+        on_invalid: OnInvalid = "dead-letter",
+        concurrency: int = 20,
+        **options: Unpack[ConsumerSettings],
+    ) -> BodyDecorator[B]: ...
+    @overload
+    def consumer(
+        self,
+        topics: str | Mapping[str, str | Sql],
+        *,
+        group: str,
+        model: Codec[B],
+        on_invalid: OnInvalid = "dead-letter",
+        concurrency: int = 20,
+        **options: Unpack[ConsumerSettings],
+    ) -> BodyDecorator[B]: ...
+    @overload
+    def consumer(
+        self,
+        topics: str | Mapping[str, str | Sql],
+        *,
+        group: str,
+        model: UnionType,
+        on_invalid: OnInvalid = "dead-letter",
+        concurrency: int = 20,
+        **options: Unpack[ConsumerSettings],
+    ) -> AnyDecorator: ...
     def consumer(
         self,
         topics: str | Mapping[str, str | Sql],
@@ -125,8 +190,8 @@ class App:
         model: Any = None,
         on_invalid: OnInvalid = "dead-letter",
         concurrency: int = 20,
-        **options: Any,
-    ) -> Callable[[Handler], Handler]:
+        **options: Unpack[ConsumerSettings],
+    ) -> MessageDecorator | BodyDecorator[Any] | AnyDecorator:
         """Makes the function below it the handler of a topic, as a member of `group`, up to `concurrency`
         at a time.
 
@@ -146,28 +211,19 @@ class App:
         ConfigError when the app has a consumer of that group already, TypeError for keywords that there
         are not.
         """
-        _check_known(options, frozenset(DEFAULTS), "App.consumer")
+        check_known(options, ConsumerSettings.__annotations__, "App.consumer")
         check_number("concurrency", concurrency, 1)
         check_type(
             "topics", topics, (str, Mapping), "the name of a topic, or topics as Client.consumer takes"
         )
         wanted = {topics: "*"} if isinstance(topics, str) else dict(topics)
         subscriptions(wanted, group, 0, retry=False)
-        ConsumerOptions(**DEFAULTS | options)
+        ConsumerOptions(**{**DEFAULTS, **options})
         validate_group(group)
         codec = None if model is None else codec_of(model)
         check_on_invalid(on_invalid)
-
-        def register(handler: Handler) -> Handler:
-            wants = _wants_message(handler, codec is not None)
-            if group in self._registered:
-                raise ConfigError("group", group, "one consumer in an app; it may have several topics")
-            self._registered[group] = Registration(
-                group, wanted, handler, codec, wants, concurrency, options, on_invalid
-            )
-            return handler
-
-        return register
+        kind = MessageDecorator if codec is None else BodyDecorator
+        return kind(self._registered, group, wanted, codec, concurrency, options, on_invalid)
 
     # --- while it runs ---
 
@@ -233,9 +289,9 @@ class App:
 
     # --- opening and closing ---
 
-    async def __aenter__(self) -> App:
+    async def __aenter__(self) -> Self:
         """Connect and start consuming. Raises as `Client.consumer` and its block, and what `setup` does."""
-        self._blocks = await self._open(connect(self._namesrv, **self._settings))
+        self._blocks = await self._open(connect(self._namesrv, **self._options))
         return self
 
     async def __aexit__(
@@ -248,7 +304,7 @@ class App:
         return await blocks.__aexit__(kind, error, trace)
 
     @asynccontextmanager
-    async def using(self, client: Client) -> AsyncIterator[App]:
+    async def using(self, client: Client) -> AsyncIterator[Self]:
         """The app over a client that is not entered yet, such as one of `rmq.testing`'s cluster, in place of
         its own: `async with app.using(cluster.connect())`."""
         check_type("client", client, Client, "an rmq.Client")
@@ -262,7 +318,7 @@ class App:
         async with self:
             yield {"rmq": self}
 
-    async def run(self, *, task_status: anyio.abc.TaskStatus[App] = anyio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: anyio.abc.TaskStatus[Self] = anyio.TASK_STATUS_IGNORED) -> None:
         """Open, and consume until `stop`. Cancelled: finishes and leaves as at the end of the block."""
         async with self:
             task_status.started(self)
@@ -295,7 +351,8 @@ class App:
         raise AssertionError("an exit stack swallows nothing")
 
     def _forget(self) -> None:
-        self._client = self._producer = self._stopping = self._blocks = self.state = None
+        self._client = self._producer = self._stopping = self._blocks = None
+        self.state = cast(S, None)
 
     async def _leave(self, left: Iterable[anyio.Event]) -> None:
         """Have all consumers drain and leave, whatever cancels the caller."""
@@ -333,7 +390,7 @@ class App:
             end.set()
 
     def _handler_of(self, registration: Registration) -> Callable[[StoredMessage], Awaitable[None]]:
-        call, codec = _spread(registration), registration.codec
+        call, codec = registration.async_handler(), registration.codec
         bodies = None if codec is None else Bodies(codec, registration.group, registration.on_invalid)
 
         async def handle(message: StoredMessage) -> None:
@@ -347,46 +404,3 @@ class App:
                 await self.producer.reply(message, body_of(answer))
 
         return handle
-
-
-def _spread(registration: Registration) -> Callable[..., Awaitable[Any]]:
-    """The handler as an async function of all its arguments; an ordinary function runs in a thread."""
-    handler = registration.handler
-    if as_async(handler, 1) is handler:
-        return handler
-    in_thread = as_async(lambda arguments: handler(*arguments), registration.concurrency)
-
-    async def spread(*arguments: Any) -> Any:
-        return await in_thread(arguments)
-
-    return spread
-
-
-def _wants_message(handler: Callable[..., Any], has_model: bool) -> bool:
-    """Whether a handler takes the message beside the value of its body. Raises InvalidType when it can be
-    called with neither."""
-    check_callable("handler", handler, "a function of a message, or of a body", takes=None)
-    try:
-        signature = inspect.signature(handler)
-    except ValueError:  # of some functions in C nobody knows
-        return False
-    needed = [
-        parameter
-        for parameter in signature.parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    wants = has_model and len(needed) > 1
-    try:
-        signature.bind(*[None] * (1 + wants))
-    except TypeError:
-        expected = "a function of the body, or of the body and the message" if has_model else "of the message"
-        raise InvalidType("handler", handler, expected) from None
-    return wants
-
-
-def _check_known(given: Mapping[str, Any], known: frozenset[str], where: str) -> None:
-    """Raises TypeError for keywords that there are not."""
-    unknown = sorted(given.keys() - known)
-    if unknown:
-        raise TypeError(f"{where} has no {', '.join(unknown)}; it takes {', '.join(sorted(known))}")

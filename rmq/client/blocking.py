@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from functools import partial, update_wrapper
 from types import MethodType, TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 import anyio
 from anyio.from_thread import BlockingPortal
@@ -417,11 +417,15 @@ class Admin:
 
 
 def connect(
-    namesrv: str | Sequence[str] | None = None, *, backend: str = "asyncio", **options: Any
+    namesrv: str | Sequence[str] | None = None,
+    *,
+    backend: str = "asyncio",
+    **options: Unpack[async_client.ConnectOptions],
 ) -> Client:
     """A client to be entered with `with`; the options are those of `rmq.connect`, and so is what counts
-    without them. `backend` is the event loop
-    of its thread, ``"asyncio"`` or ``"trio"`` (which web sockets need)."""
+    without them. `backend` is the event loop of its thread, ``"asyncio"`` or ``"trio"`` (which web sockets
+    need). Raises as `rmq.connect`."""
+    async_client.check_known(options, async_client.ConnectOptions.__annotations__, "blocking.connect")
     return Client(async_client.connect(namesrv, **options), backend)
 
 

@@ -8,14 +8,16 @@ import os
 import random
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from types import NoneType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 from weakref import WeakSet
 
 import anyio
 import anyio.abc
+from attrs import evolve
 
-from rmq.client.config import ClientConfig
+from rmq.client.config import ClientConfig, ClientSettings
 from rmq.client.consume.consumer import Consumer
 from rmq.client.consume.rebalance import Strategy, averagely
 from rmq.client.consume.retry import Backoff
@@ -120,6 +122,39 @@ def check_arguments(**arguments: Any) -> None:
         check_callable("on_event", arguments["on_event"], "a function of an event, such as rmq.Stalled")
 
 
+class ConnectOptions(ClientSettings, total=False):
+    """The keywords of `connect`."""
+
+    context: str | None
+    client_id: str | None
+    credentials: Credentials | None
+    tls: TlsConfig | None
+    config: ClientConfig | None
+    network: Network | None
+    plugins: Sequence[Observer]
+    on_event: OnEvent | None
+
+
+def check_known(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Raises TypeError for keywords that there are not."""
+    takes = sorted(known)
+    unknown = sorted(set(given) - set(takes))
+    if not unknown:
+        return
+    near = sorted({one for name in unknown for one in get_close_matches(name, takes, 1)})
+    hint = f"did you mean {', '.join(near)}?" if near else f"it takes {', '.join(takes)}"
+    raise TypeError(f"{where} has no {', '.join(unknown)}; {hint}")
+
+
+def config_of(config: ClientConfig | None, settings: ClientSettings) -> ClientConfig:
+    """`config`, or without it what the environment says, with `settings` instead of their fields. Raises
+    InvalidType, ConfigError."""
+    if config is None:
+        return ClientConfig.from_environment(**settings)
+    check_arguments(config=config)
+    return evolve(config, **settings) if settings else config
+
+
 def connect(
     namesrv: str | Sequence[str] | None = None,
     *,
@@ -131,6 +166,7 @@ def connect(
     network: Network | None = None,
     plugins: Sequence[Observer] = (),
     on_event: OnEvent | None = None,
+    **settings: Unpack[ClientSettings],
 ) -> Client:
     """A client of the cluster that these name servers know: `async with rmq.connect("127.0.0.1:9876") as
     client`.
@@ -141,17 +177,20 @@ def connect(
     RMQ_NAMESRV_ADDR, else RMQ_CONTEXT, the name of a context, else NAMESRV_ADDR; then the context that `rmq
     context use` made the current one; then it is 127.0.0.1:9876. An account is RMQ_ACCESS_KEY with
     RMQ_SECRET_KEY where no context has one; an address given here is shown no account but `credentials`.
-    Without `config` it is `ClientConfig.from_environment()`. What is given here goes before what the
-    environment says, and that before the current context. `client_id` must be unique in the
+    `settings` are the fields of `ClientConfig`, such as `send_timeout_ms=5_000`; they replace those of
+    `config`. Without `config` the others are `ClientConfig.from_environment()`. What is given here goes
+    before what the environment says, and that before the current context. `client_id` must be unique in the
     cluster; without it, it is. `plugins` see the messages on their way: `MessageTrace`, `OpenTelemetry`, or
     an `Observer` of your own. `on_event` is called with what happens around the messages: `Connected`,
     `Disconnected`, `Assigned`, `Stalled`; in the event loop, so it must not take long. `network` is
-    for tests. Nothing is dialled before it is needed, so a name server may start later. Raises ConfigError.
+    for tests. Nothing is dialled before it is needed, so a name server may start later. Raises ConfigError,
+    InvalidType, TypeError for a keyword that there is not.
 
     Applications with a task group of their own may write `await nursery.start(client.run)` instead.
     """
     engine.check()
-    config = ClientConfig.from_environment() if config is None else config
+    check_known(settings, ConnectOptions.__annotations__, "rmq.connect")
+    config = config_of(config, settings)
     if namesrv is None or context is not None:
         check_arguments(context=context)
         given = Context(namesrv=";".join(parse_name_servers(namesrv)) if namesrv is not None else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 from attrs import Factory, fields, frozen
 
@@ -15,10 +15,53 @@ MIB = 1024 * KIB
 KINDS: Final = {"int": (int, "an int"), "str": (str, "text"), "bool": (bool, "True or False")}
 
 
+class ClientSettings(TypedDict, total=False):
+    """The fields of `ClientConfig`, as keywords of `rmq.connect` and `rmq.App`."""
+
+    request_timeout_ms: int
+    poll_name_server_interval_ms: int
+    heartbeat_interval_ms: int
+    shutdown_timeout_ms: int
+    tcp_keepalive_ms: int
+    tcp_user_timeout_ms: int
+    namespace: str
+    send_timeout_ms: int
+    send_queue_ms: int
+    send_window: int
+    retry_times: int
+    max_message_size: int
+    max_delay_level: int
+    compress_over: int
+    compress_level: int
+    avoid_slow_brokers: bool
+    default_topic_queue_nums: int
+    rebalance_interval_ms: int
+    commit_interval_ms: int
+    pull_batch_size: int
+    pull_suspend_ms: int
+    pull_timeout_ms: int
+    pull_retry_delay_ms: int
+    max_body_size: int
+    offset_reset: str
+    queue_max_messages: int
+    queue_max_bytes: int
+    queue_max_span: int
+    total_max_messages: int
+    total_max_bytes: int
+    consume_timeout_ms: int
+    stall_warning_ms: int
+    drain_timeout_ms: int
+    offsets_dir: str
+    max_reconsume_times: int
+    suspend_queue_ms: int
+    lock_interval_ms: int
+    redelivery_delay_ms: int
+
+
 @frozen(kw_only=True)
 class ClientConfig:
-    """Settings of a client; `rmq.connect(..., config=ClientConfig(...))`. Times are in ms, sizes in
-    bytes.
+    """Settings of a client: `rmq.connect(..., send_timeout_ms=5_000)`, or `config=ClientConfig(...)`. Times
+    are in ms, sizes in bytes.
 
     Without a `config`, `rmq.connect` takes `from_environment()`.
     """
@@ -227,11 +270,12 @@ class ClientConfig:
     )
 
     @classmethod
-    def from_environment(cls, **settings: Any) -> ClientConfig:
+    def from_environment(cls, **settings: Unpack[ClientSettings]) -> ClientConfig:
         """The settings given here, and for the others what environment variables say: that of
         `send_timeout_ms` is RMQ_SEND_TIMEOUT_MS. Raises ConfigError, which names the variable and its value,
         TypeError for a setting that there is not."""
-        return from_environment(cls, os.environ, settings)
+        given: dict[str, Any] = {**settings}
+        return from_environment(cls, os.environ, given)
 
     def __attrs_post_init__(self) -> None:
         for field in fields(type(self)):

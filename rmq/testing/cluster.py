@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import anyio
 import anyio.abc
@@ -26,7 +26,7 @@ from attrs import evolve
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
 from rmq.broker.runtime import failover_service
-from rmq.client.client import Client, connect
+from rmq.client.client import Client, ConnectOptions, connect
 from rmq.client.config import ClientConfig
 from rmq.clock import wall_clock_ms
 from rmq.message import StoredMessage
@@ -67,13 +67,13 @@ SELDOM_MS: Final = 600_000
 SILENT_MS: Final = 2 * SELDOM_MS
 """After so long without a word a broker drops a member of a group, a name server a broker, and either end a
 connection: ten times what they wait elsewhere, as what they say is said ten times more seldom."""
-CLIENTS: Final = {
-    "pull_suspend_ms": SELDOM_MS,
-    "pull_timeout_ms": SELDOM_MS + 30_000,
-    "rebalance_interval_ms": SELDOM_MS,
-    "heartbeat_interval_ms": SELDOM_MS,
-    "poll_name_server_interval_ms": SELDOM_MS,
-}
+CLIENTS: Final = ClientConfig(
+    pull_suspend_ms=SELDOM_MS,
+    pull_timeout_ms=SELDOM_MS + 30_000,
+    rebalance_interval_ms=SELDOM_MS,
+    heartbeat_interval_ms=SELDOM_MS,
+    poll_name_server_interval_ms=SELDOM_MS,
+)
 """Settings of clients: what they do again and again while nothing happens, they do seldom. What happens is
 told at once: messages, new members, connections that are lost."""
 BROKERS: Final = {
@@ -81,7 +81,7 @@ BROKERS: Final = {
     "flush_consumer_offset_interval": SELDOM_MS,
     "register_name_server_period": 60_000,
     "server_channel_max_idle_time_seconds": SILENT_MS // 1000,
-    "max_suspend_time_mills": CLIENTS["pull_suspend_ms"],
+    "max_suspend_time_mills": CLIENTS.pull_suspend_ms,
 }
 """Settings of brokers, of the same kind."""
 
@@ -283,14 +283,12 @@ class Cluster:
 
     # ---- clients, time and faults ----
 
-    def connect(self, **settings: Any) -> Client:
-        """A client; `settings` are those of ClientConfig, beside `client_id`, `credentials` and `plugins`."""
-        known = {
-            name: settings.pop(name) for name in ("client_id", "credentials", "plugins") if name in settings
-        }
+    def connect(self, **options: Unpack[ConnectOptions]) -> Client:
+        """A client; `options` are those of `rmq.connect`. A client whose settings are not given has those of
+        the cluster."""
         network = self.network.host("10.0.9.1") if isinstance(self.network, MemoryNetwork) else self.network
-        config = ClientConfig(**CLIENTS | settings)
-        client = connect(self.namesrv_address, network=network, config=config, **known)
+        given: ConnectOptions = {"network": network, "config": CLIENTS, **options}
+        client = connect(self.namesrv_address, **given)
         if self._has_own_time:
             client._now_ms = self.now_ms
         client._limits = Limits(stall_seconds=math.inf, idle_seconds=SILENT_MS / 1000)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import NoneType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from rmq.client.consume.rebalance import Strategy
 from rmq.client.consume.retry import Backoff
@@ -29,6 +29,20 @@ OnAssignment = Callable[[Assigned], Awaitable[object] | object]
 
 OnError = Literal["retry", "raise"]
 """What becomes of a handler's exception: the message is sent back, or that and the exception is let out."""
+
+
+class ConsumerSettings(TypedDict, total=False):
+    """The keywords of `Client.consumer`."""
+
+    consume_from: str | int
+    broadcasting: bool
+    on_error: OnError
+    strategy: Strategy
+    ordered: bool
+    max_reconsume_times: int | None
+    retry: Backoff | None
+    on_assignment: OnAssignment | None
+    require_topics: bool
 
 
 @frozen

@@ -304,11 +304,16 @@ class Producer(Startable):
         finally:
             self._report(tokens, None, failure)
 
-    async def recall(self, handle: str) -> str:
+    async def recall(self, handle: str | None) -> str:
         """Take a message back that waits for its delivery time, by the `recall_handle` of its result;
-        returns its id. Raises LocalProtocolError for what is no handle, NoRoute, ResponseError when it is
-        too late. Cancelled: it may or may not be recalled."""
+        returns its id. Raises LocalProtocolError for what is no handle, and for None, which the result of a
+        message without a delay has; NoRoute; ResponseError when it is too late. Cancelled: it may or may not
+        be recalled."""
         self._check_open()
+        if handle is None:
+            raise LocalProtocolError(
+                "the send gave no recall handle: its message has no delay, or its broker takes none back"
+            )
         check_type("handle", handle, str, "the recall_handle of a SendResult")
         try:
             place = RecallHandle.parse(handle)

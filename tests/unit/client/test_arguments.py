@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import attrs
 import pytest
 
 import rmq
@@ -296,6 +297,26 @@ def test_connect_and_app_name_what_they_do_not_take(
         call(*arguments, **options)
     explains(raised.value, argument, "", allowed)
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("call", [rmq.connect, rmq.App, blocking.connect])
+def test_connect_and_app_take_settings(call: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RMQ_RETRY_TIMES", "7")
+    call("h:1", send_timeout_ms=5_000, retry_times=1)
+    for keyword, hint in (("send_timeot_ms", "did you mean send_timeout_ms?"), ("xyz", "it takes .*, tls,")):
+        with pytest.raises(TypeError, match=f"has no {keyword}; {hint}"):
+            call("h:1", **{keyword: 5})
+    with pytest.raises(ConfigError) as raised:
+        call("h:1", send_timeout_ms="5 s")
+    explains(raised.value, "send_timeout_ms", "'5 s'", "a number")
+
+
+def test_settings_replace_those_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RMQ_RETRY_TIMES", "7")
+    config = rmq.ClientConfig(send_timeout_ms=1, namespace="own")
+    assert rmq.connect("h:1", send_window=5).config == rmq.ClientConfig(retry_times=7, send_window=5)
+    assert rmq.connect("h:1", config=config, send_window=5).config == attrs.evolve(config, send_window=5)
+    assert rmq.connect("h:1", config=config, namespace="").config == attrs.evolve(config, namespace="")
 
 
 @pytest.mark.parametrize(("level", "kind"), [("3", TypeError), (-2, ValueError)])
