@@ -12,36 +12,32 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import TracebackType, UnionType
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, Unpack, cast, overload
 
 import anyio
 import anyio.abc
 
-from rmq.client.bodies import Bodies, OnInvalid, check_on_invalid
-from rmq.client.client import (
-    Client,
-    ConnectOptions,
-    check_arguments,
-    check_known,
-    config_of,
-    connect,
-)
-from rmq.client.codec import Codec, body_of, codec_of
-from rmq.client.config import ClientSettings
+from rmq.client.client import Client, ConnectOptions, check_options, connect
+from rmq.client.codec import Codec, body_of
 from rmq.client.consume.consumer import Consumer
-from rmq.client.consume.subscription import ConsumerOptions, ConsumerSettings, Sql, subscriptions
-from rmq.client.handlers import AnyDecorator, BodyDecorator, MessageDecorator, Registration
+from rmq.client.consume.subscription import ConsumerSettings, Sql
+from rmq.client.handlers import (
+    AnyDecorator,
+    BodyDecorator,
+    MessageDecorator,
+    OnInvalid,
+    Registration,
+    decorator,
+)
 from rmq.client.produce.producer import Producer
-from rmq.client.session.requests import parse_name_servers
 from rmq.client.session.results import SendResult
 from rmq.errors import LocalProtocolError, check_callable, check_number, check_type
-from rmq.message import PROPERTY_REPLY_TO_CLIENT, Message, StoredMessage, validate_group
+from rmq.message import Message, StoredMessage, validate_group
 from rmq.remoting.loop import TaskScope, bare_errors
 
 if TYPE_CHECKING:
@@ -56,13 +52,6 @@ else:
     S, B = TypeVar("S"), TypeVar("B")
 
 log = logging.getLogger("rmq.client.app")
-
-DEFAULTS: Final[dict[str, Any]] = {
-    name: parameter.default
-    for name, parameter in inspect.signature(Client.consumer).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY
-}
-"""What `App.consumer` takes besides its own: the keywords of `Client.consumer`."""
 
 
 class App(Generic[S]):
@@ -109,12 +98,7 @@ class App(Generic[S]):
         **options: Unpack[ConnectOptions],
     ) -> None:
         """Raises InvalidType, InvalidName, ConfigError, and TypeError for keywords that there are not."""
-        check_known(options, ConnectOptions.__annotations__, "rmq.App")
-        if namesrv is not None:
-            parse_name_servers(namesrv)
-        check_arguments(**options)
-        settings = {name: options[name] for name in ClientSettings.__annotations__ if name in options}  # type: ignore[literal-required]
-        config_of(options.get("config"), cast(ClientSettings, settings))
+        check_options(namesrv, options, "rmq.App")
         if setup is not None:
             check_callable("setup", setup, "a function of the app that returns an async context manager")
         if drain is not None:
@@ -211,19 +195,7 @@ class App(Generic[S]):
         ConfigError when the app has a consumer of that group already, TypeError for keywords that there
         are not.
         """
-        check_known(options, ConsumerSettings.__annotations__, "App.consumer")
-        check_number("concurrency", concurrency, 1)
-        check_type(
-            "topics", topics, (str, Mapping), "the name of a topic, or topics as Client.consumer takes"
-        )
-        wanted = {topics: "*"} if isinstance(topics, str) else dict(topics)
-        subscriptions(wanted, group, 0, retry=False)
-        ConsumerOptions(**{**DEFAULTS, **options})
-        validate_group(group)
-        codec = None if model is None else codec_of(model)
-        check_on_invalid(on_invalid)
-        kind = MessageDecorator if codec is None else BodyDecorator
-        return kind(self._registered, group, wanted, codec, concurrency, options, on_invalid)
+        return decorator(self._registered, topics, group, model, on_invalid, concurrency, options)
 
     # --- while it runs ---
 
@@ -372,7 +344,8 @@ class App(Generic[S]):
         """Be a member of the group until the app stops, and then until its handlers have ended. What is added
         to `left` is set then."""
         assert self._stopping is not None
-        group, handle, end = registration.group, self._handler_of(registration), anyio.Event()
+        group, end = registration.group, anyio.Event()
+        handle = registration.of_messages(self._reply)
         try:
             with bare_errors():
                 async with anyio.create_task_group() as tasks:
@@ -389,18 +362,5 @@ class App(Generic[S]):
             self._consumers.pop(group, None)
             end.set()
 
-    def _handler_of(self, registration: Registration) -> Callable[[StoredMessage], Awaitable[None]]:
-        call, codec = registration.async_handler(), registration.codec
-        bodies = None if codec is None else Bodies(codec, registration.group, registration.on_invalid)
-
-        async def handle(message: StoredMessage) -> None:
-            if bodies is None:
-                answer = await call(message)
-            elif registration.wants_message:
-                answer = await call(bodies.read(message), message)
-            else:
-                answer = await call(bodies.read(message))
-            if answer is not None and PROPERTY_REPLY_TO_CLIENT in message.properties:
-                await self.producer.reply(message, body_of(answer))
-
-        return handle
+    async def _reply(self, message: StoredMessage, body: bytes) -> None:
+        await self.producer.reply(message, body)

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from types import NoneType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
 from weakref import WeakSet
 
 import anyio
@@ -153,6 +153,16 @@ def config_of(config: ClientConfig | None, settings: ClientSettings) -> ClientCo
         return ClientConfig.from_environment(**settings)
     check_arguments(config=config)
     return evolve(config, **settings) if settings else config
+
+
+def check_options(namesrv: str | Sequence[str] | None, options: ConnectOptions, where: str) -> None:
+    """Raises what `connect` would."""
+    check_known(options, ConnectOptions.__annotations__, where)
+    if namesrv is not None:
+        parse_name_servers(namesrv)
+    check_arguments(**options)
+    settings = {name: value for name, value in options.items() if name in ClientSettings.__annotations__}
+    config_of(options.get("config"), cast(ClientSettings, settings))
 
 
 def connect(

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Final, Generic, TypeVar, overload
 
 from attrs import frozen
 
-from rmq.client.bodies import OnInvalid
-from rmq.client.codec import Codec
-from rmq.client.consume.subscription import ConsumerSettings, Sql
-from rmq.errors import ConfigError, InvalidType, check_callable
-from rmq.message import StoredMessage
+from rmq.client.bodies import Bodies, check_on_invalid
+from rmq.client.bodies import OnInvalid as OnInvalid
+from rmq.client.client import Client, check_known
+from rmq.client.codec import Codec, body_of, codec_of
+from rmq.client.consume.subscription import ConsumerOptions, ConsumerSettings, Sql, subscriptions
+from rmq.errors import ConfigError, InvalidType, check_callable, check_number, check_type
+from rmq.message import PROPERTY_REPLY_TO_CLIENT, StoredMessage, validate_group
 from rmq.remoting.threads import as_async
 
 B = TypeVar("B")
 R = TypeVar("R")
 OfAny = TypeVar("OfAny", bound=Callable[..., Any])
 OfMessage = TypeVar("OfMessage", bound=Callable[[StoredMessage], Any])
+
+
+Reply = Callable[[StoredMessage, bytes], Awaitable[None]]
+
+DEFAULTS: Final[dict[str, Any]] = {
+    name: parameter.default
+    for name, parameter in inspect.signature(Client.consumer).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+}
+"""The keywords of `Client.consumer`."""
 
 
 @frozen
@@ -35,6 +47,23 @@ class Registration:
     concurrency: int
     options: ConsumerSettings
     on_invalid: OnInvalid = "dead-letter"
+
+    def of_messages(self, reply: Reply) -> Callable[[StoredMessage], Awaitable[None]]:
+        """The handler as a function of messages. To a request, what it returns is the reply."""
+        call = self.async_handler()
+        bodies = None if self.codec is None else Bodies(self.codec, self.group, self.on_invalid)
+
+        async def handle(message: StoredMessage) -> None:
+            if bodies is None:
+                answer = await call(message)
+            elif self.wants_message:
+                answer = await call(bodies.read(message), message)
+            else:
+                answer = await call(bodies.read(message))
+            if answer is not None and PROPERTY_REPLY_TO_CLIENT in message.properties:
+                await reply(message, body_of(answer))
+
+        return handle
 
     def async_handler(self) -> Callable[..., Awaitable[Any]]:
         """The handler as an async function of all its arguments; an ordinary function runs in a thread."""
@@ -107,6 +136,29 @@ class BodyDecorator(_Decorator, Generic[B]):
         """Raises as `register`."""
         self.register(handler)
         return handler
+
+
+def decorator(
+    registered: MutableMapping[str, Registration],
+    topics: str | Mapping[str, str | Sql],
+    group: str,
+    model: Any,
+    on_invalid: OnInvalid,
+    concurrency: int,
+    options: ConsumerSettings,
+) -> MessageDecorator | BodyDecorator[Any]:
+    """See `App.consumer`, which raises the same."""
+    check_known(options, ConsumerSettings.__annotations__, "App.consumer")
+    check_number("concurrency", concurrency, 1)
+    check_type("topics", topics, (str, Mapping), "the name of a topic, or topics as Client.consumer takes")
+    wanted = {topics: "*"} if isinstance(topics, str) else dict(topics)
+    subscriptions(wanted, group, 0, retry=False)
+    ConsumerOptions(**{**DEFAULTS, **options})
+    validate_group(group)
+    codec = None if model is None else codec_of(model)
+    check_on_invalid(on_invalid)
+    kind = MessageDecorator if codec is None else BodyDecorator
+    return kind(registered, group, wanted, codec, concurrency, options, on_invalid)
 
 
 def _wants_message(handler: Callable[..., Any], has_model: bool) -> bool:
