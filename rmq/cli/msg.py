@@ -71,14 +71,18 @@ def find(
     target: Target, topic: str, key: str, begin: Position, end: Position, most: int, output: Format
 ) -> None:
     """Find messages by a key, or by the id that their producer gave."""
-    span = {
-        "begin": begin if isinstance(begin, int) else 0,
-        "end": end if isinstance(end, int) else wall_clock_ms() + 86_400_000,
-    }
+    from rmq.operate.messages import lookup
 
     async def work(admin: Admin) -> Lookup:
-        found = await admin.query_message(topic, key, max_messages=most, **span)
-        return found if found.messages else await admin.query_unique_key(topic, key, **span)
+        return await lookup.find(
+            admin,
+            topic,
+            key,
+            most=most,
+            since_ms=begin if isinstance(begin, int) else 0,
+            until_ms=end if isinstance(end, int) else None,
+            now_ms=wall_clock_ms(),
+        )
 
     found = run_admin(target, work)
     if not found.messages:
@@ -177,12 +181,13 @@ def resend(
 ) -> None:
     """Give a stored message to a member of a group once more, now. Offsets stay as they are."""
 
+    from rmq.operate.messages import lookup
+
     async def work(admin: Admin) -> ConsumeMessageDirectlyResult:
-        member = client or (await admin.consumer_connection(group)).connection_set[0].client_id
-        return await admin.consume_directly(group, member, message_id, topic)
+        return await lookup.give_to_member(admin, group, message_id, topic, client)
 
     confirm(yes, f"Let group {group} consume message {message_id} once more?")
     result = run_admin(target, work)
     show(result, output)
-    if result.consume_result not in ("CR_SUCCESS", "CR_COMMIT"):
+    if not lookup.is_consumed(result):
         refuse(f"the member did not consume message {message_id}: {result.remark or result.consume_result}")

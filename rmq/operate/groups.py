@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, field, frozen
 
+from rmq.client.admin.messages import TOOLS_GROUP
 from rmq.errors import ConfigError, ConsumerNotOnline, NoRoute, RmqError
 from rmq.message import MessageQueue, StoredMessage, retry_topic, validate_group
 from rmq.operate.several import ask_each
@@ -14,6 +15,7 @@ from rmq.operate.topics import masters, messages_kept
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin, GroupProgress, OffsetReset, QueueProgress
+    from rmq.client.client import Client
     from rmq.client.reading.pull_consumer import PullConsumer
     from rmq.protocol.bodies import QueueTimeSpan, SubscriptionGroupConfig
 
@@ -249,22 +251,24 @@ async def consume_times(admin: Admin, group: str, topic: str) -> list[QueueTimeS
 
 
 async def stalled(
-    admin: Admin, pulls: PullConsumer, group: str, *, now_ms: int, after_ms: int = 60_000, most: int = 100
+    client: Client, group: str, *, now_ms: int, after_ms: int = 60_000, most: int = 100
 ) -> list[StalledQueue]:
     """Find queues whose oldest unread message has waited for `after_ms` or longer, the longest first.
 
-    It reads one message of each queue with lag, at most `most` queues, those with most lag first; `pulls` is
-    a pull consumer of the client. Raises as `progress`.
+    It reads one message of each queue with lag, at most `most` queues, those with most lag first. Raises as
+    `progress`.
     """
-    rows = sorted((one for one in (await progress(admin, group)).queues if one.lag), key=lambda one: -one.lag)
+    found = await progress(client.admin, group)
+    rows = sorted((one for one in found.queues if one.lag), key=lambda one: -one.lag)
+    async with client.pull_consumer(TOOLS_GROUP) as pulls:
 
-    async def look(row: QueueLag) -> StalledQueue:
-        message = await _at(pulls, row.message_queue, row.consumer_offset)
-        waits = None if message is None else max(0, now_ms - message.store_timestamp)
-        return StalledQueue(evolve(row, delay_ms=waits), message, waits)
+        async def look(row: QueueLag) -> StalledQueue:
+            message = await _at(pulls, row.message_queue, row.consumer_offset)
+            waits = None if message is None else max(0, now_ms - message.store_timestamp)
+            return StalledQueue(evolve(row, delay_ms=waits), message, waits)
 
-    found = (await ask_each(rows[:most], look)).values()
-    long = [one for one in found if one.waits_ms is None or one.waits_ms >= after_ms]
+        seen = (await ask_each(rows[:most], look)).values()
+    long = [one for one in seen if one.waits_ms is None or one.waits_ms >= after_ms]
     return sorted(long, key=lambda one: -(one.waits_ms or 0))
 
 
@@ -292,30 +296,28 @@ async def left_behind(admin: Admin, group: str) -> int:
 # --- setting offsets ---
 
 
-async def preview_reset(
-    admin: Admin, pulls: PullConsumer, group: str, topic: str, timestamp: int
-) -> ResetPreview:
+async def preview_reset(client: Client, group: str, topic: str, timestamp: int) -> ResetPreview:
     """Compare where a group is in a topic with where a reset to `timestamp` would set it; nothing is changed.
 
-    `timestamp` is in ms since 1970, `EARLIEST` or `TO_THE_END`; `pulls` is a pull consumer of the client.
-    Brokers decide again when the reset is made. Raises NoRoute, InvalidName.
+    `timestamp` is in ms since 1970, `EARLIEST` or `TO_THE_END`. Brokers decide again when the reset is made.
+    Raises NoRoute, InvalidName.
     """
     validate_group(group)
-    stats = await admin.topic_stats(topic)
-    known = await _offsets(admin, group, topic)
+    stats = await client.admin.topic_stats(topic)
+    known = await _offsets(client.admin, group, topic)
+    async with client.pull_consumer(TOOLS_GROUP) as pulls:
 
-    async def step(queue: MessageQueue) -> ResetStep:
-        ends = stats[queue]
-        if timestamp == TO_THE_END:
-            after = ends.max_offset
-        elif timestamp == EARLIEST:
-            after = ends.min_offset
-        else:
-            after = await pulls.search_offset(queue, timestamp)
-        return ResetStep(queue, ends.min_offset, ends.max_offset, known.get(queue, ends.min_offset), after)
+        async def step(queue: MessageQueue) -> ResetStep:
+            ends = stats[queue]
+            after = ends.min_offset if timestamp == EARLIEST else ends.max_offset
+            if timestamp not in (EARLIEST, TO_THE_END):
+                after = await pulls.search_offset(queue, timestamp)
+            return ResetStep(
+                queue, ends.min_offset, ends.max_offset, known.get(queue, ends.min_offset), after
+            )
 
-    steps = tuple((await ask_each(stats, step)).values())
-    return ResetPreview(group, topic, timestamp, steps, await _member_ids(admin, group))
+        steps = tuple((await ask_each(stats, step)).values())
+    return ResetPreview(group, topic, timestamp, steps, await _member_ids(client.admin, group))
 
 
 async def reset(admin: Admin, group: str, topic: str, timestamp: int) -> list[OffsetReset]:

@@ -49,8 +49,7 @@ async def test_a_stalled_queue_has_its_oldest_unread_message(cluster: Cluster, c
         await producer.send(rmq.Message("Orders", b"stuck"), queue=MessageQueue("Orders", "a", 1))
         await cluster.advance(120)
         await producer.send(rmq.Message("Orders", b"young"), queue=MessageQueue("Orders", "b", 0))
-    async with client.pull_consumer("TOOLS_CONSUMER") as pulls:
-        (one,) = await groups.stalled(client.admin, pulls, "billing", now_ms=cluster.now_ms())
+    (one,) = await groups.stalled(client, "billing", now_ms=cluster.now_ms())
     assert one.message is not None
     assert (one.message.body, one.queue.message_queue) == (b"stuck", MessageQueue("Orders", "a", 1))
     assert one.waits_ms is not None
@@ -63,11 +62,10 @@ async def test_a_reset_is_looked_at_before_it_is_made(cluster: Cluster, client: 
     await cluster.advance(60)
     middle = cluster.now_ms()
     await send(client, "Orders", 4)
-    async with client.pull_consumer("TOOLS_CONSUMER") as pulls:
-        back = await groups.preview_reset(client.admin, pulls, "billing", "Orders", groups.EARLIEST)
-        ahead = await groups.preview_reset(client.admin, pulls, "billing", "Orders", groups.TO_THE_END)
-        there = await groups.preview_reset(client.admin, pulls, "billing", "Orders", middle)
-        new = await groups.preview_reset(client.admin, pulls, "unknown", "Orders", groups.TO_THE_END)
+    back = await groups.preview_reset(client, "billing", "Orders", groups.EARLIEST)
+    ahead = await groups.preview_reset(client, "billing", "Orders", groups.TO_THE_END)
+    there = await groups.preview_reset(client, "billing", "Orders", middle)
+    new = await groups.preview_reset(client, "unknown", "Orders", groups.TO_THE_END)
     assert (back.again, back.skipped, back.members) == (4, 0, ())
     assert (ahead.again, ahead.skipped) == (0, 4)
     assert (there.again, there.skipped) == (0, 0)

@@ -1,0 +1,283 @@
+"""Pages of a topic's messages in the order of their time, read from the queues as far as a page needs them.
+
+    page = await read_page(client, "Orders", since_ms=yesterday, count=50)
+    older = await read_page(client, "Orders", since_ms=yesterday, count=50, cursor=page.cursor)
+
+A topic may have millions of messages: a page reads some tens of each queue, and never more than
+`LOOKED_AT_MAX` when it filters. No group is joined and no offset is stored.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heapify, heappop, heapreplace
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import define, field, frozen
+
+from rmq.client.admin.messages import TOOLS_GROUP
+from rmq.errors import ConfigError, RemoteProtocolError, check_number
+from rmq.message import MessageQueue
+from rmq.operate.several import ask_each
+from rmq.protocol import json
+
+if TYPE_CHECKING:
+    from rmq.client.client import Client
+    from rmq.client.consume.subscription import Sql
+    from rmq.client.reading.pull_consumer import PullConsumer
+    from rmq.message import StoredMessage
+
+Where = Callable[["StoredMessage"], bool]
+"""A condition on a message."""
+
+COUNT_MAX: Final = 1000
+"""Messages of a page."""
+PULLED_MAX: Final = 32
+"""Messages of a pull; brokers give no more at once."""
+PULLED_MIN: Final = 4
+BYTES_MAX: Final = 32 << 20
+"""Bytes of bodies, after which a page ends early."""
+LOOKED_AT_MAX: Final = 20_000
+"""Messages that a page with a condition looks at before it ends early."""
+CURSOR_BYTES_MAX: Final = 1 << 20
+
+
+@frozen
+class Page:
+    """Messages of a topic, in the order asked for.
+
+    `total` counts the messages of the span in all queues, before any filter; the ends of queues are where
+    they were when the page was read. `looked_at` counts the messages that were read for it. `cursor` is where
+    the next page begins, None after the last one; a page may have fewer messages than asked for, or none, and
+    still a cursor.
+    """
+
+    messages: Sequence[StoredMessage]
+    total: int
+    looked_at: int
+    cursor: str | None
+
+
+@frozen
+class Span:
+    """A part of a queue: offsets from `low` on and below `high`."""
+
+    queue: MessageQueue
+    low: int
+    high: int
+
+    @property
+    def size(self) -> int:
+        """Messages in it, at most."""
+        return max(0, self.high - self.low)
+
+
+async def read_page(
+    client: Client,
+    topic: str,
+    *,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+    queues: Sequence[MessageQueue] = (),
+    count: int = 50,
+    newest_first: bool = True,
+    expression: str | Sql = "*",
+    where: Where | None = None,
+    cursor: str | None = None,
+) -> Page:
+    """Read one page of a topic: messages stored from `since_ms` on and before `until_ms`, of all queues or
+    some.
+
+    `expression` filters by tags or SQL at the broker, `where` is a condition of one's own. `cursor` is that
+    of the page before, with the same other arguments. Raises ConfigError for a cursor that is none, NoRoute,
+    and as `PullConsumer.pull`.
+    """
+    check_number("count", count, 1)
+    if count > COUNT_MAX:
+        raise ConfigError("count", count, f"an int, at most {COUNT_MAX}")
+    begun = None if cursor is None else read_cursor(topic, cursor, newest_first=newest_first)
+    async with client.pull_consumer(TOOLS_GROUP) as pulls:
+        spans = await spans_of(client, pulls, topic, since_ms, until_ms, queues)
+        total = sum(span.size for span in spans)
+        reader = _Reader(pulls, expression, newest_first, _rest(spans, begun, newest_first), count)
+        return await reader.page(count, total, where)
+
+
+async def spans_of(
+    client: Client,
+    pulls: PullConsumer,
+    topic: str,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+    queues: Sequence[MessageQueue] = (),
+) -> list[Span]:
+    """The offsets between two times in each queue of a topic, or in some of its queues. Raises NoRoute, and
+    ConfigError for a queue that the topic does not have.
+    """
+    ends = await client.admin.topic_stats(topic)
+    for queue in queues:
+        if queue not in ends:
+            raise ConfigError("queue", str(queue), f"a queue of topic {topic}")
+
+    async def span(queue: MessageQueue) -> Span:
+        low, high = ends[queue].min_offset, ends[queue].max_offset
+        if since_ms is not None and low < high:
+            low = max(low, await pulls.search_offset(queue, since_ms))
+        if until_ms is not None and low < high:
+            high = min(high, await pulls.search_offset(queue, until_ms))
+        return Span(queue, low, high)
+
+    return list((await ask_each(queues or ends, span)).values())
+
+
+def _rest(spans: Sequence[Span], begun: Mapping[MessageQueue, int] | None, newest_first: bool) -> list[Span]:
+    """The parts of spans that earlier pages have left."""
+    if begun is None:
+        return list(spans)
+    if newest_first:
+        return [
+            Span(span.queue, span.low, min(span.high, begun[span.queue]))
+            for span in spans
+            if span.queue in begun
+        ]
+    return [Span(span.queue, max(span.low, begun.get(span.queue, span.low)), span.high) for span in spans]
+
+
+# --- reading ---
+
+
+@define(eq=False)
+class _Lane:
+    """A queue on a page: what is still to be pulled, and what was pulled and is not on the page yet."""
+
+    queue: MessageQueue
+    low: int
+    high: int
+    waiting: deque[StoredMessage] = field(factory=deque)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.waiting and self.low >= self.high
+
+
+class _Reader:
+    """The merge of queues by time. Lanes are filled one pull at a time."""
+
+    def __init__(
+        self,
+        pulls: PullConsumer,
+        expression: str | Sql,
+        newest_first: bool,
+        spans: Sequence[Span],
+        count: int,
+    ) -> None:
+        self._pulls, self._expression, self._newest_first = pulls, expression, newest_first
+        self._lanes = [_Lane(span.queue, span.low, span.high) for span in spans]
+        share = 2 * count // max(1, len(self._lanes))
+        self._batch = max(PULLED_MIN, min(PULLED_MAX, share))
+        self._looked_at = 0
+        # At least so many that each page goes on in some lane.
+        self._budget = max(LOOKED_AT_MAX, 2 * self._batch * len(self._lanes))
+
+    async def page(self, count: int, total: int, where: Where | None) -> Page:
+        """Take the next messages of all lanes, at most `count`."""
+        found: list[StoredMessage] = []
+        size = 0
+        await ask_each(range(len(self._lanes)), lambda number: self._fill(self._lanes[number]))
+        following = [(self._order(lane), number) for number, lane in enumerate(self._lanes) if lane.waiting]
+        heapify(following)
+        while following and len(found) < count and size < BYTES_MAX and self._looked_at < self._budget:
+            lane = self._lanes[number := following[0][1]]
+            message = lane.waiting.popleft()
+            if where is None or where(message):
+                found.append(message)
+                size += len(message.body)
+            if not lane.waiting:
+                await self._fill(lane)
+            if lane.waiting:
+                heapreplace(following, (self._order(lane), number))
+            else:
+                heappop(following)
+        cursor = None
+        if any(not lane.is_empty for lane in self._lanes):
+            cursor = write_cursor({lane.queue: self._at(lane) for lane in self._lanes}, self._newest_first)
+        return Page(found, total, self._looked_at, cursor)
+
+    def _order(self, lane: _Lane) -> int:
+        stored = lane.waiting[0].store_timestamp
+        return -stored if self._newest_first else stored
+
+    def _at(self, lane: _Lane) -> int:
+        """Where the next page begins in a lane."""
+        if self._newest_first:
+            return lane.waiting[0].queue_offset + 1 if lane.waiting else lane.high
+        return lane.waiting[0].queue_offset if lane.waiting else lane.low
+
+    async def _fill(self, lane: _Lane) -> None:
+        """Pull until a message of the lane waits, or nothing is left of it."""
+        while not lane.waiting and lane.low < lane.high and self._looked_at < self._budget:
+            if self._newest_first:
+                first = max(lane.low, lane.high - self._batch)
+                found = await self._between(lane.queue, first, lane.high)
+                lane.high = first
+                lane.waiting.extend(reversed(found))
+            else:
+                last = min(lane.high, lane.low + self._batch)
+                lane.waiting.extend(await self._between(lane.queue, lane.low, last))
+                lane.low = last
+
+    async def _between(self, queue: MessageQueue, low: int, high: int) -> list[StoredMessage]:
+        """The messages at these offsets, as far as they are there and pass the filter."""
+        found: list[StoredMessage] = []
+        at = low
+        while at < high:
+            pulled = await self._pulls.pull(queue, at, max_messages=high - at, expression=self._expression)
+            found += [one for one in pulled.messages if low <= one.queue_offset < high]
+            if pulled.next_offset <= at:
+                break
+            at = pulled.next_offset
+        self._looked_at += high - low
+        return found
+
+
+# --- cursors ---
+
+
+def write_cursor(at: Mapping[MessageQueue, int], newest_first: bool) -> str:
+    """Positions in the queues of a topic as a text for links, without the topic's name."""
+    brokers: dict[str, list[list[int]]] = {}
+    for queue, offset in sorted(at.items()):
+        brokers.setdefault(queue.broker_name, []).append([queue.queue_id, offset])
+    data = json.dumps([1, newest_first, brokers])
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def read_cursor(topic: str, text: str, *, newest_first: bool) -> dict[MessageQueue, int]:
+    """The positions of a cursor. Raises ConfigError for a text that is none, or for the other direction."""
+    wanted = "the cursor of the page before, with the same order"
+    if len(text) > CURSOR_BYTES_MAX:
+        raise ConfigError("cursor", f"{len(text)} characters", wanted)
+    try:
+        value: Any = json.loads(
+            base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        )
+        version, direction, brokers = value
+        at = {
+            MessageQueue(topic, str(broker), _offset(queue)): _offset(offset)
+            for broker, rows in brokers.items()
+            for queue, offset in rows
+        }
+    except (ValueError, TypeError, AttributeError, binascii.Error, RemoteProtocolError):
+        raise ConfigError("cursor", text[:80], wanted) from None
+    if version != 1 or direction is not newest_first:
+        raise ConfigError("cursor", text[:80], wanted)
+    return at
+
+
+def _offset(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(value)
+    return value
