@@ -88,6 +88,65 @@ class ReadResult:
     max_offset: int
 
 
+@frozen
+class TakeRequest:
+    """Messages that a consumer takes one by one: of a topic, or with `queue_id` of one of its queues.
+
+    Each message is its consumer's for `invisible_ms`, then it comes again. `subscription` and
+    `expression_type` are those of a ReadRequest. `in_order`: while a message of a message group
+    (`__SHARDINGKEY`) is out, the next of that group waits, and those of others do not; None: as the group's
+    settings say. A new group begins at the first message with `from_first`, else where RocketMQ's consumers
+    begin.
+    """
+
+    consumer_group: str
+    topic: str
+    max_msg_nums: int = 32
+    invisible_ms: int = 60_000
+    queue_id: int = -1
+    subscription: str | None = "*"
+    expression_type: str | None = None
+    in_order: bool | None = None
+    from_first: bool = False
+    queue_offset: int = field(default=0, init=False)
+    sub_version: int = field(default=0, init=False)
+    sys_flag: int = field(default=4, init=False)
+
+
+@frozen
+class TakenMessage:
+    """A message that a consumer has taken. `attempt` is 1 on the first delivery. `handle` names it when it is
+    acknowledged, extended or given back.
+    """
+
+    message: StoredMessage
+    handle: str
+    attempt: int
+
+
+OnTaken = Callable[["Sequence[TakenMessage] | ResponseError"], None]
+"""Called once with the outcome of a held take. When its time is over there are no messages."""
+
+OnHandled = Callable[[Sequence["ResponseError | None"]], None]
+"""Called once with the outcome of each handle, in their order; None is success."""
+
+
+@frozen
+class DeliverySettings:
+    """Per-message delivery of a group: the attempts that a message has, whether they are taken by message
+    group, and the delay in ms after each failed attempt (the last one holds for all further attempts).
+
+    With `initial_ms` the delays grow by `multiplier` from it up to `max_ms`, and `delays_ms` is empty.
+    """
+
+    max_attempts: int
+    in_order: bool
+    delays_ms: tuple[int, ...] = ()
+    initial_ms: int = 0
+    max_ms: int = 0
+    multiplier: float = 0.0
+
+
 OnRead = Callable[["ReadResult | ResponseError"], None]
 """Called once with the outcome of a held read. When its time is over the result has no messages."""
 
@@ -178,6 +237,49 @@ class DoorHost(Protocol):
 
         Raises AccessDenied, ResponseError for a refusal, or when too many reads wait.
         """
+
+    def take(self, request: TakeRequest) -> list[TakenMessage]:
+        """Take messages now. They come again when their time ends, or the connection. Raises AccessDenied,
+        ResponseError.
+        """
+
+    def hold_take(self, request: TakeRequest, on_taken: OnTaken, seconds: float) -> Callable[[], None]:
+        """Take messages as soon as there are any: new ones, or such that come again; none after `seconds`
+        (maxSuspendTimeMills at most). Never calls `on_taken` before it returns, nor after the connection has
+        ended. Returns a function that ends the wait without a call.
+
+        Raises AccessDenied, ResponseError for a refusal, or when too many takes wait.
+        """
+
+    def acknowledge(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
+        """Have messages never come again. `on_done` is called when that is as safe as the broker's settings
+        ask; at once, before this returns, where nothing has to be written.
+
+        An outcome with the code NO_MESSAGE: the lease has ended, or another consumer has the message; with
+        MESSAGE_ILLEGAL: it is no handle. A second acknowledgement is a success. Raises AccessDenied,
+        ResponseError.
+        """
+
+    def extend(self, group: str, topic: str, handle: str, invisible_ms: int) -> str:
+        """Have a message come again `invisible_ms` after now, not before. Returns the new handle; the old one
+        acknowledges as well. Raises AccessDenied, ResponseError.
+        """
+
+    def give_back(
+        self, group: str, topic: str, handles: Sequence[str], after_ms: int | None = None
+    ) -> list[ResponseError | None]:
+        """Have messages come again after `after_ms`; None: by the retry policy of the group. The attempt
+        counts: after the last one the message becomes a dead letter. Returns the outcome of each handle.
+        Raises AccessDenied, ResponseError.
+        """
+
+    def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
+        """Have messages become dead letters of the group now. `on_done` as for `acknowledge`. Raises
+        AccessDenied, ResponseError, StoreError.
+        """
+
+    def delivery_settings(self, group: str) -> DeliverySettings:
+        """How messages are delivered to a group that takes them one by one. Raises AccessDenied."""
 
     def queues(self, topic: str) -> int:
         """The number of queues of a topic that are read; 0 when there is no such topic."""

@@ -25,12 +25,15 @@ from rmq.doors import (
     PUBLISH,
     SUBSCRIBE,
     Appended,
+    DeliverySettings,
     Door,
     DoorHost,
     DoorStream,
     OnAppended,
     ReadRequest,
     ReadResult,
+    TakenMessage,
+    TakeRequest,
     check_doors,
 )
 from rmq.errors import AccessDenied, RmqError
@@ -54,6 +57,7 @@ __all__ = [
     "Answer",
     "Appended",
     "Asked",
+    "DeliverySettings",
     "Door",
     "DoorHost",
     "DoorStream",
@@ -69,6 +73,8 @@ __all__ = [
     "ReadRequest",
     "ReadResult",
     "StoredEvent",
+    "TakeRequest",
+    "TakenMessage",
     "account_of",
     "load",
 ]

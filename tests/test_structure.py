@@ -174,6 +174,7 @@ SIBLINGS: Final = 6
 ROOTS: Final = "puts the parts of its folder together"
 MANY_SIBLINGS: Final = {
     "rmq/broker/broker.py": ROOTS,
+    "rmq/broker/consume/per_message/deliveries.py": ROOTS,
     "rmq/client/client.py": ROOTS,
     "rmq/client/consume/assignments.py": "takes, pulls and gives up queues",
     "rmq/client/consume/delivery.py": "not divided yet: deliveries in flight, their failures, rates",
@@ -315,10 +316,10 @@ VALUES: Final = {
         "command message record request response result route"
     ),
     "a row of a table, or a figure in one": (
-        "alone broker check counted course group guest held in_flight info known lane link made moved one"
-        " place pull queue replica round row senders shares"
+        "alone batch broker check counted course group guest held in_flight info known lane link made moved"
+        " one place pull queue replica round row senders shares topic"
     ),
-    "the state of a run of the same module": "done evidence report run window",
+    "the state of a run of the same module": "done evidence found report run taking window",
     "a value of the compiled engine": "lanes",
     "a file in memory": "checkpoint",
 }

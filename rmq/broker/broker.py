@@ -24,6 +24,7 @@ from rmq.broker.admin.query import Query
 from rmq.broker.admin.registration import Registration
 from rmq.broker.admin.topics_and_groups import Admin
 from rmq.broker.config import Settings
+from rmq.broker.consume.per_message.deliveries import Deliveries
 from rmq.broker.consume.pull import Pull
 from rmq.broker.consume.read import Reader
 from rmq.broker.deferrals import Deferrals
@@ -39,6 +40,7 @@ from rmq.broker.membership.clients import Clients
 from rmq.broker.produce.acks import Acknowledgement
 from rmq.broker.produce.admission import FlowControl
 from rmq.broker.produce.append import Append, OwnWrites, stored_events
+from rmq.broker.produce.delivery_records import DeliveryRecords
 from rmq.broker.produce.idempotent import IdempotentSends
 from rmq.broker.produce.send import Send
 from rmq.broker.replication.replica_state import TABLE_CODES, DeliveryProgress, ReplicaState, of_our_slave
@@ -296,6 +298,19 @@ class Broker(Endpoint):
             role=self.role,
         )
         self.held_pulls = self.reader.held_pulls
+        records = DeliveryRecords(self.topics, self.own_writes, self.append, self.acknowledgement)
+        self.deliveries = Deliveries(
+            settings,
+            store,
+            tables,
+            self.reader,
+            role=self.role,
+            clock=self.clock,
+            now_ms=self.now_ms,
+            on_deadline=self._on_deadline,
+            put=records.put,
+            give_up=records.put_dead_letter,
+        )
         replicas = self.acknowledgement.replicas
         place = self.role.read_preference(lambda: settings.broker.read_at_slaves, replicas.numbers)
         self.pull = Pull(settings, tables, self.reader, place=place)
@@ -346,6 +361,7 @@ class Broker(Endpoint):
         self.replica.begin()
         if not self.is_slave:
             self.offsets.check_ends()
+            self.deliveries.load()
         self.transactions.load(self.now_ms())
 
     def _collect_handlers(self) -> dict[int, Handler]:
@@ -435,6 +451,7 @@ class Broker(Endpoint):
     def _forget_peer(self, peer: MemberConnection) -> None:
         self.connections -= 1
         self.held_pulls.on_close(peer)
+        self.deliveries.on_close(peer)
         self.clients.on_close(peer)
         self.pending_requests.on_close(peer)
 
@@ -481,8 +498,10 @@ class Broker(Endpoint):
         """Commit what was put, answer its senders, wake who waits for it; for parts that put outside a chunk
         too. When that fails, senders are told the cause, and nobody success.
         """
-        while self.store.has_pending:
+        while self.store.has_pending or self.deliveries.has_pending:
             try:
+                if self.deliveries.has_pending:
+                    self.deliveries.ledger.write()
                 self._commit()
             except StoreError:
                 continue  # its senders have been told, and the log says it
@@ -509,6 +528,8 @@ class Broker(Endpoint):
     def _written(self, seconds: float) -> None:
         """Answer the senders and count."""
         self.flow.wrote(seconds)
+        if self.deliveries.ledger.is_writing:
+            self.deliveries.ledger.written()
         (counts, plugin_counts), connection = self.append.take_counts(), self._connection
         if self.acknowledgement.calls:
             self.acknowledgement.calls_committed()
@@ -536,16 +557,19 @@ class Broker(Endpoint):
         if self._connection is not None:
             self.acknowledgement.refused(self._connection, code, remark)
         self.acknowledgement.calls_refused(code, remark)
+        self.deliveries.ledger.written(is_written=False)
         self.transactions.rolled_back()
 
     def _arrived(self, arrivals: Sequence[Arrival]) -> None:
         """Wake who waits for these queues, once for each queue."""
-        held = self.held_pulls.count
+        held, takes = self.held_pulls.count, len(self.deliveries.polls)
         if held:
             self.held_pulls.turn()
         for topic, queue_id, next_offset in arrivals:
             if held:
                 self.held_pulls.arrived(topic, queue_id, next_offset)
+            if takes:
+                self.deliveries.arrived(topic)
             if topic == SCHEDULE_TOPIC:
                 self.schedule.arrived(queue_id, self.now_ms())
             elif topic == TIMER_TOPIC:
@@ -556,7 +580,8 @@ class Broker(Endpoint):
     def step_deadlines(self, now: float) -> float:
         """Answer the waiting requests that are due; returns the next deadline, of `clock`."""
         self._next_deadline = math.inf  # whoever begins to wait meanwhile says so by `_on_deadline`
-        parts = self.held_pulls, self.acknowledgement, self.pending_requests, self.deferrals
+        waiting = self.held_pulls, self.acknowledgement, self.pending_requests, self.deferrals
+        parts = *waiting, self.deliveries
         steps = [part.step(now) for part in parts]
         self._next_deadline = min(self._next_deadline, *steps)
         self.commit_pending()
@@ -570,6 +595,21 @@ class Broker(Endpoint):
         if deadline < self._next_deadline:
             self._next_deadline = deadline
             self.wake.deadlines()
+
+    def read_on(self) -> None:
+        """Consumers may read further than before."""
+        self.reader.read_on()
+        self.deliveries.read_on()
+
+    def fall_silent(self) -> None:
+        """The broker stops soon: no read that waits is answered until `finish_last`."""
+        self.held_pulls.fall_silent()
+        self.deliveries.polls.fall_silent()
+
+    def finish_last(self) -> None:
+        """Answer the reads that are answered at a stop."""
+        self.deliveries.polls.finish_last()
+        self.held_pulls.finish_last()
 
     def save_topics(self) -> None:
         """Save the topics that were made, at once: the loop waits for the disk meanwhile."""
@@ -698,6 +738,7 @@ class Broker(Endpoint):
 
     def _on_topic_deleted(self, topic: str, queue_ids: Collection[int]) -> None:
         self.held_pulls.finish_where(lambda pull: pull.header.topic == topic)
+        self.deliveries.arrived(topic)
         self.progress.topic_deleted(topic, queue_ids)
 
     def _tell_slaves(self) -> None:

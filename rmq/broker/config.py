@@ -277,6 +277,19 @@ class BrokerConfig(ServerSettings):
         runtime=True,
         most=1_000_000,
     )
+    max_taken_messages: int = setting(
+        2_000_000,
+        help="Messages of all groups that may be taken and not acknowledged (per-message delivery); no"
+        " more are handed out",
+        validator=at_least(1),
+        runtime=True,
+    )
+    max_taken_messages_of_group: int = setting(
+        1_000_000,
+        help="The same for one topic of one group",
+        validator=at_least(1),
+        runtime=True,
+    )
     max_held_pulls_of_account: int = setting(
         50_000,
         help="Pulls of one account that may wait for messages before more are refused",

@@ -13,9 +13,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rmq.broker.consume.long_polling import HeldRead
+from rmq.broker.consume.per_message.handles import handle_text
+from rmq.broker.consume.per_message.polls import HeldTake
 from rmq.broker.consume.read import MOVED, SUCCESS
 from rmq.broker.filtering.subscription import parse_subscription
-from rmq.doors import JOIN, PUBLISH, SUBSCRIBE, ReadRequest, ReadResult
+from rmq.doors import (
+    JOIN,
+    PUBLISH,
+    SUBSCRIBE,
+    DeliverySettings,
+    ReadRequest,
+    ReadResult,
+    TakenMessage,
+    TakeRequest,
+)
 from rmq.errors import AccessDenied, InvalidName, ResponseError, StoreError, for_code
 from rmq.message import average_share, validate_group
 from rmq.plugin import StoredEvent
@@ -29,7 +40,8 @@ if TYPE_CHECKING:
     from rmq.broker.broker import Broker
     from rmq.broker.config import BrokerConfig
     from rmq.broker.consume.long_polling import Found
-    from rmq.doors import Appended, OnAppended, OnCommitted, OnRead
+    from rmq.broker.consume.per_message.taking import Handed
+    from rmq.doors import Appended, OnAppended, OnCommitted, OnHandled, OnRead, OnTaken
     from rmq.message import Message
 
 HEARTBEAT_SECONDS: Final = 30.0
@@ -239,6 +251,73 @@ class DoorPeer:
         )
         broker.reader.hold(held)
 
+    # ---- messages one by one ----
+
+    def take(self, request: TakeRequest) -> list[TakenMessage]:
+        """As `rmq.doors.DoorHost.take`."""
+        self._check(SUBSCRIBE, request.topic)
+        self._check(JOIN, request.consumer_group)
+        return taken_messages(self._broker.deliveries.take(request, self), self.config.broker_name)
+
+    def hold_take(self, request: TakeRequest, on_taken: OnTaken, seconds: float) -> Callable[[], None]:
+        """As `rmq.doors.DoorHost.hold_take`."""
+        self._check(SUBSCRIBE, request.topic)
+        self._check(JOIN, request.consumer_group)
+        broker = self._broker
+        if not broker.deliveries.polls.is_silent and (messages := self.take(request)):
+            return self.defer(0.0, lambda: self._call(on_taken, messages))
+
+        def taken(found: Sequence[Handed] | ResponseError) -> None:
+            if not isinstance(found, ResponseError):
+                self._call(on_taken, taken_messages(found, self.config.broker_name))
+            else:
+                self._call(on_taken, found)
+
+        seconds = max(0.0, min(seconds, self.config.max_suspend_time_mills / 1000))
+        holders = broker.settings.holders_of(self)
+        held = HeldTake(self, request, broker.clock() + seconds, taken, holders)
+        broker.deliveries.hold(held)
+        return lambda: broker.deliveries.polls.drop(held)
+
+    def acknowledge(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
+        """As `rmq.doors.DoorHost.acknowledge`."""
+        self._check(JOIN, group)
+        self._broker.deliveries.acknowledge(group, topic, handles, partial(self._handled, on_done))
+
+    def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
+        """As `rmq.doors.DoorHost.dead_letter`."""
+        self._check(JOIN, group)
+        self._broker.deliveries.dead_letter(group, topic, handles, partial(self._handled, on_done))
+
+    def _handled(self, on_done: OnHandled, outcomes: Sequence[ResponseError | None]) -> None:
+        if not self.is_closed:
+            self._call(on_done, outcomes)
+
+    def extend(self, group: str, topic: str, handle: str, invisible_ms: int) -> str:
+        """As `rmq.doors.DoorHost.extend`."""
+        self._check(JOIN, group)
+        return self._broker.deliveries.extend(group, topic, handle, invisible_ms, self)
+
+    def give_back(
+        self, group: str, topic: str, handles: Sequence[str], after_ms: int | None = None
+    ) -> list[ResponseError | None]:
+        """As `rmq.doors.DoorHost.give_back`."""
+        self._check(JOIN, group)
+        return self._broker.deliveries.give_back(group, topic, handles, after_ms)
+
+    def delivery_settings(self, group: str) -> DeliverySettings:
+        """As `rmq.doors.DoorHost.delivery_settings`."""
+        self._check(JOIN, group)
+        deliveries = self._broker.deliveries
+        attempts, policy = deliveries.policy(group)
+        in_order = deliveries.is_ordered(group)
+        if policy.is_exponential:
+            growth = policy.initial_ms, policy.max_ms, policy.multiplier
+            return DeliverySettings(attempts, in_order, (), *growth)
+        return DeliverySettings(attempts, in_order, policy.delays_ms)
+
+    # ---- queues ----
+
     def queues(self, topic: str) -> int:
         """As `rmq.doors.DoorHost.queues`."""
         config = self._broker.topics.get(topic)
@@ -353,6 +432,26 @@ class DoorPeer:
         """As `rmq.doors.DoorHost.defer`."""
         holders = self._broker.settings.holders_of(self)
         return self._broker.deferrals.add(self, holders, seconds, call)
+
+
+def taken_messages(found: Sequence[Handed], broker_name: str) -> list[TakenMessage]:
+    """The messages that were taken, each with its handle."""
+    messages = []
+    for one in found:
+        attempt = one.attempt
+        for buffer in one.buffers:
+            for message in decode_records(memoryview(buffer)):
+                handle = handle_text(
+                    one.start,
+                    one.taken_ms,
+                    one.invisible_ms,
+                    broker_name,
+                    one.queue_id,
+                    message.queue_offset,
+                    message.physical_offset,
+                )
+                messages.append(TakenMessage(message, handle, attempt))
+    return messages
 
 
 def _nothing(error: ResponseError | None) -> None:

@@ -196,6 +196,11 @@ class HeldPulls:
         mine = self._of_connection.get(connection)
         return 0 if mine is None else len(mine) + self._long.get(connection, 0)
 
+    def has_of(self, topic: str, queue_id: int, group: str) -> bool:
+        """Whether a read of a group waits for a queue."""
+        pulls = self._pulls.get((topic, queue_id), ())
+        return any(pull.header.consumer_group == group for pull in pulls)
+
     def hold_pull(self, pull: HeldRead) -> None:
         """Keep a pull until its queue grows past its offset, its time is over, or its connection closes."""
         connection, header = pull.connection, pull.header

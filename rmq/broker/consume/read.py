@@ -135,6 +135,8 @@ class Reader:
         self._plans: dict[tuple[str, str, str | None], Plan] = {}
         self._plans_size = 0
         self._rows: dict[tuple[str, str, int], Row] = {}
+        self._refused: set[tuple[str, str]] = set()
+        """Groups and topics of per-message delivery."""
         settings.derive(self._settings_changed)
 
     def _settings_changed(self) -> None:
@@ -199,12 +201,43 @@ class Reader:
             raise _forbidden(f"subscription group no permission, {name}")
         return group
 
-    def _check_queue(self, wanted: Wanted, reading: Reading) -> None:
+    def admit_take(self, wanted: Wanted, reading: Reading) -> Plan:
+        """How to read for a consumer that takes messages one by one, of one queue or, with a negative queue
+        id, of any. Raises ResponseError for a refusal.
+        """
+        self._group(wanted, reading)
+        if wanted.queue_id < 0:
+            self._check_topic(wanted)
+        else:
+            self._check_queue(wanted, reading)
+        return self._plan_of_request(wanted, reading)
+
+    def refuse_pulls(self, group: str, topic: str) -> None:
+        """Refuse pulls of a group from a topic. Raises ResponseError while one waits."""
+        config = self._topics.get(topic)
+        for queue_id in range(0 if config is None else config.read_queue_nums):
+            if self.held_pulls.has_of(topic, queue_id, group):
+                raise _forbidden(
+                    f"group {group} pulls topic {topic}: its messages cannot be taken one by one as well. "
+                    "Stop the consumers that pull, or take by another group"
+                )
+        self._refused.add((group, topic))
+        self._rows = {key: row for key, row in self._rows.items() if key[:2] != (group, topic)}
+
+    def allow_pulls(self, group: str, topic: str) -> None:
+        """Allow pulls of a group from a topic again."""
+        self._refused.discard((group, topic))
+
+    def _check_topic(self, wanted: Wanted) -> TopicConfig:
         topic = self._topics.get(wanted.topic)
         if topic is None:
             raise unknown_topic(wanted.topic)
         if not topic.perm & PERM_READ:
             raise _forbidden(f"the topic[{wanted.topic}] pulling message is forbidden")
+        return topic
+
+    def _check_queue(self, wanted: Wanted, reading: Reading) -> None:
+        topic = self._check_topic(wanted)
         if not 0 <= wanted.queue_id < topic.read_queue_nums:
             raise for_code(
                 ResponseCode.SYSTEM_ERROR,
@@ -214,6 +247,11 @@ class Reader:
 
     def _plan(self, wanted: Wanted, group: SubscriptionGroupConfig, reading: Reading) -> Plan:
         self._check_queue(wanted, reading)
+        if self._refused and (wanted.consumer_group, wanted.topic) in self._refused:
+            raise _forbidden(
+                f"group {wanted.consumer_group} takes messages of topic {wanted.topic} one by one: they "
+                "cannot be pulled as well. Pull by another group, or stop the consumers that take"
+            )
         if wanted.sys_flag & PULL_SUBSCRIPTION:
             return self._plan_of_request(wanted, reading)
         subscription = self._registered(wanted, group)

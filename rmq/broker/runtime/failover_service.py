@@ -373,7 +373,7 @@ class _Controlled:
         """The store is open, and nobody is served yet."""
         self.has_opened = True
         control, store = self._control, broker.store
-        control.opened(lambda: store.flushed_offset, broker.reader.read_on)
+        control.opened(lambda: store.flushed_offset, broker.read_on)
         broker.clients.announcements.recall(self._announced)
         if self._led:
             store.flush()

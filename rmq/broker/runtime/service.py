@@ -386,10 +386,10 @@ class _Service:
             broker.on_synced(await broker.disk_work.do(self.store.flush, SYNC))
         finally:
             broker.acknowledgement.stop()
-            broker.held_pulls.fall_silent()
+            broker.fall_silent()
             if broker.acceptors[CLIENTS].open:
                 await anyio.sleep(QUIET_SECONDS)
-            broker.held_pulls.finish_last()
+            broker.finish_last()
             if self._doors is not None:
                 self._doors.stop("this broker is stopping")
 

@@ -155,6 +155,7 @@ class Offsets:
         self._quota = Quota()
         self._kept: dict[str, dict[int, int]] = {}  # as the table was when its text was begun; else empty
         self._last_text = b""  # of a large table
+        self._watched: dict[str, Callable[[], None]] = {}
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
         """What this part answers."""
@@ -219,6 +220,37 @@ class Offsets:
             self._keep(key, queues)
         queues[queue_id] = offset
         self._changed((key,))
+
+    def advance(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Set the offset that per-message delivery has reached, which watches this row. Raises ResponseError
+        when it would be one pair of a topic and a group too many.
+        """
+        key = f"{topic}@{group}"
+        queues = self._table.get(key)
+        if queues is None:
+            queues = self._added(topic, group)
+        elif self._kept:
+            self._keep(key, queues)
+        queues[queue_id] = offset
+        self.is_changed = True
+        self.changes.add((key,))
+
+    def watch(self, group: str, topic: str, on_change: Callable[[], None]) -> None:
+        """Call `on_change` whenever the row of a group and a topic is changed, but by `advance`. One-way
+        commits of this row are dropped meanwhile: they are those of consumers that pull.
+        """
+        self._watched[f"{topic}@{group}"] = on_change
+
+    def unwatch(self, group: str, topic: str) -> None:
+        """End a watch."""
+        self._watched.pop(f"{topic}@{group}", None)
+
+    def first(self, group: str, topic: str, queue_id: int, *, from_first: bool = False) -> int:
+        """The offset at which a group without one begins: the first message while the queue is young, or has
+        come to a topic that the group knows; else the end.
+        """
+        is_first = from_first or self._is_young(topic, queue_id) or self._came_later(group, topic, queue_id)
+        return (self._store.min_offset if is_first else self._store.max_offset)(topic, queue_id)
 
     def put(self, group: str, topic: str, offsets: dict[int, int]) -> None:
         """Set the group's offsets in a topic: queue id -> offset."""
@@ -394,6 +426,10 @@ class Offsets:
     def _changed(self, keys: Collection[str]) -> None:
         self.is_changed = True
         self.changes.add(keys)
+        if self._watched:
+            for key in keys:
+                if on_change := self._watched.get(key):
+                    on_change()
 
     def names(self) -> list[str]:
         """The names of all rows, `topic@group`."""
@@ -488,6 +524,8 @@ class Offsets:
 
     def _on_update(self, request: Command, connection: Any, now: int) -> Command | None:
         header = request.read(UpdateConsumerOffsetRequestHeader)
+        if request.is_oneway and f"{header.topic}@{header.consumer_group}" in self._watched:
+            return None
         if self._role.refuses_commits() and not request.is_oneway:
             remark = f"offset {header.commit_offset} is not kept: another master takes over, commit it there"
             raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)

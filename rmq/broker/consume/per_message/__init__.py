@@ -1,0 +1,1 @@
+"""Per-message delivery: consumers take messages, and acknowledge each one by itself."""

@@ -1,0 +1,480 @@
+"""Per-message delivery: the groups that take messages one by one, put together.
+
+A group takes messages of a topic: each is its consumer's for a time, whoever else reads the queue. The offset
+of the group in a queue is that of its oldest unfinished message, so that lag, resets and RocketMQ's own
+brokers work with it; what is finished behind it is in the journal (`ledger`).
+
+Pulls of a group from a topic of which it takes messages are refused: they would read what is leased. They are
+allowed again once no message is out and none was asked for during `IDLE_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from attrs import frozen
+
+from rmq.broker.consume.per_message.handles import Handle, parse_handle
+from rmq.broker.consume.per_message.leases import Leases
+from rmq.broker.consume.per_message.ledger import Change, Ledger
+from rmq.broker.consume.per_message.offset_set import OffsetSet
+from rmq.broker.consume.per_message.polls import HeldTake, HeldTakes
+from rmq.broker.consume.per_message.queue_delivery import QueueDelivery, TopicDelivery
+from rmq.broker.consume.per_message.retry_policy import RetryPolicy
+from rmq.broker.consume.per_message.taking import Found, Handed, Taker, Taking
+from rmq.errors import ResponseError, for_code
+from rmq.protocol.codes import ResponseCode
+from rmq.store.reader import GetResult
+
+if TYPE_CHECKING:
+    from rmq.broker.config import Settings
+    from rmq.broker.consume.long_polling import Reading
+    from rmq.broker.consume.per_message.leases import OnHandled
+    from rmq.broker.consume.read import Reader
+    from rmq.broker.role import Role
+    from rmq.broker.state import Tables
+    from rmq.doors import TakeRequest
+    from rmq.plugin import Appended
+    from rmq.protocol.record import Record
+    from rmq.store.store import Store
+
+IDLE_SECONDS: Final = 60.0
+FORGET_SECONDS: Final = 3_600.0
+"""So long after its last take a group with nothing out is forgotten; its offset stays."""
+HANDLES_OF_A_REQUEST: Final = 10_000
+
+log = logging.getLogger("rmq.broker")
+
+
+@frozen
+class DeliveryFigures:
+    """Figures of one topic for one group. `oldest_ms` is how long ago the oldest lease was taken."""
+
+    group: str
+    topic: str
+    leased: int
+    waiting: int
+    oldest_ms: int
+    polls: int
+
+
+class Deliveries:
+    """The groups that take messages one by one.
+
+    `put(record, on_done)` takes a record of the journal into the pending batch, `give_up(group, message,
+    attempts, reason)` a dead letter; both raise StoreError and ResponseError. `commit_soon()` has the batch
+    written in the next round of the loop, where nothing else does. `on_deadline(at)` is called with each new
+    deadline of `clock`, in seconds, so that `step` is called by then.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        tables: Tables,
+        reader: Reader,
+        *,
+        role: Role,
+        clock: Callable[[], float],
+        now_ms: Callable[[], int],
+        on_deadline: Callable[[float], None],
+        put: Callable[[Record, Callable[[Appended], None] | None], None],
+        give_up: Callable[[str, memoryview, int, str], None],
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._offsets = tables.offsets
+        self._groups = tables.groups
+        self._topics = tables.topics
+        self._stats = tables.stats
+        self._reader = reader
+        self._role = role
+        self._clock = clock
+        self._now_ms = now_ms
+        self._dead_letter = give_up
+        self._on_deadline = on_deadline
+        self._table: dict[tuple[str, str], TopicDelivery] = {}
+        self._unconfirmed: set[str] = set()
+        self._idle_at = 0.0
+        self.ledger = Ledger(store, put=put, apply=self._apply, wall_ms=self._wall_ms)
+        self.polls = HeldTakes(settings, clock, on_deadline, self._take_held)
+        self._taker = Taker(store, self._beyond)
+        self._leases = Leases(
+            self.ledger,
+            clock=clock,
+            now_ms=now_ms,
+            policy=self.policy,
+            give_up=self._give_up,
+            on_ready=lambda topic: self.polls.wake((topic.group, topic.topic)),
+            on_base=self._on_base,
+            on_deadline=on_deadline,
+        )
+
+    # ---- what the broker asks ----
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether there is something to write to the journal."""
+        return self.ledger.has_pending
+
+    @property
+    def out(self) -> int:
+        """Messages of all groups that were taken and are not finished."""
+        return self._leases.out
+
+    @property
+    def dead_letters(self) -> int:
+        """Messages that became dead letters here since the start."""
+        return self._leases.dead_letters
+
+    def _apply(self, changes: Sequence[Change], is_written: bool) -> None:
+        self._leases.apply(changes, is_written)
+
+    def _wall_ms(self, time: float) -> int:
+        return self._now_ms() + round((time - self._clock()) * 1000)
+
+    def policy(self, group: str) -> tuple[int, RetryPolicy]:
+        """The attempts that a message of a group has, and the policy of its retries."""
+        config = self._groups.table.get(group)
+        if config is None:
+            return 17, RetryPolicy()
+        return max(1, config.retry_max_times + 1), RetryPolicy()
+
+    def is_ordered(self, group: str) -> bool:
+        """Whether a group takes messages by message group, one after the other."""
+        return False
+
+    # ---- take ----
+
+    def take(self, request: TakeRequest, reading: Reading) -> list[Handed]:
+        """Take messages now; none when there is nothing. Raises ResponseError for a refusal."""
+        if self._role.refuses_locks() or self._role.refusal():
+            raise for_code(
+                ResponseCode.SERVICE_NOT_AVAILABLE, "messages are taken at the master of this set, not here"
+            )
+        plan = self._reader.admit_take(request, reading)
+        topic = self._begin(request)
+        config = self._settings.broker
+        limits = self._settings.store
+        most = 1 if reading.is_busy else limits.max_transfer_count_on_message_in_memory
+        room = min(
+            config.max_taken_messages_of_group - topic.out, config.max_taken_messages - self._leases.out
+        )
+        taking = Taking(
+            min(request.max_msg_nums, most, max(0, room)),
+            limits.max_transfer_bytes_on_message_in_memory,
+            self._clock(),
+            self._now_ms(),
+            request.invisible_ms,
+            reading,
+            plan,
+            self.policy(topic.group)[0],
+            self._role.high_watermark(),
+        )
+        in_order = self.is_ordered(topic.group) if request.in_order is None else request.in_order
+        topic.has_more = False
+        for queue_id in self._turn(topic, request.queue_id):
+            if taking.is_full:
+                break
+            queue = topic.queues.get(queue_id)
+            if queue is None:
+                queue = self._begin_queue(topic, queue_id, request)
+            if queue.groups is None and not in_order and not queue.ready and queue.recovered <= queue.cursor:
+                if queue.cursor == self._store.max_offset(topic.topic, queue_id):
+                    continue
+            elif not queue.set_order(in_order):
+                continue
+            base = queue.base
+            self._took(topic, self._taker.take(queue, taking))
+            if queue.base != base:
+                self._on_base(queue)
+        if taking.handed:
+            count = sum(one.count for one in taking.handed)
+            size = sum(one.size for one in taking.handed)
+            result = GetResult("FOUND", 0, count=count, size=size)
+            self._reader.handed_out(request, result, reading)
+        return taking.handed
+
+    def _turn(self, topic: TopicDelivery, queue_id: int) -> Iterator[int]:
+        """The queues to take from, another one first each time."""
+        if queue_id >= 0:
+            yield queue_id
+            return
+        config = self._topics.table[topic.topic]
+        count = config.read_queue_nums
+        first = topic.turn = (topic.turn + 1) % count if count else 0
+        yield from range(first, count)
+        yield from range(first)
+
+    def _took(self, topic: TopicDelivery, found: Found) -> None:
+        leases = self._leases
+        for batch in found.leased:
+            leases.leased(batch)
+        for batch, until_ms in found.put_off:
+            leases.put_off(batch, until_ms)
+        for batch in found.dying:
+            leases.give_up(batch)
+        if found.new != found.dropped:
+            leases.count_out(topic, found.new - found.dropped)
+        topic.has_more |= found.has_more and not found.leased
+        if found.is_cut:
+            self._unconfirmed.add(topic.topic)
+
+    def _begin(self, request: TakeRequest) -> TopicDelivery:
+        """The state of a topic for a group, from its first take on. Raises ResponseError."""
+        key = request.consumer_group, request.topic
+        topic = self._table.get(key)
+        if topic is None:
+            topic = self._table[key] = TopicDelivery(*key)
+            self._offsets.watch(*key, partial(self._on_offsets, topic))
+        topic.used_at = self._clock()
+        if not topic.is_refusing_pulls:
+            self._reader.refuse_pulls(*key)
+            topic.is_refusing_pulls = True
+        return topic
+
+    def _begin_queue(self, topic: TopicDelivery, queue_id: int, request: TakeRequest) -> QueueDelivery:
+        """The state of a queue: from the group's offset on; of a new group, by RocketMQ's rules. Raises
+        ResponseError.
+        """
+        group, name = topic.group, topic.topic
+        base = self._offsets.get(group, name, queue_id)
+        if base < 0:
+            base = self._offsets.first(group, name, queue_id, from_first=request.from_first)
+        queue = QueueDelivery(topic, queue_id, self.ledger.next_id(), OffsetSet(base), base)
+        self._offsets.advance(group, name, queue_id, base)
+        topic.queues[queue_id] = queue
+        self.ledger.add(queue)
+        self._on_deadline(self._clock())
+        return queue
+
+    def _beyond(self, queue: QueueDelivery) -> int:
+        """Correct a queue whose cursor lies outside of what it holds; return where it goes on."""
+        name, queue_id = queue.topic.topic, queue.queue_id
+        low, high = self._store.min_offset(name, queue_id), self._store.max_offset(name, queue_id)
+        if queue.cursor < low:
+            queue.finished.advance_to(low)
+            return max(low, queue.cursor)
+        at = self._offsets.resume_at(name, queue_id, queue.cursor)
+        log.warning(
+            "group %s takes messages of %s queue %d up to %d, which ends at %d: it goes on at %d",
+            *(queue.topic.group, name, queue_id, queue.cursor, high, at),
+        )
+        self._leases.reset(queue, at)
+        self.ledger.reset(queue)
+        return at
+
+    # ---- waiting for messages ----
+
+    def hold(self, held: HeldTake) -> None:
+        """Keep a take that found nothing until there is a message, or its time is over. Raises ResponseError
+        when too many wait.
+        """
+        self._stats.miss()
+        self.polls.hold(held)
+        self._look_on(held)
+
+    def _take_held(self, held: HeldTake) -> Sequence[Handed]:
+        handed = self.take(held.request, held.connection)
+        if not handed:
+            self._look_on(held)
+        return handed
+
+    def _look_on(self, held: HeldTake) -> None:
+        """Try again soon if the last take has not looked at all messages."""
+        key = held.request.consumer_group, held.request.topic
+        topic = self._table.get(key)
+        if topic is not None and topic.has_more:
+            self.polls.wake(key)
+
+    def arrived(self, topic: str) -> None:
+        """A topic has new messages."""
+        self.polls.arrived(topic)
+
+    def read_on(self) -> None:
+        """Consumers may read further than before."""
+        if self._unconfirmed:
+            topics, self._unconfirmed = self._unconfirmed, set()
+            for topic in topics:
+                self.polls.arrived(topic)
+
+    # ---- acknowledge, extend, give back ----
+
+    def acknowledge(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
+        """As `Leases.acknowledge`. Raises ResponseError."""
+        self._check_keeps(handles)
+        parsed = [_parsed(text) for text in handles]
+        self._leases.acknowledge(self._table.get((group, topic)), parsed, on_done)
+        self._write_soon()
+
+    def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
+        """As `Leases.dead_letter`. Raises ResponseError, StoreError."""
+        self._check_keeps(handles)
+        parsed = [_parsed(text) for text in handles]
+        self._leases.dead_letter(self._table.get((group, topic)), parsed, on_done)
+        self._write_soon()
+
+    def extend(self, group: str, topic: str, handle: str, invisible_ms: int, owner: Reading) -> str:
+        """As `Leases.extend`. Raises ResponseError."""
+        name = self._settings.broker.broker_name
+        return self._leases.extend(
+            self._table.get((group, topic)), parse_handle(handle), invisible_ms, owner, name
+        )
+
+    def give_back(
+        self, group: str, topic: str, handles: Sequence[str], after_ms: int | None
+    ) -> list[ResponseError | None]:
+        """As `Leases.give_back`. Raises ResponseError."""
+        self._check_keeps(handles)
+        parsed = [_parsed(text) for text in handles]
+        outcomes = self._leases.give_back(self._table.get((group, topic)), parsed, after_ms)
+        self._write_soon()
+        return outcomes
+
+    def _check_keeps(self, handles: Sequence[str]) -> None:
+        if self._role.refuses_commits() or self._role.refusal():
+            remark = "the message is not acknowledged: another master takes over, acknowledge it there"
+            raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+        if len(handles) > HANDLES_OF_A_REQUEST:
+            raise for_code(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"{len(handles)} receipt handles in one request, at most {HANDLES_OF_A_REQUEST} are allowed",
+            )
+
+    def _write_soon(self) -> None:
+        if self.ledger.has_pending:
+            self._on_deadline(self._clock())
+
+    def on_close(self, connection: Reading) -> None:
+        """A connection has ended: its polls are forgotten, its messages come again."""
+        self.polls.on_close(connection)
+        self._leases.on_close(connection)
+
+    def _give_up(self, queue: QueueDelivery, offset: int, attempts: int, reason: str) -> None:
+        record = self._taker.record(queue, offset)
+        if record is None:
+            log.warning("message %d of %s is no longer in the log", offset, queue.topic.topic)
+        else:
+            self._dead_letter(queue.topic.group, record, attempts, reason)
+
+    def _on_base(self, queue: QueueDelivery) -> None:
+        topic = queue.topic
+        self._offsets.advance(topic.group, topic.topic, queue.queue_id, queue.base)
+
+    # ---- time ----
+
+    def step(self, now: float) -> float:
+        """Do what is due; return the next deadline, infinite when nothing waits."""
+        at = min(self._leases.step(now), self.polls.step(now))
+        if self.ledger.step(self._now_ms()):
+            at = now
+        if now >= self._idle_at:
+            self._idle_at = now + IDLE_SECONDS
+            self._look_for_idle(now)
+        return min(at, self._idle_at) if self._table else at
+
+    def _look_for_idle(self, now: float) -> None:
+        for key, topic in list(self._table.items()):
+            idle = now - topic.used_at
+            if topic.out or idle < IDLE_SECONDS or self.polls.waiting(key):
+                continue
+            if topic.is_refusing_pulls:
+                self._reader.allow_pulls(*key)
+                topic.is_refusing_pulls = False
+            if idle >= FORGET_SECONDS and not any(
+                queue.finished.above(queue.cursor) for queue in topic.queues.values()
+            ):
+                self._forget(topic)
+
+    def _forget(self, topic: TopicDelivery) -> None:
+        for queue in topic.queues.values():
+            self._leases.reset(queue, queue.base)
+            self.ledger.forget(queue)
+        topic.queues.clear()
+        key = topic.group, topic.topic
+        self._offsets.unwatch(*key)
+        if topic.is_refusing_pulls:
+            self._reader.allow_pulls(*key)
+        del self._table[key]
+
+    # ---- offsets that others change ----
+
+    def _on_offsets(self, topic: TopicDelivery) -> None:
+        """Someone else has changed the offsets of a group: a reset, a deletion, or a consumer that pulls."""
+        offsets = self._offsets.of(topic.group, topic.topic)
+        if not offsets:
+            self._forget(topic)
+            self._write_soon()
+            return
+        for queue_id, queue in list(topic.queues.items()):
+            base = offsets.get(queue_id, -1)
+            if base < 0 or base == queue.base:
+                continue
+            log.info(
+                "group %s goes on in %s queue %d at %d, not at %d",
+                *(topic.group, topic.topic, queue_id, base, queue.base),
+            )
+            self._leases.reset(queue, base)
+            self.ledger.reset(queue)
+        self._write_soon()
+        self.polls.wake((topic.group, topic.topic))
+
+    # ---- the start ----
+
+    def load(self) -> None:
+        """Read the journal of the store, on a master, after its offsets."""
+        for row_id, row in self.ledger.load():
+            if self._topics.get(row.topic) is None:
+                continue
+            end = self._store.max_offset(row.topic, row.queue_id)
+            row.finished.cut(end)
+            known = self._offsets.get(row.group, row.topic, row.queue_id)
+            if not row.is_reset and known > row.finished.base:
+                row.finished.advance_to(min(known, end))
+            row.finished.advance_to(min(end, self._store.min_offset(row.topic, row.queue_id)))
+            key = row.group, row.topic
+            topic = self._table.get(key)
+            if topic is None:
+                topic = self._table[key] = TopicDelivery(*key, used_at=self._clock())
+                self._offsets.watch(*key, partial(self._on_offsets, topic))
+            base = row.finished.base
+            queue = QueueDelivery(topic, row.queue_id, row_id, row.finished, base)
+            queue.recovered = min(end, max(row.end, row.frontier))
+            queue.tried_before = min(end, row.frontier)
+            queue.notes = {
+                at: told for at, told in row.notes.items() if base <= at < end and at not in row.finished
+            }
+            topic.queues[row.queue_id] = queue
+            self.ledger.keep(queue)
+            self._on_base(queue)
+
+    # ---- figures ----
+
+    def figures(self) -> list[DeliveryFigures]:
+        """The figures of all groups and topics."""
+        return [self._figures_of(topic) for topic in self._table.values()]
+
+    def figures_of(self, group: str) -> list[DeliveryFigures]:
+        """The figures of a group."""
+        return [self._figures_of(topic) for key, topic in self._table.items() if key[0] == group]
+
+    def _figures_of(self, topic: TopicDelivery) -> DeliveryFigures:
+        leased, oldest = 0, math.inf
+        for queue in topic.queues.values():
+            for batch in queue.leased.values():
+                leased += batch.count
+                oldest = min(oldest, batch.taken_ms)
+        age = 0 if oldest == math.inf else max(0, self._now_ms() - int(oldest))
+        polls = self.polls.waiting((topic.group, topic.topic))
+        return DeliveryFigures(topic.group, topic.topic, leased, max(0, topic.out - leased), age, polls)
+
+
+def _parsed(text: str) -> Handle | ResponseError:
+    try:
+        return parse_handle(text)
+    except ResponseError as error:
+        return error

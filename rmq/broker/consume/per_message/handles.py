@@ -1,0 +1,72 @@
+"""Receipt handles: the text by which a consumer names a message that it has taken.
+
+The form is that of RocketMQ 5.x: `start taken invisible revive type broker queue offset [position]`, numbers
+and the name of the broker with spaces between. `start` is the first offset of the batch that was taken,
+`taken` the wall time of that in ms, `invisible` the length of the lease in ms. The rest of a batch is found
+by these, so that nothing has to be kept for each handle.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from rmq.errors import ResponseError, for_code
+from rmq.protocol.codes import ResponseCode
+
+
+@frozen
+class Handle:
+    """The parts of a handle. Times are in ms of wall time."""
+
+    start: int
+    taken_ms: int
+    invisible_ms: int
+    broker_name: str
+    queue_id: int
+    offset: int
+
+    @property
+    def ends_ms(self) -> int:
+        """The time at which the lease ends."""
+        return self.taken_ms + self.invisible_ms
+
+    def __str__(self) -> str:
+        return handle_text(
+            self.start, self.taken_ms, self.invisible_ms, self.broker_name, self.queue_id, self.offset
+        )
+
+
+def handle_text(
+    start: int,
+    taken_ms: int,
+    invisible_ms: int,
+    broker_name: str,
+    queue_id: int,
+    offset: int,
+    position: int = 0,
+) -> str:
+    """The text of a handle."""
+    return f"{start} {taken_ms} {invisible_ms} 0 0 {broker_name} {queue_id} {offset} {position}"
+
+
+def parse_handle(text: str) -> Handle:
+    """Read a handle. Raises ResponseError(MESSAGE_ILLEGAL) for any other text."""
+    words = text.split(" ")
+    try:
+        start, taken, invisible = int(words[0]), int(words[1]), int(words[2])
+        queue_id, offset = int(words[6]), int(words[7])
+        if min(start, queue_id, offset, invisible) < 0 or max(start, taken, invisible, offset) >= 1 << 62:
+            raise ValueError
+    except (ValueError, IndexError):
+        raise for_code(
+            ResponseCode.MESSAGE_ILLEGAL, f"{text[:100]!r} is not a receipt handle of this broker"
+        ) from None
+    return Handle(start, taken, invisible, words[5], queue_id, offset)
+
+
+def lease_ended(handle: Handle, why: str) -> ResponseError:
+    """The refusal of a handle whose message is not its holder's any more."""
+    return for_code(
+        ResponseCode.NO_MESSAGE,
+        f"the receipt handle of message {handle.offset} in queue {handle.queue_id} is not valid: {why}",
+    )

@@ -1,0 +1,398 @@
+"""Leases of taken messages: acknowledgements, extensions, and what follows a failed attempt.
+
+A message whose lease ends, that is given back, or whose consumer's connection ends comes again with its
+attempt counted; after the group's last attempt it becomes a dead letter. One heap has the times of all leases
+and retries. Leases are in memory only: with the broker's end all connections have ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from rmq.broker.consume.per_message.handles import Handle, handle_text, lease_ended
+from rmq.broker.consume.per_message.ledger import Change
+from rmq.broker.consume.per_message.offset_set import OffsetSet
+from rmq.broker.consume.per_message.queue_delivery import (
+    DYING,
+    LEASED,
+    WAITING,
+    Batch,
+    QueueDelivery,
+    TopicDelivery,
+)
+from rmq.errors import ResponseError, StoreError
+
+if TYPE_CHECKING:
+    from rmq.broker.consume.per_message.ledger import Ledger
+    from rmq.broker.consume.per_message.retry_policy import RetryPolicy
+
+    OnHandled = Callable[[Sequence[ResponseError | None]], None]
+    Handles = Sequence[Handle | ResponseError]
+
+BATCHES_OF_A_STEP: Final = 256
+"""Leases that one step ends; the event loop serves others between two steps."""
+DEAD_LETTERS_OF_A_STEP: Final = 100
+RETRY_SECONDS: Final = 5.0
+"""How long a message waits that cannot become a dead letter now."""
+_TIMES: Final = 1024
+
+log = logging.getLogger("rmq.broker")
+
+
+class Leases:
+    """The leases of all groups.
+
+    `ledger` keeps what is finished. `policy(group)` gives the attempts that a message has, and the policy of
+    its retries. `give_up(queue, offset, attempts, reason)` puts a dead letter into the pending batch; it
+    raises StoreError and ResponseError. `on_ready(topic)` is called when a message may be taken,
+    `on_base(queue)` when the oldest unfinished message of a queue is another one. `on_deadline(at)` is called
+    with each new deadline, so that `step` is called by then. Times are seconds of `clock`.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        clock: Callable[[], float],
+        now_ms: Callable[[], int],
+        policy: Callable[[str], tuple[int, RetryPolicy]],
+        give_up: Callable[[QueueDelivery, int, int, str], None],
+        on_ready: Callable[[TopicDelivery], None],
+        on_base: Callable[[QueueDelivery], None],
+        on_deadline: Callable[[float], None],
+    ) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._now_ms = now_ms
+        self._policy = policy
+        self._give_up = give_up
+        self._on_ready = on_ready
+        self._on_base = on_base
+        self._on_deadline = on_deadline
+        self.out = 0
+        """Messages of all groups that were taken and are not finished."""
+        self.dead_letters = 0
+        self._times: list[tuple[float, int, Batch]] = []
+        self._most_times = _TIMES
+        self._order = count()
+        self._owned: dict[object, dict[Batch, None]] = {}
+        self._ending: deque[Batch] = deque()
+        self._dying: deque[Batch] = deque()
+
+    # ---- what is taken ----
+
+    def leased(self, batch: Batch) -> None:
+        """A batch was taken; a first attempt counts as out."""
+        self._owned.setdefault(batch.owner, {})[batch] = None
+        self._at(batch)
+
+    def count_out(self, topic: TopicDelivery, count: int) -> None:
+        """So many messages of a topic are out more, or less with a negative number."""
+        topic.out += count
+        self.out += count
+
+    def put_off(self, batch: Batch, until_ms: int) -> None:
+        """Keep a recovered batch until a wall time."""
+        batch.queue.wait(batch, self._clock() + (until_ms - self._now_ms()) / 1000)
+        self._at(batch)
+
+    def give_up(self, batch: Batch) -> None:
+        """Have a recovered batch become dead letters."""
+        self._dying.append(batch)
+        self._on_deadline(self._clock())
+
+    def _at(self, batch: Batch) -> None:
+        """Look at a batch at its time, or before."""
+        if batch.time >= batch.due:
+            return
+        batch.due = batch.time
+        heappush(self._times, (batch.time, next(self._order), batch))
+        if len(self._times) > self._most_times:
+            self._times = [entry for entry in self._times if entry[2].state in (LEASED, WAITING)]
+            heapify(self._times)
+            self._most_times = max(_TIMES, 2 * len(self._times))
+        self._on_deadline(batch.time)
+
+    def _own(self, batch: Batch, owner: object) -> None:
+        """Have a batch come back when the connection `owner` ends; None: nobody's."""
+        mine = self._owned.get(batch.owner)
+        if mine is not None:
+            mine.pop(batch, None)
+            if not mine:
+                del self._owned[batch.owner]
+        batch.owner = owner
+        if owner is not None:
+            self._owned.setdefault(owner, {})[batch] = None
+
+    def _remove(self, batch: Batch) -> None:
+        """Take a batch out of everything that keeps it."""
+        batch.queue.take_out(batch)
+        self._own(batch, None)
+
+    # ---- what consumers say ----
+
+    def acknowledge(self, topic: TopicDelivery | None, handles: Handles, on_done: OnHandled) -> None:
+        """Have messages finished. `on_done` is called with the outcome of each handle when that is as safe as
+        the broker's settings ask; at once where nothing has to be written.
+        """
+        outcomes, changes = self._changes(topic, handles)
+        for change in changes:
+            self._ledger.finish(change)
+        self._report(outcomes, changes, on_done)
+
+    def dead_letter(self, topic: TopicDelivery | None, handles: Handles, on_done: OnHandled) -> None:
+        """Have messages become dead letters now. As `acknowledge`. Raises StoreError, ResponseError."""
+        outcomes, changes = self._changes(topic, handles)
+        changes = [change for change in changes if change.batch is not None]  # else it is finished
+        for change in changes:
+            assert change.batch is not None
+            for at in range(change.mask.bit_length()):
+                if change.mask >> at & 1:
+                    attempts = change.batch.attempt
+                    self._give_up(change.queue, change.start + at, attempts, "forwarded by its consumer")
+                    self.dead_letters += 1
+            self._ledger.finish(change)
+        self._report(outcomes, changes, on_done)
+
+    def _report(
+        self, outcomes: Sequence[ResponseError | None], changes: Sequence[Change], on_done: OnHandled
+    ) -> None:
+        def done(error: ResponseError | None) -> None:
+            on_done(outcomes if error is None else [one or error for one in outcomes])
+
+        if changes:
+            self._ledger.call(done)
+        else:
+            done(None)
+
+    def _changes(
+        self, topic: TopicDelivery | None, handles: Handles
+    ) -> tuple[list[ResponseError | None], list[Change]]:
+        """The messages that handles name, those of one lease together; and why others are refused."""
+        outcomes: list[ResponseError | None] = []
+        masks: dict[Batch, int] = {}
+        changes = []
+        for handle in handles:
+            try:
+                if isinstance(handle, ResponseError):
+                    raise handle
+                queue, batch = self._found(topic, handle)
+            except ResponseError as error:
+                outcomes.append(error)
+                continue
+            outcomes.append(None)
+            if batch is None:
+                changes.append(Change(queue, None, handle.offset, 1))
+            else:
+                masks[batch] = masks.get(batch, 0) | 1 << handle.offset - batch.start
+        changes += [Change(batch.queue, batch, batch.start, mask) for batch, mask in masks.items()]
+        return outcomes, changes
+
+    def _found(self, topic: TopicDelivery | None, handle: Handle) -> tuple[QueueDelivery, Batch | None]:
+        """The queue of a handle, and the lease; None: the message is finished already, or may be finished
+        though its lease is gone. Raises ResponseError.
+        """
+        queue = None if topic is None else topic.queues.get(handle.queue_id)
+        if queue is None:
+            raise lease_ended(handle, "the group takes no messages of this queue")
+        offset = handle.offset
+        batch = queue.find(handle.start, offset, handle.taken_ms)
+        if batch is not None or offset in queue.finished:
+            return queue, batch
+        if offset >= max(queue.cursor, queue.recovered):
+            raise lease_ended(handle, "the message was not taken")
+        if handle.ends_ms < self._now_ms():
+            raise lease_ended(handle, "its time has ended")
+        if queue.is_leased(offset):
+            raise lease_ended(handle, "another consumer has the message")
+        return queue, None
+
+    def extend(
+        self, topic: TopicDelivery | None, handle: Handle, invisible_ms: int, owner: object, broker: str
+    ) -> str:
+        """Have a lease end `invisible_ms` after now. Return the new handle; the old one acknowledges as well.
+        Raises ResponseError.
+        """
+        queue, batch = self._found(topic, handle)
+        if batch is None:
+            raise lease_ended(handle, "the message is finished, or was given back")
+        if batch.count > 1:
+            batch = queue.split(batch, handle.offset)
+        self._own(batch, owner)
+        batch.time = self._clock() + invisible_ms / 1000
+        self._at(batch)
+        lasts_ms = self._now_ms() + invisible_ms - batch.taken_ms
+        return handle_text(handle.offset, batch.taken_ms, lasts_ms, broker, queue.queue_id, handle.offset)
+
+    def give_back(
+        self, topic: TopicDelivery | None, handles: Handles, after_ms: int | None
+    ) -> list[ResponseError | None]:
+        """End the attempts of messages: they come again after `after_ms`, None: by the policy of the group.
+        Return the outcome of each handle.
+        """
+        outcomes, changes = self._changes(topic, handles)
+        for change in changes:
+            batch = change.batch
+            if batch is None:
+                continue
+            if batch.mask != change.mask:
+                batch = change.queue.part(batch, change.mask)
+            self._remove(batch)
+            delay_ms = after_ms
+            if delay_ms is None:
+                delay_ms = self._policy(change.queue.topic.group)[1].delay_ms(batch.attempt)
+            self._failed(batch, delay_ms)
+        return outcomes
+
+    def on_close(self, owner: object) -> None:
+        """A connection has ended: its messages come again, at once."""
+        mine = self._owned.get(owner)
+        if mine:
+            self._ending.extend(mine)
+            self._on_deadline(self._clock())
+
+    # ---- the end of an attempt ----
+
+    def _failed(self, batch: Batch, delay_ms: int) -> None:
+        """An attempt has failed; the batch is nobody's. It comes again after `delay_ms`, or is given up."""
+        queue = batch.queue
+        if not self._left(batch):
+            return
+        most, _ = self._policy(queue.topic.group)
+        if batch.attempt >= most:
+            self._ledger.note(batch, 0)
+            batch.state = DYING
+            self.give_up(batch)
+        elif delay_ms > 0:
+            queue.wait(batch, self._clock() + delay_ms / 1000)
+            self._ledger.note(batch, self._now_ms() + delay_ms)
+            self._at(batch)
+        else:
+            self._ledger.note(batch, 0)
+            queue.make_ready(batch)
+            self._on_ready(queue.topic)
+
+    def _left(self, batch: Batch) -> int:
+        """What of a batch is not finished; the rest is forgotten."""
+        queue = batch.queue
+        stale = queue.finished.bits(batch.start, batch.mask.bit_length()) & batch.mask
+        if stale:
+            batch.mask &= ~stale
+            self.count_out(queue.topic, -stale.bit_count())
+            if batch.key is not None and queue.groups is not None and queue.groups.finished(batch.key):
+                self._on_ready(queue.topic)
+        return batch.mask
+
+    def step(self, now: float) -> float:
+        """End the leases and waits that are due; return the next deadline, infinite when nothing waits."""
+        left = BATCHES_OF_A_STEP
+        while self._ending and left > 0:
+            batch = self._ending.popleft()
+            if batch.state == LEASED:
+                left -= 1
+                self._remove(batch)
+                self._failed(batch, 0)
+        times = self._times
+        while times and times[0][0] <= now and left > 0:
+            batch = heappop(times)[2]
+            batch.due = math.inf
+            if batch.state not in (LEASED, WAITING):
+                continue
+            if batch.time > now:
+                self._at(batch)
+                times = self._times
+                continue
+            left -= 1
+            self._end(batch)
+        self._bury()
+        if self._ending or self._dying:
+            return now
+        return self._times[0][0] if self._times else math.inf
+
+    def _end(self, batch: Batch) -> None:
+        """The time of a batch has come."""
+        was_leased = batch.state == LEASED
+        self._remove(batch)
+        if was_leased:
+            self._failed(batch, 0)
+        elif self._left(batch):
+            queue = batch.queue
+            if batch.attempt >= self._policy(queue.topic.group)[0]:
+                batch.state = DYING
+                self.give_up(batch)
+            else:
+                queue.make_ready(batch)
+                self._on_ready(queue.topic)
+
+    def _bury(self) -> None:
+        """Put some dead letters into the pending batch."""
+        left = DEAD_LETTERS_OF_A_STEP
+        while self._dying and left > 0:
+            batch = self._dying.popleft()
+            if batch.state != DYING or not self._left(batch):
+                continue
+            queue, buried = batch.queue, 0
+            try:
+                for offset in list(batch.offsets())[:left]:
+                    self._give_up(queue, offset, batch.attempt, "")
+                    buried |= 1 << offset - batch.start
+            except (StoreError, ResponseError) as error:
+                group = queue.topic.group
+                log.error("a message of group %s cannot become a dead letter now: %s", group, error)
+                rest = queue.part(batch, batch.mask & ~buried)
+                queue.wait(rest, self._clock() + RETRY_SECONDS)
+                self._at(rest)
+            left -= buried.bit_count()
+            self.dead_letters += buried.bit_count()
+            if rest_mask := batch.mask & ~buried:
+                self._dying.append(queue.part(batch, rest_mask, DYING))
+            if buried:
+                self._ledger.finish(Change(queue, batch, batch.start, buried))
+
+    # ---- what the journal has ----
+
+    def apply(self, changes: Sequence[Change], is_written: bool) -> None:
+        """Have changes hold that are in the log; or go on without them."""
+        moved: dict[QueueDelivery, None] = {}
+        for change in changes:
+            queue, batch = change.queue, change.batch
+            if not is_written:
+                if batch is not None and batch.state == DYING:
+                    queue.wait(batch, self._clock() + RETRY_SECONDS)
+                    self._at(batch)
+                continue
+            if queue.finished.add(change.start, change.mask):
+                moved[queue] = None
+            if batch is not None:
+                self._finished(batch, change.mask)
+        for queue in moved:
+            self._on_base(queue)
+
+    def _finished(self, batch: Batch, mask: int) -> None:
+        """Messages of a batch are finished."""
+        queue, removed = batch.queue, batch.mask & mask
+        batch.mask &= ~mask
+        self.count_out(queue.topic, -removed.bit_count())
+        if not batch.mask:
+            self._remove(batch)
+        if (
+            removed
+            and batch.key is not None
+            and queue.groups is not None
+            and queue.groups.finished(batch.key)
+        ):
+            self._on_ready(queue.topic)
+
+    def reset(self, queue: QueueDelivery, base: int) -> None:
+        """Have a queue go on at `base`, whatever was taken or finished."""
+        for batch in queue.batches():
+            self._remove(batch)
+            self.count_out(queue.topic, -batch.count)
+        self._ledger.drop(queue)
+        queue.restart(OffsetSet(base))

@@ -1,0 +1,354 @@
+"""The ledger of per-message delivery: what of it is written to the journal, and read again at a start.
+
+Changes of a turn are one record, which `write` puts into the pending batch of the store; `written` has them
+hold once the batch is in the log. So an acknowledgement is answered when its record is as safe as a sent
+message, and an error of the disk leaves everything as it was.
+
+The journal is read from the begin of its newest whole snapshot. A snapshot is written a little in each step,
+beside the changes; when it is whole, records name its begin.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from attrs import define, field
+
+from rmq.broker.consume.per_message import journal
+from rmq.broker.consume.per_message.journal import JOURNAL_TOPIC
+from rmq.broker.consume.per_message.offset_set import OffsetSet
+from rmq.broker.consume.per_message.queue_delivery import WAITING, Batch, QueueDelivery
+from rmq.errors import CorruptRecord, ResponseError, StoreError, for_code
+from rmq.protocol.codes import ResponseCode
+from rmq.protocol.record import Record, decode_record
+
+if TYPE_CHECKING:
+    from rmq.plugin import Appended
+    from rmq.store.store import Store
+
+    OnWritten = Callable[[ResponseError | None], None]
+
+log = logging.getLogger("rmq.broker")
+
+SNAPSHOT_RECORDS: Final = 20_000
+"""A snapshot is begun when the journal has so many records since the last one: a start reads them."""
+SNAPSHOT_BYTES: Final = 16 << 20
+PIECE_BYTES: Final = 16_384
+"""About so much of a snapshot is written in one step, and one queue of a group more."""
+BODY_BYTES: Final = 16_384
+"""Operations of one record, and one operation more."""
+
+
+@define
+class Change:
+    """Messages that are finished once the journal says so. `batch` is the lease, if it is known."""
+
+    queue: QueueDelivery
+    batch: Batch | None
+    start: int
+    mask: int
+
+
+@define
+class Recovered:
+    """A queue of a group as the journal tells of it. `end` is behind all messages that it names."""
+
+    group: str
+    topic: str
+    queue_id: int
+    finished: OffsetSet
+    frontier: int = 0
+    end: int = 0
+    notes: dict[int, tuple[int, int]] = field(factory=dict)
+    is_reset: bool = False
+
+
+class Ledger:
+    """Writes and reads the journal.
+
+    `put(record, on_done)` takes a record into the store's pending batch; `on_done` is called when it is as
+    safe as the broker's settings ask. It raises StoreError and ResponseError. `apply(changes, is_written)`
+    has changes hold, or says that they could not be written. `wall_ms(time)` is the wall time of a time of
+    the broker's clock.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        put: Callable[[Record, Callable[[Appended], None] | None], None],
+        apply: Callable[[list[Change], bool], None],
+        wall_ms: Callable[[float], int],
+    ) -> None:
+        self._store = store
+        self._put = put
+        self._apply = apply
+        self._wall_ms = wall_ms
+        self.rows: dict[int, QueueDelivery] = {}
+        self._ids = 0
+        self._pieces: list[bytes] = []
+        self._calls: list[OnWritten] = []
+        self._changes: list[Change] = []
+        self._writing: list[Change] = []
+        self._first = 0
+        self._bytes = 0
+        self._snapshot: Iterator[int] | None = None
+        self._snapshot_first = 0
+        self._snapshot_ms = 0
+
+    # ---- changes ----
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether there is something to write."""
+        return bool(self._pieces)
+
+    def add(self, queue: QueueDelivery) -> None:
+        """Begin to keep a queue of a group, whose `row_id` is new."""
+        self.rows[queue.row_id] = queue
+        self._pieces.append(_row(queue))
+
+    def next_id(self) -> int:
+        """A number for a new row."""
+        self._ids += 1
+        return self._ids
+
+    def finish(self, change: Change) -> None:
+        """Have messages finished, once it is written."""
+        queue = change.queue
+        self._pieces.append(journal.done(queue.row_id, queue.frontier, change.start, change.mask))
+        self._changes.append(change)
+
+    def note(self, batch: Batch, available_ms: int) -> None:
+        """Keep that a batch failed, and from when on it comes again, in ms of wall time."""
+        self._pieces.append(_note(batch, available_ms))
+
+    def reset(self, queue: QueueDelivery) -> None:
+        """Keep that the group goes on at the queue's base."""
+        self._pieces.append(journal.reset(queue.row_id, queue.base))
+
+    def keep(self, queue: QueueDelivery) -> None:
+        """Go on with a queue that the journal has."""
+        self.rows[queue.row_id] = queue
+
+    def drop(self, queue: QueueDelivery) -> None:
+        """Have changes of a queue that were added, and are not written, do nothing more."""
+        self._changes = [change for change in self._changes if change.queue is not queue]
+        self._writing = [change for change in self._writing if change.queue is not queue]
+
+    def forget(self, queue: QueueDelivery) -> None:
+        """Keep nothing of a queue any more."""
+        if self.rows.pop(queue.row_id, None) is not None:
+            self._pieces.append(journal.gone(queue.row_id))
+
+    def call(self, on_written: OnWritten) -> None:
+        """Call back when what was added so far is written, and as safe as the broker's settings ask."""
+        self._calls.append(on_written)
+
+    # ---- the turn's record ----
+
+    def write(self) -> None:
+        """Put the record of the turn into the store's pending batch."""
+        if not self._pieces:
+            return
+        pieces, self._pieces = self._pieces, []
+        calls, self._calls = self._calls, []
+        changes, self._changes = self._changes, []
+
+        def done(outcome: Appended) -> None:
+            for call in calls:
+                call(outcome.error)
+
+        bodies = list(_bodies(pieces, journal.head(self._first)))
+        try:
+            for body in bodies:
+                record = Record(JOURNAL_TOPIC, 0, body, born_host=self._store.store_host)
+                self._put(record, done if body is bodies[-1] and calls else None)
+                self._bytes += len(body)
+        except (StoreError, ResponseError) as error:
+            log.error("acknowledgements of per-message delivery are not written: %s", error)
+            self._apply(changes, False)
+            refusal = for_code(ResponseCode.SYSTEM_ERROR, f"the acknowledgement is not written: {error}")
+            for call in calls:
+                call(refusal)
+            return
+        self._writing += changes
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether changes wait for the pending batch to be written."""
+        return bool(self._writing)
+
+    def written(self, *, is_written: bool = True) -> None:
+        """The pending batch is in the log, or could not be written."""
+        changes, self._writing = self._writing, []
+        self._apply(changes, is_written)
+
+    # ---- snapshots ----
+
+    def step(self, now_ms: int) -> bool:
+        """Write a piece of a snapshot, if one is due; return whether there is more to write."""
+        if self._pieces or self._writing:
+            return self._snapshot is not None
+        if self._snapshot is None:
+            if not self._is_due(now_ms):
+                return False
+            self._snapshot_first = self._end()
+            self._snapshot, self._snapshot_ms = iter(list(self.rows)), now_ms
+            self._bytes = 0
+        row_ids, size = self._snapshot, 0
+        for row_id in row_ids:
+            queue = self.rows.get(row_id)
+            if queue is not None:
+                pieces = list(self._whole(queue))
+                self._pieces += pieces
+                size += sum(map(len, pieces))
+            if size >= PIECE_BYTES:
+                return True
+        self._snapshot, self._first = None, self._snapshot_first
+        self._pieces.append(b"")  # the next record names the new begin
+        return False
+
+    def _end(self) -> int:
+        return self._store.max_offset(JOURNAL_TOPIC, 0)
+
+    def _is_due(self, now_ms: int) -> bool:
+        end = self._end()
+        if end <= self._first:
+            return False
+        if not self._snapshot_ms:
+            self._snapshot_ms = self._store.message_time(JOURNAL_TOPIC, 0, self._first)
+        keep_ms = self._store.config.file_reserved_time * 3_600_000
+        return (
+            end - self._first >= SNAPSHOT_RECORDS
+            or self._bytes >= SNAPSHOT_BYTES
+            or (now_ms - self._snapshot_ms > keep_ms // 2 and bool(self.rows))
+        )
+
+    def _whole(self, queue: QueueDelivery) -> Iterator[bytes]:
+        """A queue as it is now. All of it is in one batch of the store."""
+        yield _row(queue)
+        yield journal.done(queue.row_id, queue.frontier, queue.base, 0)
+        for start, mask in queue.finished.pieces():
+            yield journal.done(queue.row_id, queue.frontier, start, mask)
+        for batch in queue.batches():
+            if batch.state == WAITING:
+                yield _note(batch, self._wall_ms(batch.time))
+            elif batch.attempt > 1 or queue.groups is not None:
+                yield _note(batch, 0)
+        for offset, (attempts, available_ms) in queue.notes.items():
+            yield journal.note(queue.row_id, queue.frontier, offset, 1, attempts, available_ms)
+
+    # ---- the start ----
+
+    def load(self) -> list[tuple[int, Recovered]]:
+        """Read the journal: the queues of groups with their ids."""
+        store, end = self._store, self._end()
+        low = store.min_offset(JOURNAL_TOPIC, 0)
+        if end <= low:
+            self._first = end
+            return []
+        last = self._body(end - 1)
+        try:
+            self._first = low if last is None else max(low, journal.first_of(last))
+        except CorruptRecord as error:
+            log.error("the last record of the delivery journal cannot be read: %s", error)
+            self._first = low
+        replay = _Reader()
+        for offset in range(self._first, end):
+            body = self._body(offset)
+            try:
+                if body is not None:
+                    replay.read(body)
+                    self._bytes += len(body)
+            except CorruptRecord as error:
+                log.error("record %d of the delivery journal cannot be read: %s", offset, error)
+        self._ids = replay.last_id
+        return list(replay.rows.items())
+
+    def _body(self, offset: int) -> bytes | None:
+        unit = self._store.unit(JOURNAL_TOPIC, 0, offset)
+        data = None if unit is None else self._store.read(unit[0])
+        try:
+            return None if data is None else decode_record(data, decompressed=False).body
+        except CorruptRecord as error:
+            log.error("record %d of the delivery journal cannot be read: %s", offset, error)
+            return None
+
+
+class _Reader:
+    """The queues of groups, made from the operations of a journal."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Recovered] = {}
+        self.last_id = 0
+        self._ids: dict[tuple[str, str, int], int] = {}
+        self.read = journal.Replay(
+            row=self._on_row, done=self._on_done, note=self._on_note, reset=self._on_reset, gone=self._on_gone
+        ).read
+
+    def _on_row(self, row_id: int, base: int, group: str, topic: str, queue_id: int) -> None:
+        key = group, topic, queue_id
+        before = self._ids.get(key)
+        if before is not None and before != row_id:
+            self.rows.pop(before, None)
+        known = self.rows.get(row_id)
+        if known is None:
+            self.rows[row_id] = Recovered(group, topic, queue_id, OffsetSet(base))
+        else:
+            known.finished.advance_to(base)
+        self._ids[key] = row_id
+        self.last_id = max(self.last_id, row_id)
+
+    def _on_done(self, row_id: int, frontier: int, start: int, mask: int) -> None:
+        known = self.rows.get(row_id)
+        if known is not None:
+            known.frontier = max(known.frontier, frontier)
+            known.end = max(known.end, start + mask.bit_length())
+            known.finished.add(start, mask)
+
+    def _on_note(
+        self, row_id: int, frontier: int, start: int, mask: int, attempts: int, available_ms: int
+    ) -> None:
+        known = self.rows.get(row_id)
+        if known is None:
+            return
+        known.frontier = max(known.frontier, frontier)
+        known.end = max(known.end, start + mask.bit_length())
+        note = attempts, available_ms
+        for at in range(mask.bit_length()):
+            if mask >> at & 1:
+                known.notes[start + at] = note
+
+    def _on_reset(self, row_id: int, base: int) -> None:
+        known = self.rows.get(row_id)
+        if known is not None:
+            known.finished, known.frontier, known.notes, known.end = OffsetSet(base), 0, {}, 0
+            known.is_reset = True
+
+    def _on_gone(self, row_id: int) -> None:
+        self.rows.pop(row_id, None)
+
+
+def _row(queue: QueueDelivery) -> bytes:
+    topic = queue.topic
+    return journal.row(queue.row_id, queue.base, topic.group, topic.topic, queue.queue_id)
+
+
+def _note(batch: Batch, available_ms: int) -> bytes:
+    queue = batch.queue
+    return journal.note(queue.row_id, queue.frontier, batch.start, batch.mask, batch.attempt, available_ms)
+
+
+def _bodies(pieces: list[bytes], head: bytes) -> Iterator[bytes]:
+    """Bodies of records, of a size that any log takes."""
+    body, size = [head], 0
+    for piece in pieces:
+        if size and size + len(piece) > BODY_BYTES:
+            yield b"".join(body)
+            body, size = [head], 0
+        body.append(piece)
+        size += len(piece)
+    yield b"".join(body)

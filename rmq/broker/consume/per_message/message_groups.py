@@ -1,0 +1,68 @@
+"""FIFO by message group: which messages of a queue wait because one before them in their group is out.
+
+The group of a message is its property `__SHARDINGKEY`; messages without one are one group of their queue. A
+queue is read on past messages that must wait: their offsets are kept, `HELD_MAX` of them at most.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from hashlib import blake2b
+from typing import Final
+
+from rmq.protocol.properties import property_value
+from rmq.protocol.record import property_bytes
+
+HELD_MAX: Final = 10_000
+"""Messages of one queue that may wait for another of their group; behind them the queue is not read on."""
+_MARKER: Final = b"__SHARDINGKEY\x01"
+_LONG: Final = 32
+
+
+def group_of(record: bytes | memoryview) -> bytes:
+    """The message group of a record, short however long its name is. Raises CorruptRecord."""
+    key = property_value(property_bytes(record), _MARKER) or b""
+    return key if len(key) < _LONG else blake2b(key, digest_size=_LONG).digest()
+
+
+class MessageGroups:
+    """The message groups of a queue of which a message is out, and the messages that wait for these.
+
+    `free` has the messages that waited and may be taken now, in the order in which they became free.
+    """
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.free: deque[tuple[bytes, int]] = deque()
+        self._waiting: dict[bytes, deque[int] | None] = {}
+
+    def __len__(self) -> int:
+        """The number of groups that have a message out."""
+        return len(self._waiting)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more messages may wait."""
+        return self.held >= HELD_MAX
+
+    def claim(self, key: bytes, offset: int) -> bool:
+        """Whether a message may be taken now, as the first of its group; else it waits."""
+        if key not in self._waiting:
+            self._waiting[key] = None
+            return True
+        line = self._waiting[key]
+        if line is None:
+            line = self._waiting[key] = deque()
+        line.append(offset)
+        self.held += 1
+        return False
+
+    def finished(self, key: bytes) -> bool:
+        """The message of a group that was out is finished. Return whether another one is free by that."""
+        line = self._waiting[key]
+        if not line:
+            del self._waiting[key]
+            return False
+        self.held -= 1
+        self.free.append((key, line.popleft()))
+        return True

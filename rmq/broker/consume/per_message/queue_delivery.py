@@ -1,0 +1,256 @@
+"""Delivery of a topic to one group: of each queue the finished messages, the leases, and the retries.
+
+Messages that were taken together are one `Batch`: its start, a mask of what is left of it, one end of its
+lease. A batch is leased; or it waits for its time, after a failed attempt; or it is ready to be taken again.
+What was never taken is behind `cursor`, and needs no state.
+
+Where a queue was recovered, `cursor` begins at the oldest unfinished message, and goes over the messages
+before `recovered` once more: `notes` say how often they were tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final
+
+from attrs import define, field
+
+from rmq.broker.consume.per_message.message_groups import MessageGroups
+from rmq.broker.consume.per_message.offset_set import OffsetSet
+
+LEASED: Final = 0
+WAITING: Final = 1
+READY: Final = 2
+DYING: Final = 3
+"""To become dead letters with the next write."""
+GONE: Final = 4
+BLOCK: Final = 256
+
+
+@define(eq=False)
+class TopicDelivery:
+    """The state of a topic for one group."""
+
+    group: str
+    topic: str
+    queues: dict[int, QueueDelivery] = field(factory=dict, repr=False)
+    out: int = 0
+    """Messages that were taken at least once and are not finished."""
+    turn: int = 0
+    """The queue from which the next messages are taken first."""
+    used_at: float = 0.0
+    """When a message was last asked for, in seconds of the broker's clock."""
+    is_refusing_pulls: bool = False
+    has_more: bool = False
+    """The last take found nothing, and has not looked at all messages."""
+
+
+@define(eq=False, weakref_slot=False)
+class Batch:
+    """Messages of one queue that share a lease: offset `start + i` for each bit `i` of `mask`.
+
+    `attempt` counts the deliveries so far. `time` is the end of the lease, or of the wait, in seconds of the
+    broker's clock. `key` is the message group of an ordered delivery, whose batches have one message.
+    """
+
+    queue: QueueDelivery
+    start: int
+    mask: int
+    attempt: int
+    taken_ms: int
+    time: float
+    owner: Any  # a Reading; None: nobody's
+    name: int
+    key: bytes | None = None
+    state: int = LEASED
+    span: int = 0
+    """The number of offsets from `start` on among which all of the batch were when it was leased."""
+    due: float = math.inf
+    """When the batch is looked at; infinite: nobody does."""
+
+    @property
+    def count(self) -> int:
+        """The number of messages left."""
+        return self.mask.bit_count()
+
+    def offsets(self) -> Iterator[int]:
+        """The offsets of the messages left."""
+        mask, at = self.mask, self.start
+        while mask:
+            skipped = (mask & -mask).bit_length() - 1
+            at += skipped
+            yield at
+            at += 1
+            mask >>= skipped + 1
+
+
+@define(eq=False)
+class QueueDelivery:
+    """The state of one queue of a topic for one group. `row_id` names it in the journal."""
+
+    topic: TopicDelivery
+    queue_id: int
+    row_id: int
+    finished: OffsetSet
+    cursor: int
+    recovered: int = 0
+    tried_before: int = 0
+    """Recovered messages before this offset were taken at least once."""
+    notes: dict[int, tuple[int, int]] = field(factory=dict, repr=False)
+    """Of recovered messages: how often they were tried, and when they come again (ms of wall time)."""
+    groups: MessageGroups | None = None
+    leased: dict[int, Batch] = field(factory=dict, repr=False)
+    waiting: dict[Batch, None] = field(factory=dict, repr=False)
+    ready: deque[Batch] = field(factory=deque, repr=False)
+    taken_ms: int = 0
+    """No batch is taken at an earlier time: two leases of one message never look the same."""
+    _blocks: dict[int, dict[Batch, None]] = field(factory=dict, repr=False)
+    """The leased batches by the parts of the queue that they lie in."""
+
+    @property
+    def base(self) -> int:
+        """The oldest offset that is not finished."""
+        return self.finished.base
+
+    @property
+    def frontier(self) -> int:
+        """The offset before which all messages were taken at least once, as the journal says it."""
+        if self.groups is not None:  # messages that wait for their group were not
+            return 0
+        return max(self.cursor, self.tried_before)
+
+    @property
+    def is_out(self) -> bool:
+        """Whether messages are leased, or are to come again."""
+        return bool(self.leased or self.waiting or self.ready or (self.groups and self.groups.free))
+
+    def set_order(self, in_order: bool) -> bool:
+        """Have messages taken by message group, or not. Return whether it is so; not while some are out."""
+        if (self.groups is not None) is in_order:
+            return True
+        if self.is_out:
+            return False
+        self.recovered = max(self.recovered, self.cursor)
+        self.groups = MessageGroups() if in_order else None
+        self.cursor = self.base
+        return True
+
+    # ---- recovered messages ----
+
+    def tried(self, offset: int) -> tuple[int, int]:
+        """How often a recovered message was tried, and when it comes again (ms of wall time)."""
+        known = self.notes.get(offset) if self.notes else None
+        if known is not None:
+            return known
+        return (1, 0) if offset < self.tried_before else (0, 0)
+
+    def run(self, most: int) -> tuple[int, int, int]:
+        """Move the cursor to the next unfinished message. Return how many follow it that were tried as often,
+        `most` at most, the attempts, and the wall time from which they come again.
+        """
+        finished = self.finished
+        self.cursor = cursor = finished.next_missing(self.cursor)
+        length = finished.run(cursor, most)
+        if cursor >= self.recovered and not self.notes:
+            return length, 0, 0
+        tried = self.tried(cursor)
+        same = 1
+        while same < length and self.tried(cursor + same) == tried:
+            same += 1
+        return same, *tried
+
+    def pass_notes(self, end: int) -> None:
+        """The cursor has moved to `end`: forget the notes of the messages before it."""
+        if self.notes:
+            for offset in range(self.cursor, end):
+                self.notes.pop(offset, None)
+        self.cursor = end
+
+    # ---- leases ----
+
+    def lease(self, batch: Batch) -> None:
+        """Keep a batch that was taken."""
+        batch.state = LEASED
+        batch.span = batch.mask.bit_length()
+        self.leased[batch.name] = batch
+        for at in _blocks_of(batch):
+            self._blocks.setdefault(at, {})[batch] = None
+
+    def find(self, start: int, offset: int, taken_ms: int) -> Batch | None:
+        """The leased batch that a handle names, if it still has the message."""
+        for name in (start, ~offset):
+            batch = self.leased.get(name)
+            if batch is not None and batch.taken_ms == taken_ms and self._has(batch, offset):
+                return batch
+        return None
+
+    def is_leased(self, offset: int) -> bool:
+        """Whether any lease has the message."""
+        return any(self._has(batch, offset) for batch in self._blocks.get(offset // BLOCK, ()))
+
+    @staticmethod
+    def _has(batch: Batch, offset: int) -> bool:
+        at = offset - batch.start
+        return at >= 0 and bool(batch.mask >> at & 1)
+
+    def split(self, batch: Batch, offset: int) -> Batch:
+        """Take one message out of a leased batch of several, as a batch of its own."""
+        batch.mask &= ~(1 << offset - batch.start)
+        single = Batch(
+            self, offset, 1, batch.attempt, batch.taken_ms, batch.time, batch.owner, ~offset, batch.key
+        )
+        self.lease(single)
+        return single
+
+    def part(self, batch: Batch, mask: int, state: int = GONE) -> Batch:
+        """Take some messages out of a batch of more, as a batch of their own that nobody has."""
+        batch.mask &= ~mask
+        shift = (mask & -mask).bit_length() - 1
+        start, attempt, key = batch.start + shift, batch.attempt, batch.key
+        return Batch(
+            self, start, mask >> shift, attempt, batch.taken_ms, batch.time, None, ~start, key, state
+        )
+
+    def restart(self, finished: OffsetSet) -> None:
+        """Begin anew: only these messages are finished, and nothing was taken."""
+        self.finished, self.cursor, self.recovered, self.tried_before = finished, finished.base, 0, 0
+        self.notes, self.ready, self._blocks = {}, deque(), {}
+        if self.groups is not None:
+            self.groups = MessageGroups()
+
+    def take_out(self, batch: Batch) -> None:
+        """Remove a batch from where its state keeps it; a ready one stays in line, and is passed over."""
+        if batch.state == LEASED:
+            self._release(batch)
+        elif batch.state == WAITING:
+            self.waiting.pop(batch, None)
+        self.taken_ms = max(self.taken_ms, batch.taken_ms + 1)
+        batch.state = GONE
+
+    def _release(self, batch: Batch) -> None:
+        del self.leased[batch.name]
+        for at in _blocks_of(batch):
+            block = self._blocks[at]
+            del block[batch]
+            if not block:
+                del self._blocks[at]
+
+    def wait(self, batch: Batch, time: float) -> None:
+        """Keep a batch, which was taken out, until `time`."""
+        batch.state, batch.time, batch.owner = WAITING, time, None
+        self.waiting[batch] = None
+
+    def make_ready(self, batch: Batch) -> None:
+        """A batch that was taken out may be taken again."""
+        batch.state = READY
+        self.ready.append(batch)
+
+    def batches(self) -> list[Batch]:
+        """All batches."""
+        return [*self.leased.values(), *self.waiting, *(one for one in self.ready if one.state == READY)]
+
+
+def _blocks_of(batch: Batch) -> range:
+    return range(batch.start // BLOCK, (batch.start + batch.span - 1) // BLOCK + 1)

@@ -1,0 +1,426 @@
+"""Takes: which messages of a queue a consumer gets, and their leases.
+
+Messages that come again go before new ones. Those of the log are handed out as they lie there; a message that
+was tried before carries its number of failed attempts, as RocketMQ's retries do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from attrs import define, field
+
+from rmq.broker.consume.per_message.message_groups import group_of
+from rmq.broker.consume.per_message.queue_delivery import DYING, READY, Batch
+from rmq.errors import CorruptRecord
+from rmq.protocol.codes import SYS_HOST_BITS
+from rmq.protocol.record import HOST_BITS, offset_of
+
+if TYPE_CHECKING:
+    from rmq.broker.consume.per_message.queue_delivery import QueueDelivery
+    from rmq.broker.consume.read import Plan
+    from rmq.store.disk import Bytes
+    from rmq.store.reader import GetResult
+    from rmq.store.store import Store
+
+LOOKS_OF_A_QUEUE: Final = 8
+"""Reads of one queue for one take: of long runs that a filter refuses, or that are finished."""
+ORDERED_LOOKS: Final = 256
+"""Messages of one queue that an ordered take looks at."""
+
+_SIZE: Final = Struct(">i")
+_OFFSET_AT: Final = offset_of("queue_offset")
+_OFFSET: Final = Struct(">q")
+_SYS_FLAG_AT: Final = offset_of("sys_flag")
+_RECONSUME_AT: Final = {hosts: offset_of("reconsume_times", hosts) for hosts in HOST_BITS}
+
+
+@define(eq=False)
+class Handed:
+    """Messages of one queue that were taken together: offset `start + i` for each bit `i` of `mask`, their
+    records in this order in `buffers`. Times are in ms of wall time.
+    """
+
+    queue_id: int
+    start: int
+    mask: int
+    attempt: int
+    taken_ms: int
+    invisible_ms: int
+    buffers: Sequence[Bytes] = field(repr=False)
+    size: int
+
+    @property
+    def count(self) -> int:
+        """The number of messages."""
+        return self.mask.bit_count()
+
+    def offsets(self) -> list[int]:
+        """The queue offsets of the messages."""
+        mask = self.mask
+        if not mask & (mask + 1):
+            return list(range(self.start, self.start + mask.bit_length()))
+        return [self.start + at for at in range(mask.bit_length()) if mask >> at & 1]
+
+
+@define(eq=False)
+class Taking:
+    """One take on its way: what it may still get. Times of leases are seconds, those of wall time ms."""
+
+    left: int
+    bytes_left: int
+    now: float
+    now_ms: int
+    invisible_ms: int
+    owner: object
+    plan: Plan
+    max_attempts: int
+    reach: int | None
+    handed: list[Handed] = field(factory=list)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it gets no more."""
+        return self.left <= 0 or self.bytes_left <= 0
+
+
+@define(eq=False)
+class Found:
+    """Effects of a take on what the broker keeps beside leases."""
+
+    leased: list[Batch] = field(factory=list)
+    put_off: list[tuple[Batch, int]] = field(factory=list)
+    """Recovered batches that wait, and the wall time until which they do."""
+    dying: list[Batch] = field(factory=list)
+    """Recovered batches that were tried often enough."""
+    new: int = 0
+    """Messages that are out by this take and were not before."""
+    dropped: int = 0
+    """Messages that were out and are finished or gone."""
+    has_more: bool = False
+    """The take has ended before the queue was read to its end, or the take was full."""
+    is_cut: bool = False
+    """There are messages behind those that may be read."""
+
+
+class Taker:
+    """Takes messages of queues. `beyond(queue)` gives the offset at which a queue goes on whose cursor lies
+    outside of what it holds.
+    """
+
+    def __init__(self, store: Store, beyond: Callable[[QueueDelivery], int]) -> None:
+        self._store = store
+        self._beyond = beyond
+
+    def take(self, queue: QueueDelivery, taking: Taking) -> Found:
+        """Take messages of one queue, those first that come again."""
+        found = Found()
+        if queue.ready:
+            self._take_ready(queue, taking, found)
+        if queue.groups is not None:
+            self._take_ordered(queue, taking, found)
+        else:
+            looks = LOOKS_OF_A_QUEUE
+            while not taking.is_full and self._take_new(queue, taking, found):
+                looks -= 1
+                if not looks:
+                    found.has_more = True
+                    break
+        return found
+
+    def record(self, queue: QueueDelivery, offset: int) -> memoryview | None:
+        """The record of a message; None when it is gone."""
+        topic = queue.topic.topic
+        unit = self._store.unit(topic, queue.queue_id, offset)
+        return None if unit is None else self._store.read(unit[0])
+
+    # ---- messages that come again ----
+
+    def _take_ready(self, queue: QueueDelivery, taking: Taking, found: Found) -> None:
+        while queue.ready and not taking.is_full:
+            batch = queue.ready[0]
+            if batch.state == READY:
+                self._take_some(queue, batch, taking, found)
+            if batch.state == READY and batch.mask:
+                return  # the take is full
+            if batch.state == READY:
+                queue.take_out(batch)
+            queue.ready.popleft()
+
+    def _take_some(self, queue: QueueDelivery, batch: Batch, taking: Taking, found: Found) -> None:
+        """Take some of a batch that is ready, and remove from it what is finished or gone."""
+        stale = queue.finished.bits(batch.start, batch.mask.bit_length()) & batch.mask
+        found.dropped += stale.bit_count()
+        batch.mask &= ~stale
+        if stale and batch.key is not None and queue.groups is not None:
+            queue.groups.finished(batch.key)
+        taken: list[tuple[int, Bytes]] = []
+        for offset in list(batch.offsets()):
+            record = self.record(queue, offset)
+            if record is not None and (taking.is_full or (taken and len(record) > taking.bytes_left)):
+                break
+            batch.mask &= ~(1 << offset - batch.start)
+            if record is None:
+                found.dropped += 1
+                self._gone(queue, offset, batch.key)
+                continue
+            taken.append((offset, record))
+            taking.left -= 1
+            taking.bytes_left -= len(record)
+        if taken:
+            self._lease(queue, taken, batch.attempt + 1, taking, found, batch.key)
+
+    def _gone(self, queue: QueueDelivery, offset: int, key: bytes | None) -> None:
+        """A message is not in the log any more."""
+        queue.finished.add(offset, 1)
+        if key is not None and queue.groups is not None:
+            queue.groups.finished(key)
+
+    def _lease(
+        self,
+        queue: QueueDelivery,
+        taken: list[tuple[int, Bytes]],
+        attempt: int,
+        taking: Taking,
+        found: Found,
+        key: bytes | None,
+    ) -> None:
+        """Lease messages that were tried before, or one of a message group."""
+        start = taken[0][0]
+        mask = sum(1 << offset - start for offset, _ in taken)
+        name = start if mask != 1 else ~start
+        buffers = [_with_attempt(record, attempt) for _, record in taken]
+        self._leased(queue, start, mask, attempt, taking, found, name, buffers, key)
+
+    def _leased(
+        self,
+        queue: QueueDelivery,
+        start: int,
+        mask: int,
+        attempt: int,
+        taking: Taking,
+        found: Found,
+        name: int,
+        buffers: Sequence[Bytes],
+        key: bytes | None = None,
+    ) -> None:
+        queue.taken_ms = taken_ms = max(taking.now_ms, queue.taken_ms)
+        until = taking.now + taking.invisible_ms / 1000
+        batch = Batch(queue, start, mask, attempt, taken_ms, until, taking.owner, name, key)
+        queue.lease(batch)
+        found.leased.append(batch)
+        size = sum(map(len, buffers))
+        # The lease ends `invisible_ms` after now, which may be a little before `taken_ms`.
+        lasts_ms = taking.now_ms + taking.invisible_ms - taken_ms
+        taking.handed.append(Handed(queue.queue_id, start, mask, attempt, taken_ms, lasts_ms, buffers, size))
+
+    # ---- new and recovered messages ----
+
+    def _get(self, queue: QueueDelivery, taking: Taking, most: int) -> GetResult | None:
+        """Read from the cursor on; None when there is nothing. A cursor outside of the queue is corrected."""
+        plan = taking.plan
+        for _ in range(2):
+            result = self._store.get(
+                queue.topic.topic,
+                queue.queue_id,
+                queue.cursor,
+                most,
+                taking.bytes_left,
+                plan.matches,
+                plan.matches_record,
+                plan.looks,
+                taking.reach,
+            )
+            if result.status in ("OFFSET_OVERFLOW_ONE", "NO_MESSAGE_IN_QUEUE") and (
+                result.status == "OFFSET_OVERFLOW_ONE" or not queue.cursor
+            ):
+                return result
+            if result.status in ("OFFSET_TOO_SMALL", "OFFSET_OVERFLOW_BADLY", "NO_MESSAGE_IN_QUEUE"):
+                queue.cursor = self._beyond(queue)
+                continue
+            return result
+        return None
+
+    def _take_new(self, queue: QueueDelivery, taking: Taking, found: Found) -> bool:
+        """Read on once; return whether there may be more."""
+        length, attempts, available_ms = taking.left, 0, 0
+        if queue.cursor < queue.recovered:
+            length, attempts, available_ms = queue.run(taking.left)
+        start = queue.cursor
+        result = self._get(queue, taking, length)
+        if result is None or result.status in ("OFFSET_OVERFLOW_ONE", "NO_MESSAGE_IN_QUEUE"):
+            found.is_cut |= result is not None and result.is_cut
+            return False
+        found.is_cut |= result.is_cut
+        if queue.cursor != start:  # it was corrected
+            start, attempts = queue.cursor, 0
+            length = taking.left if start >= queue.recovered else 1
+        end = result.next_queue_offset
+        buffers: Sequence[Bytes] = result.buffers
+        mask = (1 << result.count) - 1
+        if start < queue.recovered:
+            end = min(end, start + length)
+            mask, buffers = _within(buffers, start, end)
+        elif end - start != result.count and result.count:
+            mask, buffers = _within(buffers, start, end)
+        if end <= start:
+            return False
+        if (1 << end - start) - 1 != mask:
+            self._pass_over(queue, start, end, mask)
+        queue.pass_notes(end)
+        if mask:
+            shift = (mask & -mask).bit_length() - 1
+            self._take_read(
+                queue, start + shift, mask >> shift, attempts, available_ms, taking, found, buffers
+            )
+        return True
+
+    def _pass_over(self, queue: QueueDelivery, start: int, end: int, mask: int) -> None:
+        """The messages from `start` to `end` that are not in `mask` are not for this group, or are gone."""
+        if mask:
+            queue.finished.add(start, (1 << end - start) - 1 & ~mask)
+        else:
+            queue.finished.add_range(start, end)
+
+    def _take_read(
+        self,
+        queue: QueueDelivery,
+        start: int,
+        mask: int,
+        attempts: int,
+        available_ms: int,
+        taking: Taking,
+        found: Found,
+        buffers: Sequence[Bytes],
+    ) -> None:
+        """Lease messages that were read, or put them off: recovered ones may wait for their time."""
+        found.new += mask.bit_count()
+        if attempts >= taking.max_attempts or available_ms > taking.now_ms:
+            batch = Batch(queue, start, mask, attempts, taking.now_ms, 0.0, None, ~start, None, DYING)
+            if attempts >= taking.max_attempts:
+                found.dying.append(batch)
+            else:
+                found.put_off.append((batch, available_ms))
+            return
+        taking.left -= mask.bit_count()
+        if attempts:
+            buffers = [_with_attempt(record, attempts + 1) for record in _records(buffers)]
+        taking.bytes_left -= sum(map(len, buffers))
+        self._leased(queue, start, mask, attempts + 1, taking, found, start, buffers)
+
+    # ---- by message group ----
+
+    def _take_ordered(self, queue: QueueDelivery, taking: Taking, found: Found) -> None:
+        groups = queue.groups
+        assert groups is not None
+        while groups.free and not taking.is_full:
+            key, offset = groups.free.popleft()
+            record = self.record(queue, offset)
+            if record is None:
+                self._gone(queue, offset, key)
+            else:
+                self._take_one(queue, offset, record, key, taking, found)
+        looks = ORDERED_LOOKS
+        while looks > 0 and not taking.is_full and not groups.is_full:
+            queue.cursor = queue.finished.next_missing(queue.cursor)
+            result = self._get(queue, taking, min(looks, 32))
+            if result is None or result.status in ("OFFSET_OVERFLOW_ONE", "NO_MESSAGE_IN_QUEUE"):
+                found.is_cut |= result is not None and result.is_cut
+                return
+            found.is_cut |= result.is_cut
+            start, end = queue.cursor, result.next_queue_offset
+            if end <= start:
+                return
+            looks -= end - start
+            found.has_more = looks <= 0
+            passed = start
+            for record in _records(result.buffers):
+                offset = offset_in(record)
+                queue.finished.add_range(passed, offset)
+                if taking.is_full or groups.is_full:
+                    queue.cursor = offset
+                    return
+                passed = offset + 1
+                self._look_at(queue, offset, record, taking, found)
+            queue.finished.add_range(passed, end)
+            queue.cursor = end
+
+    def _look_at(
+        self, queue: QueueDelivery, offset: int, record: memoryview, taking: Taking, found: Found
+    ) -> None:
+        """Take the next message of the queue, unless it has to wait for another one of its group."""
+        groups = queue.groups
+        assert groups is not None
+        if offset in queue.finished:
+            return
+        try:
+            key = group_of(record)
+        except CorruptRecord:
+            key = b""
+        if groups.claim(key, offset):
+            self._take_one(queue, offset, record, key, taking, found)
+
+    def _take_one(
+        self,
+        queue: QueueDelivery,
+        offset: int,
+        record: memoryview,
+        key: bytes,
+        taking: Taking,
+        found: Found,
+    ) -> None:
+        """Take the first message of a group."""
+        found.new += 1
+        attempts, available_ms = queue.tried(offset)
+        queue.notes.pop(offset, None)
+        if attempts >= taking.max_attempts or available_ms > taking.now_ms:
+            batch = Batch(queue, offset, 1, attempts, taking.now_ms, 0.0, None, ~offset, key, DYING)
+            if attempts >= taking.max_attempts:
+                found.dying.append(batch)
+            else:
+                found.put_off.append((batch, available_ms))
+            return
+        taking.left -= 1
+        taking.bytes_left -= len(record)
+        self._lease(queue, [(offset, record)], attempts + 1, taking, found, key)
+
+
+def offset_in(record: Bytes) -> int:
+    """The queue offset that a record says it has."""
+    offset: int = _OFFSET.unpack_from(record, _OFFSET_AT)[0]
+    return offset
+
+
+def _records(buffers: Sequence[Bytes]) -> list[memoryview]:
+    """The records in buffers, one by one."""
+    found = []
+    for buffer in buffers:
+        view, at = memoryview(buffer), 0
+        while at < len(view):
+            size = _SIZE.unpack_from(view, at)[0]
+            found.append(view[at : at + size])
+            at += size
+    return found
+
+
+def _within(buffers: Sequence[Bytes], start: int, end: int) -> tuple[int, list[memoryview]]:
+    """The records of the offsets from `start` to `end`, and a mask of these offsets."""
+    mask, kept = 0, []
+    for record in _records(buffers):
+        offset = offset_in(record)
+        if start <= offset < end:
+            mask |= 1 << offset - start
+            kept.append(record)
+    return mask, kept
+
+
+def _with_attempt(record: Bytes, attempt: int) -> Bytes:
+    """A record whose consumer is told how often it failed before."""
+    if attempt <= 1:
+        return record
+    copy = bytearray(record)
+    sys_flag = _SIZE.unpack_from(copy, _SYS_FLAG_AT)[0]
+    _SIZE.pack_into(copy, _RECONSUME_AT[sys_flag & SYS_HOST_BITS], attempt - 1)
+    return bytes(copy)

@@ -1,0 +1,126 @@
+"""Messages one by one, as the peer of a door takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from rmq.broker.doors import DoorPeer
+from rmq.doors import TakenMessage, TakeRequest
+from rmq.errors import AccessDenied, ResponseError
+from rmq.message import dlq_topic
+from rmq.plugin import Hooks
+from rmq.testing.front import Wire
+from tests.unit.broker.rig import Rig, send
+from tests.unit.broker.taking import GROUP, TOPIC, step
+
+REQUEST = TakeRequest(GROUP, TOPIC, from_first=True)
+
+
+class Stream(Wire):
+    """The connection of a door."""
+
+    has_proved = False
+
+
+class Peer(DoorPeer):
+    def __init__(self, rig: Rig) -> None:
+        super().__init__(rig.broker, "test", Stream())
+        self.found: list[Sequence[TakenMessage] | ResponseError] = []
+        self.outcomes: list[ResponseError | None] = []
+
+    def handled(self, outcomes: Sequence[ResponseError | None]) -> None:
+        self.outcomes += outcomes
+
+
+@pytest.fixture
+def rig() -> Rig:
+    rig = Rig()
+    rig.topic(TOPIC, 1)
+    return rig
+
+
+def test_a_peer_takes_and_acknowledges(rig: Rig) -> None:
+    rig.ask(send(TOPIC, b"0"), send(TOPIC, b"1"))
+    peer = Peer(rig)
+    one, two = peer.take(REQUEST)
+    assert (one.message.body, one.attempt, two.message.body) == (b"0", 1, b"1")
+    peer.acknowledge(GROUP, TOPIC, [two.handle, "nonsense"], peer.handled)
+    assert peer.outcomes == []
+    step(rig)
+    assert peer.outcomes[0] is None
+    assert isinstance(peer.outcomes[1], ResponseError)
+    assert peer.give_back(GROUP, TOPIC, [one.handle], 0) == [None]
+    (again,) = peer.take(REQUEST)
+    assert (again.message.body, again.attempt, again.message.reconsume_times) == (b"0", 2, 1)
+
+
+def test_a_held_take_gets_a_message_that_arrives(rig: Rig) -> None:
+    peer = Peer(rig)
+    peer.hold_take(REQUEST, peer.found.append, 10)
+    assert peer.found == []
+    rig.ask(send(TOPIC, b"0"))
+    assert [[one.message.body for one in found] for found in peer.found] == [[b"0"]]  # type: ignore[union-attr]
+
+
+def test_a_held_take_never_calls_before_it_returns(rig: Rig) -> None:
+    rig.ask(send(TOPIC, b"0"))
+    peer = Peer(rig)
+    peer.hold_take(REQUEST, peer.found.append, 10)
+    assert peer.found == []
+    step(rig)
+    assert len(peer.found) == 1
+
+
+def test_a_wait_that_was_ended_takes_nothing(rig: Rig) -> None:
+    peer = Peer(rig)
+    end = peer.hold_take(REQUEST, peer.found.append, 10)
+    end()
+    rig.ask(send(TOPIC, b"0"))
+    step(rig, 20)
+    assert peer.found == []
+    assert len(peer.take(REQUEST)) == 1
+
+
+def test_messages_come_again_when_a_peer_is_gone(rig: Rig) -> None:
+    rig.ask(send(TOPIC, b"0"))
+    peer, other = Peer(rig), Peer(rig)
+    peer.take(REQUEST)
+    other.hold_take(REQUEST, other.found.append, 10)
+    peer.closed()
+    step(rig)
+    assert len(other.found) == 1
+
+
+def test_a_peer_may_forward_a_message_to_the_dead_letters(rig: Rig) -> None:
+    rig.ask(send(TOPIC, b"0"))
+    peer = Peer(rig)
+    peer.dead_letter(GROUP, TOPIC, [one.handle for one in peer.take(REQUEST)], peer.handled)
+    step(rig)
+    rig.broker.save_topics()
+    step(rig)
+    assert peer.outcomes == [None]
+    assert rig.bodies(dlq_topic(GROUP)) == [b"0"]
+    step(rig, 100)
+    assert peer.take(REQUEST) == []
+
+
+def test_the_settings_of_a_group(rig: Rig) -> None:
+    settings = Peer(rig).delivery_settings(GROUP)
+    assert (settings.max_attempts, settings.in_order, settings.delays_ms[0]) == (17, False, 10_000)
+
+
+def test_a_peer_without_permission_takes_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hooks, "may", lambda hooks, peer, action, name: False)
+    peer = Peer(rig)
+    for call in (
+        lambda: peer.take(REQUEST),
+        lambda: peer.hold_take(REQUEST, peer.found.append, 1),
+        lambda: peer.acknowledge(GROUP, TOPIC, [], peer.handled),
+        lambda: peer.extend(GROUP, TOPIC, "", 1),
+        lambda: peer.give_back(GROUP, TOPIC, []),
+        lambda: peer.dead_letter(GROUP, TOPIC, [], peer.handled),
+    ):
+        with pytest.raises(AccessDenied):
+            call()
