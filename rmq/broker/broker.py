@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from rmq.broker.admin.consume_stats import LongAnswers, Progress
 from rmq.broker.admin.expiry import Expiry
 from rmq.broker.admin.metrics_export import gauges_of
-from rmq.broker.admin.pending_changes import PendingChanges
+from rmq.broker.admin.pending_changes import PendingChanges, as_it_is
 from rmq.broker.admin.query import Query
 from rmq.broker.admin.registration import Registration
 from rmq.broker.admin.topics_and_groups import Admin
@@ -142,7 +142,8 @@ class Broker(Endpoint):
         self._chunk_at = self._complain_at = 0.0  # when its handling began; from when on to complain again
         self._next_deadline = math.inf  # when `step_deadlines` is to be called
         self.files = TableFiles(store)
-        self.changes = PendingChanges(self.files, self._respond, self.wake.new_topics)
+        agreed = self._agreed if self.role.awaits_replicas else as_it_is
+        self.changes = PendingChanges(self.files, self._respond, self.wake.new_topics, agreed)
         self.saved_answers = SavedAnswers(self._respond, error_response, self.wake.saved_answers)
         tables = self._make_tables()
         self._make_writers(tables)
@@ -715,6 +716,12 @@ class Broker(Endpoint):
         self, table: str, changes: Changes, request: Command, connection: Connection, response: Command
     ) -> Command | None:
         return self.acknowledgement.rows.answer(table, changes, request, connection, response)
+
+    def _agreed(
+        self, table: str, request: Command, connection: Connection, response: Command
+    ) -> Command | None:
+        changes = self.files.versioned[table].changes
+        return self._when_replicated(table, changes, request, connection, response)
 
     def append_soon(self, message: Message, on_done: OnAppended, maker: Holders) -> None:
         """Store a message of a door's peer, with others of this round of the loop. Raises as

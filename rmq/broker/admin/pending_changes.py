@@ -2,7 +2,7 @@
 
 A change holds at once, and its table is saved beside the loop, with all that was changed meanwhile: a save
 takes several syncs of the disk, and nobody else waits for these. When it cannot be saved, the change is taken
-back, and the administrator told.
+back, and the administrator told. In a controlled set the answer waits for the replicas in sync, too.
 """
 
 from __future__ import annotations
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("rmq.broker")
 
 
+Agreed = Callable[[str, "Command", "Connection", "Command"], "Command | None"]
+
+
+def as_it_is(table: str, request: Command, connection: Connection, response: Command) -> Command | None:
+    """Respond without waiting for replicas."""
+    return response
+
+
 @frozen
 class _Change:
     """A change that is not saved: it will be with a text that is begun when `made` of its table, `name`, has
@@ -32,15 +40,15 @@ class _Change:
 
     name: str
     made: int
-    request: Command
-    connection: Connection
+    asked: tuple[Command, Connection] | None
     undo: Callable[[], None]
     then: Callable[[], None]
 
 
 class PendingChanges:
     """The changes that wait for their tables to be saved. `respond` sends an answer; `on_wanted()` is called
-    when a change comes, and without it the table is saved at once.
+    when a change comes, and without it the table is saved at once. `agreed(name, request, connection,
+    response)` gives the response, or None when it is sent once the replicas of the set have the change.
     """
 
     def __init__(
@@ -48,7 +56,9 @@ class PendingChanges:
         files: TableFiles,
         respond: Callable[[Command, Command, Connection], None],
         on_wanted: Callable[[], None] | None,
+        agreed: Agreed,
     ) -> None:
+        self._agreed = agreed
         self._files = files
         self._respond = respond
         self._on_wanted = on_wanted
@@ -70,11 +80,34 @@ class PendingChanges:
         `then` is what else is to be done once it is saved, `undo` takes it back. Raises StoreError when that
         was done.
         """
+        if self._add(name, (request, connection), undo, then):
+            return None
+        return self.agreed(name, request, connection, request.reply())
+
+    def agreed(
+        self, name: str, request: Command, connection: Connection, response: Command
+    ) -> Command | None:
+        """The response to a request whose change of the table `name` is saved, None when it comes once the
+        replicas of the set have it. Raises ResponseError when too many wait for that."""
+        return self._agreed(name, request, connection, response)
+
+    def later(self, name: str, undo: Callable[[], None], then: Callable[[], None]) -> None:
+        """As `answer`, for a change that nobody is told of."""
+        self._add(name, None, undo, then)
+
+    def _add(
+        self,
+        name: str,
+        asked: tuple[Command, Connection] | None,
+        undo: Callable[[], None],
+        then: Callable[[], None],
+    ) -> bool:
+        """Have a table saved; whether that is done later."""
         table = self._files.versioned[name]
         if self._on_wanted is not None:
-            self._changes.append(_Change(name, table.made, request, connection, undo, then))
+            self._changes.append(_Change(name, table.made, asked, undo, then))
             self._on_wanted()
-            return None
+            return True
         made = table.made
         try:
             drain(self._files.saving(name))()
@@ -83,7 +116,7 @@ class PendingChanges:
             raise
         table.saved(made)
         then()
-        return request.reply()
+        return False
 
     def save_now(self) -> None:
         """Save at once what waits, and answer: for whoever stands in the loop and cannot wait."""
@@ -101,12 +134,18 @@ class PendingChanges:
     def saved(self, name: str, made: int) -> None:
         """All of the table up to this value of its `made` is in its file."""
         for change in self._take(name, made):
-            answer = change.request.reply()
+            if change.asked is None:
+                change.then()
+                continue
+            request, connection = change.asked
+            answer: Command | None
             try:
                 change.then()
+                answer = self._agreed(name, request, connection, request.reply())
             except Exception as error:
-                answer = error_response(change.request, error)
-            self._respond(change.request, answer, change.connection)
+                answer = error_response(request, error)
+            if answer is not None:
+                self._respond(request, answer, connection)
 
     def not_saved(self, name: str, error: StoreError) -> None:
         """The table could not be saved."""
@@ -114,7 +153,9 @@ class PendingChanges:
         for change in reversed(self._take(name, table.made)):
             change.undo()
             log.error("a change of the table %s is taken back: %s", name, error)
-            self._respond(change.request, error_response(change.request, error), change.connection)
+            if change.asked is not None:
+                request, connection = change.asked
+                self._respond(request, error_response(request, error), connection)
 
     def _take(self, name: str, made: int) -> list[_Change]:
         taken = [change for change in self._changes if change.name == name and change.made <= made]

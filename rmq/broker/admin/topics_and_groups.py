@@ -158,9 +158,22 @@ class Admin:
         self._commit_pending()  # a message of the same chunk must not write into files that are gone
         if self._topics.get(topic) is None:
             self._forget_topic(topic)
-            return request.reply()
+            return self._changes.agreed("topics", request, connection, request.reply())
         undo, then = self._topics.change(topic, None, now), partial(self._forget_topic, topic)
         return self._changes.answer("topics", request, connection, undo, then)
+
+    def deleted_elsewhere(self, topics: Mapping[str, int]) -> None:
+        """Delete topics that a replica of the set has deleted, if they are the very same ones: their
+        creations are given, in ms. The former master had told that replica, and not this one, when it died.
+        """
+        self._commit_pending()
+        for topic, created_ms in topics.items():
+            known = self._topics.get(topic)
+            if known is None or known.creation is None or known.creation.time_ms != created_ms:
+                continue
+            log.warning("topic %s is deleted: the former master had begun to", topic)
+            undo = self._topics.change(topic, None)
+            self._changes.later("topics", undo, partial(self._forget_topic, topic))
 
     def _forget_topic(self, topic: str) -> None:
         if self._topics.get(topic) is not None:
@@ -191,14 +204,25 @@ class Admin:
         names = SYSTEM_TOPICS.union(filter(self._topics.is_system, self._topics.table))
         return request.reply(body=bodies.TopicList(sorted(names)).to_json())
 
-    def _on_clean_topics(self, request: Command, connection: Any, now: int) -> Command:
-        """Remove the queues of topics that do not exist; those of the broker's own topics stay."""
+    def _on_clean_topics(self, request: Command, connection: Any, now: int) -> Command | None:
+        """Remove the queues of topics that do not exist; those of the broker's own topics stay. A slave's go
+        with its master's: mqadmin asks all brokers of a cluster, and takes one refusal for a failure.
+        """
+        if self._settings.store.broker_role is BrokerRole.SLAVE:
+            return request.reply()
         self._commit_pending()
-        for topic in {topic for topic, _ in self._store.queues()}:
-            if self._topics.get(topic) is None and not self._topics.is_system(topic):
+        found = {topic for topic, _ in self._store.queues()} - self._topics.table.keys()
+        unused = sorted(topic for topic in found if not self._topics.is_system(topic))
+        if not unused:
+            return self._changes.agreed("topics", request, connection, request.reply())
+
+        def then() -> None:
+            for topic in unused:
                 log.warning("queues of topic %s are removed: there is no such topic", topic)
-                self._remove_queues(topic)
-        return request.reply()
+                self._forget_topic(topic)
+
+        undo = self._topics.clean(unused)
+        return self._changes.answer("topics", request, connection, undo, then)
 
     def _remove_queues(self, topic: str) -> None:
         self._store.remove_topic(topic)
@@ -249,7 +273,7 @@ class Admin:
         if group not in self._groups.table:
             log.warning("group %s is to be deleted but does not exist", group)
             self._forget_group(group, header.remove_offset)
-            return request.reply()
+            return self._changes.agreed("subscriptionGroup", request, connection, request.reply())
         undo, then = (
             self._groups.change(group, None, now),
             partial(self._forget_group, group, header.remove_offset),

@@ -267,6 +267,7 @@ class ReplicaState:
             self.leader,
             *self._role.led(),
             self._role.is_in_set,
+            self._role.is_in_set,
         )
 
     def _new_id(self) -> str:

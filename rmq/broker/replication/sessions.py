@@ -12,7 +12,8 @@ the copying at exactly that offset. From then on notes come between the frames, 
 is up to where producers may have been told that their messages are stored (null: everywhere), `progress` how
 far delayed messages are delivered; rows of tables come the same way (`replication.table_replication`). The
 slave tells of pulls that wait there (`failover.poll_handover`) between its reports, if the first note says
-`hearsWaiting`: 8 bytes, which say how many bytes of JSON follow. A RocketMQ
+`hearsWaiting`, and of topics that were deleted there, if it says `hearsSaved`: 8 bytes, which say how many
+bytes of JSON follow. A RocketMQ
 master takes HELLO for a report that says nothing, and a RocketMQ slave never sends it.
 
 Where there is a secret, both sides prove that they have it before the first byte of replication:
@@ -101,6 +102,8 @@ class MasterLog:
     epochs: Epochs = ()
     hears_waiting: bool = False
     """It takes what slaves tell of pulls that wait there."""
+    hears_saved: bool = False
+    """It takes what slaves tell of their files of topics and groups, and of topics deleted there."""
 
     def to_note(self) -> dict[str, Any]:
         """The first note."""
@@ -114,6 +117,7 @@ class MasterLog:
             "leader": self.leader,
             **({"epoch": self.epoch, **epoch_history.part(self.epochs)} if self.epoch else {}),
             **({"hearsWaiting": True} if self.hears_waiting else {}),
+            **({"hearsSaved": True} if self.hears_saved else {}),
         }
 
     @classmethod
@@ -131,6 +135,7 @@ class MasterLog:
                 int(note.get("epoch", 0)),
                 as_epochs(note.get("epochs", ())),
                 note.get("hearsWaiting") is True,
+                note.get("hearsSaved") is True,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise RemoteProtocolError(f"the master's greeting cannot be read: {error!r}") from None
@@ -190,7 +195,8 @@ class MasterSession:
     takes number and epoch of a replica of a controlled set that names itself, and raises RemoteProtocolError
     when it is none of ours; `number` is its number, 0 for others. `has_told` says whether `tables` has
     no more to tell. `confirmed` is up to where consumers of such a set may read, told as `safe` is; soon, if
-    pulls wait there, which `waiting` is told of.
+    pulls wait there, which `waiting` is told of. `deleted` takes the topics that were deleted at a replica
+    and not here, by name, with the times (ms) of their creations.
     """
 
     def __init__(
@@ -210,8 +216,10 @@ class MasterSession:
         heard: Callable[[int], None] | None = None,
         rows_had: Callable[[str], int] = lambda table: -1,
         waiting: WaitingPolls | None = None,
+        deleted: Callable[[Mapping[str, int]], None] | None = None,
     ) -> None:
         self.number = 0
+        self._deleted = deleted
         self.waiting = waiting
         self.rows_had = rows_had
         self._heard = heard
@@ -263,11 +271,23 @@ class MasterSession:
                     raise RemoteProtocolError(f"the slave tells of waiting pulls in {stop - at} bytes")
                 if stop > end:
                     break
-                self.waiting.take(data[at + REPORT.size : stop])
+                self._take_text(data[at + REPORT.size : stop])
             else:
                 self._reported(word)
             at = stop
         self._partial = data[at:]
+
+    def _take_text(self, text: bytes) -> None:
+        if not text.startswith(b"{"):
+            if self.waiting is not None:
+                self.waiting.take(text)
+            return
+        try:
+            deleted = {str(topic): int(ms) for topic, ms in json.loads(text)["deleted"].items()}
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise RemoteProtocolError(f"the slave's deleted topics cannot be read: {error!r}") from None
+        if self._deleted is not None and self.number:
+            self._deleted(deleted)
 
     def _reported(self, offset: int) -> None:
         if self._next < 0 and offset < 0:

@@ -17,6 +17,10 @@ notes passes over them, and copies tables by requests on, as RocketMQ's slaves d
 
 A topic that was deleted and made again while a slave was away has another creation: the slave removes the
 queues that it has of the earlier topic when its log reaches the offset at which the present one was made.
+
+In a controlled set an administrator's change of topics and groups is answered when all in sync have it in
+their files. A master that dies before may have told one replica of a deletion and not the one that is
+elected: the first tells that one (`contradiction`), which deletes the topic, too.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from attrs import define
 from rmq.broker.tables.deletions import deletions_of
 from rmq.broker.tables.versioned import Slices, drain
 from rmq.errors import RemoteProtocolError
+from rmq.protocol import json
 
 if TYPE_CHECKING:
     from rmq.broker.replication.plugin_state import SharedTexts
@@ -52,6 +57,7 @@ CONTROLLED_OFFSETS_SECONDS: Final = 0.02
 """The same in a controlled set, where a slave may become master at any time."""
 OFFSETS: Final = "consumerOffset"
 TOPICS: Final = "topics"
+GROUPS: Final = "subscriptionGroup"
 LOCKS: Final = "queueLocks"
 ANNOUNCED: Final = "announcements"
 SHARED: Final = "sharedTexts"
@@ -59,6 +65,11 @@ PROGRESS: Final = "delayOffset", "timerProgress"
 """Files of the progress that comes with the log."""
 CONFIRMED: Final = OFFSETS, LOCKS
 """Tables of which followers say what they have."""
+SAVED: Final = TOPICS, GROUPS
+"""Tables of which followers say what is in their files, to a master that hears it."""
+_SAVED_BIT: Final = 1 << 60
+_REPORTS_SAVED: Final = 1 << 61
+"""A follower reports `SAVED`; of one that does not say so what it was told counts."""
 
 
 class StreamedTable(Protocol):
@@ -98,7 +109,7 @@ class _Told:
 
     def note(self) -> dict[str, Any] | None:
         note = self._next()
-        if note is not None and not self.left and self.name in CONFIRMED:
+        if note is not None and not self.left and self.name in CONFIRMED + SAVED:
             note["serial"] = self.serial
         return note
 
@@ -141,6 +152,7 @@ class TableFeed:
         self._unlisted = unlisted
         self._all_deletions = deletions
         self._is_awaited = is_awaited
+        self._reports_saved = False
         self.offsets_s = offsets_s
         self._had: dict[str, int] = {}
         self._urgent = [_Told(name, table) for name, table in tables.items() if name != OFFSETS]
@@ -188,20 +200,31 @@ class TableFeed:
     def heard(self, number: int) -> None:
         """The slave has rows of a table, as `row_report` says. Raises RemoteProtocolError for those that it
         was not told."""
-        serial, at = divmod(number, len(CONFIRMED))
-        told = next(one for one in (*self._urgent, *self._offsets) if one.name == CONFIRMED[at])
+        if number == _REPORTS_SAVED:
+            self._reports_saved = True
+            return
+        names = SAVED if number & _SAVED_BIT else CONFIRMED
+        serial, at = divmod(number & ~_SAVED_BIT, len(names))
+        told = self._told(names[at])
         if serial > told.serial:
             raise RemoteProtocolError(f"it has {told.name} up to change {serial}, of {told.serial} told")
         self._had[told.name] = max(serial, self._had.get(told.name, -1))
 
     def had(self, table: str) -> int:
         """Up to which change of a table the slave has its rows; -1 before it has said so."""
+        if table in SAVED and not self._reports_saved:
+            told = self._told(table)
+            return -1 if told.left else told.serial
         return self._had.get(table, -1)
+
+    def _told(self, table: str) -> _Told:
+        return next(one for one in (*self._urgent, *self._offsets) if one.name == table)
 
 
 def row_report(table: str, serial: int) -> int:
     """What a slave says once it has the rows of a table up to a change, as a number."""
-    return serial * len(CONFIRMED) + CONFIRMED.index(table)
+    names, bit = (SAVED, _SAVED_BIT) if table in SAVED else (CONFIRMED, 0)
+    return serial * len(names) + names.index(table) + bit
 
 
 class FollowedTables:
@@ -209,7 +232,7 @@ class FollowedTables:
     of their files; locks and announcements have none.
 
     `is_fed`: the master tells by the link, so that nothing has to be asked for. `on_topics` is called when
-    a text has changed topics, `save_topics` when the link has.
+    a text has changed topics, `save` when the link has changed topics or groups.
     """
 
     def __init__(
@@ -219,12 +242,12 @@ class FollowedTables:
         store: Store,
         delivery: DeliveryProgress,
         on_topics: Callable[[], None],
-        save_topics: Callable[[], None],
+        save: Callable[[], None],
     ) -> None:
         self.shared: SharedTexts | None = None
         self.tables: Final[dict[str, StreamedTable]] = {
             TOPICS: tables.topics,
-            "subscriptionGroup": tables.groups,
+            GROUPS: tables.groups,
             LOCKS: tables.locks,
             ANNOUNCED: tables.clients.announcements,
             OFFSETS: tables.offsets,
@@ -232,12 +255,15 @@ class FollowedTables:
         self.is_fed = False
         self._files = files
         self._topics = tables.topics
+        self._offsets = tables.offsets
         self._store = store
         self._on_topics = on_topics
-        self._save_topics = save_topics
+        self._save = save
         self._delivery = delivery
         self._collected: dict[str, dict[str, Any]] = {}
         self._to_report: dict[str, int] = {}
+        self._hears_saved = self._is_to_greet = False
+        self._contradicted: dict[str, int] = {}
         self._held: int | None = None
         # topics -> where the master's log ended when they were deleted, or when the present one was made
         self._deleted: dict[str, int] = {}
@@ -248,9 +274,11 @@ class FollowedTables:
 
     # ---- by the link ----
 
-    def begin(self) -> None:
-        """There is a new link to a master."""
+    def begin(self, *, hears_saved: bool = False) -> None:
+        """There is a new link to a master, which hears what is in our files and what is deleted here."""
         self.is_fed = False
+        self._hears_saved = self._is_to_greet = hears_saved
+        self._contradicted.clear()
         self._to_report.clear()
         self._collected.clear()
 
@@ -286,7 +314,8 @@ class FollowedTables:
             self._changed(name)
         if missing is None:
             self._files.told(name)
-        if name in CONFIRMED and isinstance(serial := note.get("serial"), int) and serial >= 0:
+        is_to_report = name in CONFIRMED or (name in SAVED and self._hears_saved)
+        if is_to_report and isinstance(serial := note.get("serial"), int) and serial >= 0:
             self._to_report[name] = serial
 
     def _note_ended(
@@ -297,6 +326,11 @@ class FollowedTables:
         """
         known, log_end = self._topics.table, self._store.max_physical_offset
         told = deletions_of(note.get("deleted", {}))
+        deleted_here = self._topics.deleted_among(rows)
+        if gone is not None:  # the master has taken a deletion back that it had told
+            self._topics.deletions.forget(deleted_here)
+        elif self._hears_saved:
+            self._contradicted = deleted_here
         if gone is None and isinstance(unlisted := note.get("unlisted"), list):
             kept = rows.keys() | set(unlisted)
             self._deleted = {topic: at for topic, at in self._deleted.items() if topic not in kept}
@@ -317,22 +351,38 @@ class FollowedTables:
 
     @property
     def has_reports(self) -> bool:
-        """Whether `reports` would give any."""
-        return bool(self._to_report)
+        """Whether `reports` or `contradiction` would give any."""
+        return self._is_to_greet or bool(self._contradicted) or any(map(self._is_had, self._to_report))
+
+    def _is_had(self, name: str) -> bool:
+        return name not in SAVED or not self._files.versioned[name].unsaved
 
     def reports(self) -> list[int]:
         """What is to be said to the master of the rows that it told (`row_report`)."""
-        found = [row_report(name, serial) for name, serial in self._to_report.items()]
-        self._to_report.clear()
+        had = [name for name in self._to_report if self._is_had(name)]
+        found = [row_report(name, self._to_report.pop(name)) for name in had]
+        if self._is_to_greet:
+            self._is_to_greet = False
+            found.insert(0, _REPORTS_SAVED)
         return found
+
+    def contradiction(self) -> bytes:
+        """What is to be said to the master of topics that it has, and that were deleted here: the former
+        master died before it had told the present one. Empty when there is nothing."""
+        if not self._contradicted:
+            return b""
+        some = dict(list(self._contradicted.items())[:ROWS])
+        self._contradicted = {name: ms for name, ms in self._contradicted.items() if name not in some}
+        log.warning("topics are deleted here, and are not at the master, which is told: %s", ", ".join(some))
+        return json.dumps({"deleted": some})
 
     def _changed(self, name: str) -> None:
         if name == OFFSETS:
             self._delivery.keep()
-        if name == TOPICS:
-            if self._held is None:
-                self._held = self._store.max_physical_offset
-            self._save_topics()
+        if name == TOPICS and self._held is None:
+            self._held = self._store.max_physical_offset
+        if name in (TOPICS, GROUPS):
+            self._save()
 
     def parts(self, physical_offset: int, data: memoryview) -> Iterator[tuple[int, memoryview]]:
         """Bytes of the log in parts that end where `settle` has something to do."""
@@ -353,7 +403,11 @@ class FollowedTables:
     def _remove_before(self, topic: str, physical_offset: int) -> None:
         """Remove the queues of a topic unless they have messages of the present topic of that name."""
         keys = [key for key in self._store.queues() if key[0] == topic]
-        if keys and (self._topics.get(topic) is None or self._are_before(keys, physical_offset)):
+        is_gone = self._topics.get(topic) is None
+        if is_gone:  # as at the master, whose table of offsets may not be here when we are elected
+            self._topics.remember_end(topic, max((self._store.max_offset(*key) for key in keys), default=0))
+            self._offsets.delete_topic(topic)
+        if keys and (is_gone or self._are_before(keys, physical_offset)):
             self._remove(topic, len(keys))
 
     def _are_before(self, queues: Collection[tuple[str, int]], physical_offset: int) -> bool:

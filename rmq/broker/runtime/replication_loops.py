@@ -193,6 +193,7 @@ class _SlaveLink:
             heard=feed.heard,
             rows_had=feed.had,
             waiting=WaitingPulls(broker.pull, broker.clients, broker.store, broker.clock),
+            deleted=broker.admin.deleted_elsewhere,
         )
         self._waits = broker.acknowledgement.rows
         self._replicas = broker.acknowledgement.replicas
@@ -350,7 +351,7 @@ class Follower:
             state = self._broker.replica
             state.follow(greeting or MasterLog("", 0, 0))
             state.follows(is_following=True)
-            self._broker.followed.begin()
+            self._broker.followed.begin(hears_saved=greeting is not None and greeting.hears_saved)
             await self._copy_log(address, stream, start)
 
     async def _wait_for_disk(self) -> None:
@@ -544,7 +545,7 @@ class Follower:
             safe=on_disk if broker.replica.flushes_copies else reach,
             noted=None if self._greeting is None else noted,
             rows=broker.followed.reports,
-            waiting=told.take,
+            waiting=lambda: broker.followed.contradiction() or told.take(),
             heartbeat_s=heartbeat,
             silence_s=silence,
         )

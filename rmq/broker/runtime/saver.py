@@ -50,8 +50,10 @@ class Saver:
             try:
                 await self.save_topics()
             finally:
-                if self._broker.changes.wait_for(GROUPS):
+                is_followed = self._broker.is_slave and self._broker.groups.unsaved
+                if is_followed or self._broker.changes.wait_for(GROUPS):
                     await self._save_rows(GROUPS)
+                    self._broker.wake.follower()
 
     async def save_topics(self) -> None:
         """Save the topics if some are unsaved. Raises StoreError."""

@@ -8,7 +8,7 @@ saved by the same write that removes the topic's row, until the log has no recor
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -56,6 +56,11 @@ class Deletions:
         for topic, deletion in changed.items():
             self.note(topic, deletion)
         return bool(changed)
+
+    def forget(self, topics: Iterable[str]) -> None:
+        """The deletion of these topics was taken back."""
+        for topic in topics:
+            self._table.pop(topic, None)
 
     def get(self, topic: str) -> TopicDeletion | None:
         """When a topic of this name was deleted last; None for never, or for a long time."""

@@ -266,6 +266,8 @@ class Topics(VersionedTable[TopicConfig]):
     def _place(self, name: str, row: TopicConfig | None, now: int | None) -> None:
         if row is None:
             self._note_deletion(name)
+        else:
+            self.deletions.forget(self.deleted_among({name: row}))
         super()._place(name, row, now)
 
     def _note_deletion(self, name: str) -> None:
@@ -273,6 +275,15 @@ class Topics(VersionedTable[TopicConfig]):
         known = self.table.get(name)
         if known is not None and self._first_record(name) is not None:
             self.deletions.note(name, deletion_of(known, self._log_end()))
+
+    def deleted_among(self, rows: Mapping[str, TopicConfig]) -> dict[str, int]:
+        """Those of these topics that were deleted here: the creations (ms) of the very same ones."""
+        found = {}
+        for name, row in rows.items():
+            deletion = self.deletions.get(name)
+            if deletion is not None and row.creation is not None and row.creation.time_ms == deletion.time_ms:
+                found[name] = deletion.time_ms
+        return found
 
     def take_deletions(self, told: Mapping[str, TopicDeletion]) -> bool:
         """A slave's: have the master's deletions, too, which are `unsaved` then; whether any is new."""
@@ -282,6 +293,21 @@ class Topics(VersionedTable[TopicConfig]):
             self.made += 1
             self.unsaved |= dict.fromkeys(told, self.made)
         return is_new
+
+    def clean(self, names: Collection[str]) -> Callable[[], None]:
+        """Leave traces of topics that have queues and no row, as of deleted ones; their queues may be removed
+        once that is saved. Returns what takes it back."""
+        known = {name: self.deletions.get(name) for name in names}
+        for name in names:
+            self.deletions.note(name, TopicDeletion(self._log_end(), 0))
+        self._grown(names)
+        self._text.outdate()
+
+        def undo() -> None:
+            self.deletions.forget(names)
+            self.deletions.take({name: one for name, one in known.items() if one is not None})
+
+        return undo
 
     def change(self, name: str, row: TopicConfig | None, now: int | None = None) -> Callable[[], None]:
         if row is not None:
@@ -301,6 +327,10 @@ class Topics(VersionedTable[TopicConfig]):
         if (deletion := self.deletions.get(topic)) is not None:  # a message may have come meanwhile
             self.deletions.note(topic, attrs.evolve(deletion, log_offset=self._log_end()))
             self._text.outdate()
+        self.remember_end(topic, end)
+
+    def remember_end(self, topic: str, end: int) -> None:
+        """As `ended`, of a slave: its deletions are its master's."""
         creation = self._leaving.pop(topic, None)
         end = max(end, self._ends.pop(topic, 0), 0 if creation is None else creation.earlier_end)
         if end:
@@ -330,6 +360,7 @@ class Topics(VersionedTable[TopicConfig]):
             creation = known.creation
         elif leaving is not None:
             creation = leaving
+            self.deletions.forget((topic.topic_name,))
         elif self._settings.store.broker_role is BrokerRole.SLAVE:
             creation = None
         else:
