@@ -17,6 +17,10 @@ import click
 from rmq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, echo, end_quietly
 
 SUBCOMMANDS: Final = {
+    "dashboard": (
+        "rmq.cli.dashboard",
+        "Serve pages and an HTTP API to see a cluster and to work on it, in a browser.",
+    ),
     "demo": (
         "rmq.cli.demo",
         "Send a data set through name server, broker and two consumers; show the metrics.",
@@ -63,7 +67,7 @@ SUBCOMMANDS: Final = {
 """Name -> module, and the line that `rmq --help` shows: kept here so that help imports nothing."""
 
 SECTIONS: Final = {
-    "Run": ("dev", "namesrv", "broker", "controller", "demo", "run"),
+    "Run": ("dev", "namesrv", "broker", "controller", "dashboard", "demo", "run"),
     "Messages": ("pub", "sub", "tail", "request", "reply", "bench", "msg", "dlq", "transactions", "spark"),
     "A running cluster": ("cluster", "topic", "group", "acl", "doctor", "export", "import", "admin"),
     "More": ("certs", "store", "backup", "context", "errors", "completion"),

@@ -120,46 +120,83 @@ def controller(context: click.Context, arguments: tuple[str, ...]) -> None:
     help="Folder of the store; made when it is not there, used again when it is.",
 )
 @click.option("--set", "given", multiple=True, metavar="KEY=VALUE", help="A broker.conf setting; repeatable.")
+@click.option(
+    "--dashboard-port",
+    type=click.IntRange(0, 65535),
+    default=8088,
+    show_default=True,
+    help="Port of the dashboard, where the extra `dashboard` is installed.",
+)
+@click.option("--no-dashboard", is_flag=True, help="Do not serve the dashboard.")
 def dev(
-    namesrv_port: int, broker_port: int, host: str, data_dir: pathlib.Path, given: tuple[str, ...]
+    namesrv_port: int,
+    broker_port: int,
+    host: str,
+    data_dir: pathlib.Path,
+    given: tuple[str, ...],
+    dashboard_port: int,
+    no_dashboard: bool,
 ) -> None:
-    """Run a name server and a broker in one process, for development. Ctrl-C ends it cleanly.
+    """Run a name server, a broker and the dashboard in one process, for development. Ctrl-C ends it cleanly.
 
     Port 0 takes a free one; the banner says which. Topics are made on their first message.
     """
     import trio
 
+    from rmq.cli.dashboard import is_installed
+
     ports = {"namesrv_port": namesrv_port, "broker_port": broker_port}
     settings = {key.strip(): value for key, value in pairs(given, option="--set").items()}
+    pages = None if no_dashboard or not is_installed() else dashboard_port
     try:
-        trio.run(_run_both, data_dir, host, ports, settings)
-    except (RmqError, OSError) as error:
+        trio.run(_run_both, data_dir, host, ports, settings, pages)
+    except* (RmqError, OSError) as group:
+        error = first_of(group)
         echo(f"rmq dev: {error}", err=True)
         sys.exit(status_of(error))
 
 
 async def _run_both(
-    data_dir: pathlib.Path, host: str, ports: dict[str, int], settings: dict[str, str]
+    data_dir: pathlib.Path, host: str, ports: dict[str, int], settings: dict[str, str], pages: int | None
 ) -> None:
     import trio
 
     from rmq import embedded
 
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with embedded.open(data_dir, host=host, settings=settings, **ports) as system:
-            echo(banner(system))
+        async with (
+            embedded.open(data_dir, host=host, settings=settings, **ports) as system,
+            trio.open_nursery() as nursery,
+        ):
+            told = ""
+            if pages is not None:
+                from rmq.cli.dashboard import serve_beside
+
+                told = await serve_beside(nursery, system.namesrv_address, pages, data_dir)
+            echo(banner(system, told))
             async for _ in signals:
                 break
             echo("stopping ...")
+            nursery.cancel_scope.cancel()
     echo(f"stopped; the messages stay in {system.store_dir}")
 
 
-def banner(system: embedded.System) -> str:
-    """The text that is printed once both listen."""
+def first_of(group: BaseExceptionGroup[Exception]) -> Exception:
+    """The first error of a group, groups within it opened."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, Exception)
+    return error
+
+
+def banner(system: embedded.System, dashboard: str = "") -> str:
+    """The text that is printed once all listen. `dashboard` is its link, or why there is none."""
+    pages = f"\n  dashboard    {dashboard}" if dashboard else ""
     return f"""rmq is running (Ctrl-C ends it)
   name server  {system.namesrv_address}
   broker       {system.broker_address}
-  files        {system.store_dir}
+  files        {system.store_dir}{pages}
 
   from Python  async with rmq.connect("{system.namesrv_address}") as client: ...
   from Java    producer.setNamesrvAddr("{system.namesrv_address}");"""

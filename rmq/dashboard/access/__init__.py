@@ -1,0 +1,1 @@
+"""Access: roles, logins, sessions, tokens, checks of every request, and the audit log."""

@@ -1,0 +1,93 @@
+"""The audit log: one line for each change and each login, without secrets; pages show the last ones."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pathlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from attrs import frozen
+
+from rmq.printable import printable
+
+log = logging.getLogger("rmq.dashboard.audit")
+
+KEPT: Final = 500
+TEXT_MAX: Final = 200
+SECRETS: Final = frozenset({"secret_key", "password", "secret", "token"})
+BODIES: Final = frozenset({"body"})
+
+
+@frozen
+class AuditLine:
+    """One change or login. `at` is ms since 1970."""
+
+    at: int
+    who: str
+    role: str
+    address: str
+    cluster: str
+    operation: str
+    arguments: str
+    outcome: str
+
+
+class AuditLog:
+    """Writes lines to a logger and, with `path`, to a file; keeps the last `KEPT`."""
+
+    def __init__(self, now_ms: Callable[[], int], path: pathlib.Path | None = None) -> None:
+        self._now_ms, self._path = now_ms, path
+        self._lines: deque[AuditLine] = deque(maxlen=KEPT)
+
+    def write(
+        self,
+        who: str,
+        role: str,
+        address: str,
+        cluster: str,
+        operation: str,
+        arguments: Mapping[str, Any],
+        outcome: str,
+    ) -> None:
+        """Add a line. Raises OSError when the file cannot be written."""
+        text = " ".join(f"{name}={_shown(name, value)}" for name, value in arguments.items())
+        line = AuditLine(
+            self._now_ms(),
+            printable(who)[:TEXT_MAX],
+            role,
+            address,
+            cluster,
+            operation,
+            text,
+            printable(outcome),
+        )
+        self._lines.appendleft(line)
+        row = _row(line)
+        log.info("%s", row)
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(row + "\n")
+
+    def last(self, count: int, cluster: str) -> list[AuditLine]:
+        """The newest lines of a cluster, newest first."""
+        return [line for line in self._lines if line.cluster == cluster][:count]
+
+
+def _row(line: AuditLine) -> str:
+    return (
+        f"at={line.at} who={json.dumps(line.who)} role={line.role} address={line.address}"
+        f" cluster={json.dumps(line.cluster)} operation={line.operation} {line.arguments}"
+        f" outcome={json.dumps(line.outcome)}"
+    )
+
+
+def _shown(name: str, value: Any) -> str:
+    if name in SECRETS:
+        return '"(not shown)"' if value else '""'
+    if name in BODIES:
+        return f'"({len(str(value))} characters)"'
+    text = printable(value if isinstance(value, str) else json.dumps(value, default=str))
+    return json.dumps(text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}...")

@@ -1,0 +1,98 @@
+"""The guard before every request: Host, Origin, size of the body; and the headers of every answer."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rmq.dashboard.config import DashboardConfig
+
+POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "font-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS: Final = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=(), payment=(), usb=()",
+}
+SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
+BODY_MAX: Final = 6 << 20
+"""Bytes of a request: a message of 4 MiB in a form fits, unless most of it needs escaping."""
+
+
+class Guard:
+    """Middleware: refuses requests for another host, and changes that come from another site.
+
+    Programs that log in by a header of their own send no Origin; browsers do with each change."""
+
+    def __init__(self, app: ASGIApp, config: DashboardConfig) -> None:
+        self._app, self._config = app, config
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if refusal := self._refusal(scope, headers):
+            await PlainTextResponse(refusal, 403, dict(HEADERS))(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answer = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    answer[name] = value
+                answer.setdefault("cache-control", "no-store")
+                if self._config.is_secure:
+                    answer["strict-transport-security"] = "max-age=31536000"
+            await send(message)
+
+        await self._app(scope, _Bounded(receive), send_guarded)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> str:
+        host = headers.get("host", "")
+        if not self._config.is_host(host):
+            return "This dashboard is not served under this host name; see --allowed-host.\n"
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > BODY_MAX:
+            return f"The body of a request may have {BODY_MAX} bytes.\n"
+        if scope["method"] in SAFE_METHODS:
+            return ""
+        origin = headers.get("origin")
+        if origin is None and "authorization" in headers and "cookie" not in headers:
+            return ""
+        if origin is None or urlsplit(origin).netloc.lower() != host.lower():
+            return "Changes are taken from this dashboard's own pages only (Origin).\n"
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return "Changes are taken from this dashboard's own pages only (Sec-Fetch-Site).\n"
+        return ""
+
+
+class _Bounded:
+    """A body without Content-Length ends, too, when it is too long."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self._left = receive, BODY_MAX
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._left -= len(message.get("body", b""))
+        return {"type": "http.disconnect"} if self._left < 0 else message

@@ -1,0 +1,148 @@
+"""Sessions of people who have logged in: kept in memory only, bounded, and forgotten when they are idle."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Final
+
+from attrs import define, field, frozen
+
+from rmq.dashboard.access.roles import Role
+from rmq.protocol.signature import Credentials
+
+IDLE_SECONDS: Final = 30 * 60
+LONGEST_SECONDS: Final = 12 * 3600
+SESSIONS_MAX: Final = 1000
+NOTICES_MAX: Final = 8
+
+
+@frozen
+class Identity:
+    """The person or program that a request is from.
+
+    `kind` is account (of the cluster), user or token (of the roles file), link (of the start) or anonymous.
+    Requests to the cluster carry `credentials`; with `own` unset they carry those of the dashboard itself.
+    """
+
+    name: str
+    role: Role
+    kind: str
+    cluster: str = ""
+    """An account is one of this cluster only; empty: of all."""
+    credentials: Credentials | None = field(default=None, repr=False)
+    own: bool = False
+
+    @property
+    def is_logged_in(self) -> bool:
+        """Whether it has proved its name."""
+        return self.kind != "anonymous"
+
+
+@frozen
+class Notice:
+    """A line for the next page of a session: the outcome of a change."""
+
+    text: str
+    level: str = "done"
+
+
+@define(eq=False)
+class Session:
+    """One login."""
+
+    id: str
+    identity: Identity
+    csrf: str
+    began: float
+    seen: float
+    notices: deque[Notice] = field(factory=lambda: deque(maxlen=NOTICES_MAX))
+
+    def is_csrf(self, token: str) -> bool:
+        """Whether a form's token is this session's."""
+        return hmac.compare_digest(self.csrf.encode(), token.encode())
+
+    def touch(self, now: float) -> None:
+        """Note a request."""
+        self.seen = now
+
+    def become(self, identity: Identity) -> None:
+        """Take the role of now."""
+        self.identity = identity
+
+
+class Sessions:
+    """All sessions. `now` is monotonic, in seconds. Over `SESSIONS_MAX` the one idle for longest ends."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._table: OrderedDict[str, Session] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def begin(self, identity: Identity) -> Session:
+        """Make a session, under a new id."""
+        now = self._now()
+        session = Session(secrets.token_urlsafe(32), identity, secrets.token_urlsafe(32), now, now)
+        self._table[session.id] = session
+        while len(self._table) > SESSIONS_MAX:
+            self._table.popitem(last=False)
+        return session
+
+    def find(self, session_id: str) -> Session | None:
+        """The session of a cookie, unless it has ended."""
+        session = self._table.get(session_id)
+        if session is None:
+            return None
+        now = self._now()
+        if now - session.seen > IDLE_SECONDS or now - session.began > LONGEST_SECONDS:
+            del self._table[session_id]
+            return None
+        session.touch(now)
+        self._table.move_to_end(session_id)
+        return session
+
+    def end(self, session_id: str) -> None:
+        """Log out."""
+        self._table.pop(session_id, None)
+
+
+ATTEMPTS: Final = 5
+WINDOW_SECONDS: Final = 60.0
+PLACES_MAX: Final = 4096
+
+
+class LoginLimit:
+    """Counts failed logins by address and by name: after `ATTEMPTS` within `WINDOW_SECONDS`, more are
+    refused. It remembers at most `PLACES_MAX` of them; the oldest are forgotten first."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def wait_seconds(self, *places: str) -> float:
+        """How long these have to wait; 0: they may try."""
+        return max((self._wait(place) for place in places), default=0.0)
+
+    def _wait(self, place: str) -> float:
+        times = self._failures.get(place)
+        if not times or len(times) < ATTEMPTS:
+            return 0.0
+        return max(times[0] + WINDOW_SECONDS - self._now(), 0.0)
+
+    def failed(self, *places: str) -> None:
+        """Note a failure."""
+        for place in places:
+            times = self._failures.setdefault(place, deque(maxlen=ATTEMPTS))
+            times.append(self._now())
+            self._failures.move_to_end(place)
+        while len(self._failures) > PLACES_MAX:
+            self._failures.popitem(last=False)
+
+    def succeeded(self, *places: str) -> None:
+        """Forget the failures of these."""
+        for place in places:
+            self._failures.pop(place, None)

@@ -1,0 +1,1 @@
+"""The HTTP API: every operation as a path, described by OpenAPI."""

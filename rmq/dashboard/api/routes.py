@@ -1,0 +1,104 @@
+"""Routes of the API: /api/v1/clusters/{cluster}/..., one for each operation, and its description."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from rmq.dashboard.api.openapi import description
+from rmq.dashboard.desk import Desk
+from rmq.dashboard.errors import BadRequest, DashboardError, ProblemBody, problem_of, status_of
+from rmq.dashboard.operations.catalog import OPERATIONS
+from rmq.dashboard.operations.operation import Operation
+from rmq.errors import RmqError
+
+PREFIX: Final = "/api/v1/clusters/{cluster}"
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def api_routes(desk: Desk) -> list[Route]:
+    """The routes of all operations, of the list of clusters, and of the description."""
+
+    async def clusters(request: Request) -> Response:
+        await desk.caller(request, desk.clusters.names[0])
+        return _answer(desk.clusters.names)
+
+    async def openapi(request: Request) -> Response:
+        return _answer(description(list(OPERATIONS.values())))
+
+    routes = [
+        Route("/api/v1/openapi.json", _guarded(openapi), methods=["GET"]),
+        Route("/api/v1/clusters", _guarded(clusters), methods=["GET"]),
+    ]
+    by_path: dict[str, dict[str, Operation]] = {}
+    for one in OPERATIONS.values():
+        by_path.setdefault(one.path, {})[one.method] = one
+    # Fixed paths go before those with a name in them.
+    for path in sorted(by_path, key=lambda text: (text.count("{"), text)):
+        handler = _handler(desk, by_path[path])
+        routes.append(Route(PREFIX + path, _guarded(handler), methods=list(by_path[path])))
+    return routes
+
+
+def _handler(desk: Desk, methods: dict[str, Operation]) -> Handler:
+    async def handle(request: Request) -> Response:
+        one = methods["GET" if request.method == "HEAD" else request.method]
+        cluster = request.path_params["cluster"]
+        caller = await desk.caller(request, cluster)
+        desk.check_csrf(request, caller, request.headers.get("x-csrf-token", ""))
+        given = await _given(request, one)
+        return _answer(await desk.perform(request, caller, cluster, one.name, given))
+
+    return handle
+
+
+async def _given(request: Request, one: Operation) -> dict[str, Any]:
+    """The arguments: of the path, and of the query (GET, DELETE) or the JSON body. Raises BadRequest."""
+    path = {name: request.path_params[name] for name in one.path_names}
+    if one.method in ("GET", "DELETE"):
+        return {**_query(request, one), **path}
+    body = await request.body()
+    try:
+        given = msgspec.json.decode(body) if body else {}
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise BadRequest("the body is no JSON object")
+    return {**given, **path}
+
+
+def _query(request: Request, one: Operation) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    lists = {field.name for field in msgspec.structs.fields(one.arguments) if _is_list(field.type)}
+    for name in request.query_params:
+        values = request.query_params.getlist(name)
+        found[name] = values if name in lists else values[-1]
+    return found
+
+
+def _is_list(kind: Any) -> bool:
+    return getattr(kind, "__origin__", None) is list
+
+
+def _answer(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def _guarded(handler: Handler) -> Handler:
+    """Turns errors into answers: the body is a ProblemBody."""
+
+    async def guarded(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except (RmqError, OSError) as error:
+            response = _answer(ProblemBody(problem_of(error)), status_of(error))
+            if isinstance(error, DashboardError) and error.status == 401:
+                response.headers["www-authenticate"] = "Bearer"
+            return response
+
+    return guarded

@@ -1,0 +1,71 @@
+"""The dashboard put together: its parts, its ASGI application, and the block in which it lives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from attrs import frozen
+from starlette.applications import Starlette
+from starlette.types import ASGIApp
+
+from rmq.clock import wall_clock_ms
+from rmq.dashboard.access.audit import AuditLog
+from rmq.dashboard.access.guard import Guard
+from rmq.dashboard.access.sessions import LoginLimit, Sessions
+from rmq.dashboard.api.routes import api_routes
+from rmq.dashboard.clusters import Clusters, Connect, connect_target
+from rmq.dashboard.config import DashboardConfig
+from rmq.dashboard.desk import Desk
+from rmq.dashboard.history.history import History
+from rmq.dashboard.history.sampler import Sampler
+from rmq.dashboard.logins import Logins
+from rmq.dashboard.web.routes import page_routes
+
+RunBlocking = Callable[..., Awaitable[Any]]
+
+
+@frozen
+class Clocks:
+    """Time: monotonic seconds and wall time in ms; and how slow functions are run."""
+
+    now: Callable[[], float] = time.monotonic
+    now_ms: Callable[[], int] = wall_clock_ms
+    run_blocking: RunBlocking = anyio.to_thread.run_sync
+
+
+@asynccontextmanager
+async def open_dashboard(
+    config: DashboardConfig, *, connect: Connect = connect_target, clocks: Clocks | None = None
+) -> AsyncIterator[ASGIApp]:
+    """The application, with its clients and its sampler, for the length of the block. Raises ConfigError,
+    HistoryError."""
+    clocks = clocks or Clocks()
+    history = History(config.history, config.history_days)
+    try:
+        async with anyio.create_task_group() as tasks:
+            clusters = Clusters(config.clusters, tasks, clocks.now, connect)
+            desk = Desk(
+                config=config,
+                clusters=clusters,
+                logins=Logins(config, clusters, LoginLimit(clocks.now), clocks.run_blocking),
+                sessions=Sessions(clocks.now),
+                history=history,
+                audit=AuditLog(clocks.now_ms, config.audit_file),
+                now_ms=clocks.now_ms,
+            )
+            sampler = Sampler(clusters, history, clocks.now_ms, config.sample_seconds, clocks.run_blocking)
+            tasks.start_soon(sampler.run)
+            yield make_app(desk)
+            tasks.cancel_scope.cancel()
+    finally:
+        history.close()
+
+
+def make_app(desk: Desk) -> ASGIApp:
+    """The application over its parts."""
+    return Guard(Starlette(routes=[*api_routes(desk), *page_routes(desk)]), desk.config)

@@ -1,0 +1,113 @@
+"""The parts that every request uses, and a request's caller: session, identity, and a call on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from attrs import frozen
+from starlette.requests import Request
+
+from rmq.dashboard.access.audit import AuditLog
+from rmq.dashboard.access.guard import SAFE_METHODS
+from rmq.dashboard.access.sessions import Identity, Session, Sessions
+from rmq.dashboard.clusters import Clusters
+from rmq.dashboard.config import DashboardConfig
+from rmq.dashboard.errors import Forbidden, LoginNeeded
+from rmq.dashboard.history.history import History
+from rmq.dashboard.logins import Logins
+from rmq.dashboard.operations.operation import Call, perform
+
+
+@frozen
+class Caller:
+    """Who a request is from."""
+
+    identity: Identity
+    session: Session | None = None
+
+    @property
+    def csrf(self) -> str:
+        """The token for forms; empty without a session."""
+        return self.session.csrf if self.session else ""
+
+
+@frozen(kw_only=True)
+class Desk:
+    """The parts of a dashboard."""
+
+    config: DashboardConfig
+    clusters: Clusters
+    logins: Logins
+    sessions: Sessions
+    history: History
+    audit: AuditLog
+    now_ms: Callable[[], int]
+
+    @property
+    def cookie(self) -> str:
+        """The name of the session's cookie: dashboards on other ports of a host have another one."""
+        return "__Host-rmq" if self.config.is_secure else f"rmq-{self.config.port}"
+
+    async def caller(self, request: Request, cluster: str) -> Caller:
+        """The caller of a request. Raises LoginNeeded, LoginFailed."""
+        header = request.headers.get("authorization", "")
+        if header:
+            return Caller(await self.logins.by_header(header, cluster, address_of(request)))
+        session = self.session(request)
+        if session is not None:
+            return Caller(session.identity, session)
+        anonymous = self.logins.anonymous()
+        if anonymous is None:
+            raise LoginNeeded("nobody has logged in")
+        return Caller(anonymous)
+
+    def session(self, request: Request) -> Session | None:
+        """The session of a request's cookie, with the role of now."""
+        session = self.sessions.find(request.cookies.get(self.cookie, ""))
+        if session is None:
+            return None
+        identity = self.logins.refreshed(session.identity)
+        if identity is None:
+            self.sessions.end(session.id)
+            return None
+        session.become(identity)
+        return session
+
+    def check_csrf(self, request: Request, caller: Caller, token: str) -> None:
+        """Raises Forbidden for a change by a session whose token is missing or wrong."""
+        if request.method in SAFE_METHODS or caller.session is None:
+            return
+        if not caller.session.is_csrf(token):
+            raise Forbidden("the form is not of this session: load the page again, and send it once more")
+
+    @asynccontextmanager
+    async def call(self, request: Request, caller: Caller, cluster: str) -> AsyncIterator[Call]:
+        """A call on a cluster as the caller. Raises UnknownCluster, Forbidden."""
+        identity = caller.identity
+        if identity.cluster and identity.cluster != cluster:
+            raise Forbidden(f"{identity.name} is an account of {identity.cluster}: log in to {cluster}")
+        async with self.clusters.use(cluster, identity) as handle:
+            yield Call(
+                handle.client,
+                handle.cache,
+                cluster,
+                identity,
+                self.history,
+                self.audit,
+                self.now_ms,
+                address_of(request),
+            )
+
+    async def perform(
+        self, request: Request, caller: Caller, cluster: str, name: str, given: dict[str, Any]
+    ) -> Any:
+        """Perform one operation; see `operations.operation.perform`."""
+        async with self.call(request, caller, cluster) as call:
+            return await perform(call, name, given)
+
+
+def address_of(request: Request) -> str:
+    """The address that a request came from."""
+    return request.client.host if request.client else ""

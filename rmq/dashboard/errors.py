@@ -1,0 +1,137 @@
+"""Errors of the dashboard itself, and any error as a value: class, code, hint, and a status of HTTP."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from attrs import frozen
+
+from rmq.errors import (
+    NETWORK_ERRORS,
+    AccessDenied,
+    ConfigError,
+    ConsumerNotOnline,
+    InvalidName,
+    LocalProtocolError,
+    NoPermission,
+    NoRoute,
+    QueryNotFound,
+    RequestTimeout,
+    RmqError,
+    TopicNotExist,
+    Unreachable,
+)
+
+
+class DashboardError(RmqError):
+    """An error of the dashboard; `status` is HTTP's."""
+
+    status: ClassVar[int] = 400
+    hint = "correct the request"
+
+
+class BadRequest(DashboardError):
+    """A parameter is missing, has a wrong value, or is not known."""
+
+
+class NotConfirmed(DashboardError):
+    """The name of what is to be deleted was not typed."""
+
+    hint = "type the name again, exactly as it is"
+
+
+class LoginNeeded(DashboardError):
+    """Nobody has logged in, and the request needs it."""
+
+    status = 401
+    hint = "log in"
+
+
+class LoginFailed(DashboardError):
+    """The name or the secret is wrong."""
+
+    status = 401
+    hint = "check the name and the secret; after five failures a minute has to pass"
+
+
+class Forbidden(DashboardError):
+    """The role does not allow it, or the request does not come from a page of this dashboard."""
+
+    status = 403
+    hint = "log in with a role that may do this"
+
+
+class UnknownCluster(DashboardError):
+    """No cluster of this name is shown here."""
+
+    status = 404
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        super().__init__(f"no cluster {name!r} is shown here; known are {', '.join(known)}")
+        self.hint = "open the start page"
+
+
+class NotFound(DashboardError):
+    """There is no such page."""
+
+    status = 404
+    hint = "open the start page"
+
+
+class TooMany(DashboardError):
+    """A limit on logins or on open streams is reached."""
+
+    status = 429
+    hint = "wait, or close other pages"
+
+
+_STATUSES: Final = (
+    ((AccessDenied, NoPermission), 403),
+    ((NoRoute, QueryNotFound, TopicNotExist, ConsumerNotOnline), 404),
+    ((ConfigError, InvalidName, LocalProtocolError), 400),
+    ((RequestTimeout,), 504),
+    ((Unreachable, *NETWORK_ERRORS), 502),
+)
+
+
+@frozen
+class Problem:
+    """An error, as the API gives it. `name` is its class, `code` RocketMQ's response code (0: none)."""
+
+    name: str
+    code: int
+    message: str
+    hint: str
+    broker: str = ""
+    retriable: bool = False
+
+
+@frozen
+class ProblemBody:
+    """The body of every answer that is an error."""
+
+    error: Problem
+
+
+def status_of(error: RmqError | OSError) -> int:
+    """The status of HTTP for an error."""
+    if isinstance(error, DashboardError):
+        return error.status
+    if isinstance(error, Unreachable) and not isinstance(error, NoRoute):
+        return 502
+    return next((status for kinds, status in _STATUSES if isinstance(error, kinds)), 502)
+
+
+def problem_of(error: RmqError | OSError) -> Problem:
+    """The error as a value."""
+    if not isinstance(error, RmqError):
+        return Problem(type(error).__name__, 0, str(error), "see the dashboard's log")
+    code = getattr(error, "code", 0)
+    return Problem(
+        type(error).__name__,
+        code if isinstance(code, int) else 0,
+        str(error),
+        error.hint,
+        error.broker,
+        error.retriable,
+    )

@@ -1,0 +1,1 @@
+"""The history of charts: figures that are sampled and kept in SQLite."""

@@ -1,0 +1,135 @@
+"""History: sampled figures in a small SQLite file, so that charts need no other system.
+
+A sample is (cluster, figure, subject, time, value): the figure `group_lag` of the subject `billing`, say.
+Samples are kept for `FINE_HOURS`, then one for every `COARSE_SECONDS`, for `days` days in all.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sqlite3
+from collections.abc import Iterable
+from typing import Final
+
+from attrs import frozen
+
+from rmq.errors import RmqError
+
+FINE_HOURS: Final = 24
+COARSE_SECONDS: Final = 300
+DAY_MS: Final = 86_400_000
+POINTS_MAX: Final = 720
+
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS series (
+  id INTEGER PRIMARY KEY, cluster TEXT NOT NULL, figure TEXT NOT NULL, subject TEXT NOT NULL,
+  UNIQUE (cluster, figure, subject));
+CREATE TABLE IF NOT EXISTS samples (
+  series INTEGER NOT NULL, at INTEGER NOT NULL, value REAL NOT NULL, PRIMARY KEY (series, at)) WITHOUT ROWID;
+"""
+
+
+@frozen
+class Sample:
+    """One figure of one subject, now."""
+
+    figure: str
+    subject: str
+    value: float
+
+
+@frozen
+class Series:
+    """The points of a figure: times in ms since 1970, and values."""
+
+    figure: str
+    subject: str
+    times: list[int]
+    values: list[float]
+
+
+class HistoryError(RmqError):
+    """The file of the history cannot be used."""
+
+    hint = "check the file's folder and the disk, or name another file with --history"
+
+
+class History:
+    """The samples of all clusters. Its methods may be called in any thread, one at a time."""
+
+    def __init__(self, path: pathlib.Path | None = None, days: int = 14) -> None:
+        self._days = days
+        try:
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute("PRAGMA cache_size=-2000")
+            self._db.executescript(_TABLES)
+        except (sqlite3.Error, OSError) as error:
+            raise HistoryError(f"the history {path} cannot be opened: {error}") from error
+        self._ids: dict[tuple[str, str, str], int] = {
+            (cluster, figure, subject): number
+            for number, cluster, figure, subject in self._db.execute("SELECT * FROM series")
+        }
+        self._thinned_at = 0
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def add(self, cluster: str, at_ms: int, samples: Iterable[Sample]) -> None:
+        """Keep the samples of one moment, and from time to time thin out old ones."""
+        try:
+            self._db.execute("BEGIN")
+            rows = [(self._id(cluster, one), at_ms, one.value) for one in samples]
+            self._db.executemany("INSERT OR REPLACE INTO samples VALUES (?, ?, ?)", rows)
+            if at_ms - self._thinned_at > 3_600_000:
+                self._thin(at_ms)
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise HistoryError(f"the history cannot be written: {error}") from error
+
+    def _id(self, cluster: str, sample: Sample) -> int:
+        key = (cluster, sample.figure, sample.subject)
+        number = self._ids.get(key)
+        if number is None:
+            number = self._db.execute(
+                "INSERT INTO series (cluster, figure, subject) VALUES (?, ?, ?) "
+                "ON CONFLICT DO UPDATE SET subject = subject RETURNING id",
+                key,
+            ).fetchone()[0]
+            self._ids[key] = number
+        return number
+
+    def _thin(self, now_ms: int) -> None:
+        """Remove what is too old, and of what is older than a day all but one in `COARSE_SECONDS`."""
+        self._thinned_at = now_ms
+        self._db.execute("DELETE FROM samples WHERE at < ?", (now_ms - self._days * DAY_MS,))
+        fine = now_ms - FINE_HOURS * 3_600_000
+        self._db.execute(
+            "DELETE FROM samples WHERE at < ? AND at > ? AND EXISTS (SELECT 1 FROM samples AS earlier WHERE "
+            "earlier.series = samples.series AND earlier.at < samples.at AND "
+            "earlier.at / ? = samples.at / ?)",
+            (fine, fine - 2 * DAY_MS, COARSE_SECONDS * 1000, COARSE_SECONDS * 1000),
+        )
+
+    def subjects(self, cluster: str, figure: str) -> list[str]:
+        """The subjects that a figure is known of."""
+        return sorted(subject for name, kind, subject in self._ids if (name, kind) == (cluster, figure))
+
+    def read(self, cluster: str, figure: str, subject: str, since_ms: int, until_ms: int) -> Series:
+        """The points of a span of time, at most `POINTS_MAX`: of more, the mean of each step."""
+        number = self._ids.get((cluster, figure, subject))
+        if number is None:
+            return Series(figure, subject, [], [])
+        step = max((until_ms - since_ms) // POINTS_MAX, 1)
+        rows = self._db.execute(
+            "SELECT MAX(at), AVG(value) FROM samples WHERE series = ? AND at BETWEEN ? AND ? "
+            "GROUP BY at / ? ORDER BY 1",
+            (number, since_ms, until_ms, step),
+        ).fetchall()
+        return Series(figure, subject, [int(at) for at, _ in rows], [round(value, 3) for _, value in rows])

@@ -1,0 +1,122 @@
+"""The sampler: asks each cluster for its figures, and keeps them in the history.
+
+It asks as the dashboard's own account, with two requests to each master: its metrics, and the progress of all
+groups. What a cluster does not answer is left out, and asked for again at the next turn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import anyio
+
+from rmq.client.admin import Admin, GroupProgress
+from rmq.client.admin.reports import first_number
+from rmq.dashboard.access.roles import Role
+from rmq.dashboard.access.sessions import Identity
+from rmq.dashboard.clusters import Clusters
+from rmq.dashboard.history.history import History, HistoryError, Sample
+from rmq.errors import RmqError
+from rmq.message import MessageQueue
+from rmq.protocol.codes import MASTER_ID
+
+log = logging.getLogger(__name__)
+
+OWN: Final = Identity("dashboard", Role.READER, "sampler", own=True)
+SUBJECTS_MAX: Final = 2000
+"""Groups and topics of a cluster that are sampled; of more, those with the largest figures."""
+
+
+class Sampler:
+    """Samples all clusters every `seconds`."""
+
+    def __init__(
+        self,
+        clusters: Clusters,
+        history: History,
+        now_ms: Callable[[], int],
+        seconds: float,
+        run_blocking: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._clusters, self._history, self._now_ms = clusters, history, now_ms
+        self._seconds, self._run_blocking = seconds, run_blocking
+        self._ends: dict[str, tuple[int, dict[str, int]]] = {}
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        while self._seconds > 0:
+            for name in self._clusters.names:
+                await self.sample(name)
+            await anyio.sleep(self._seconds)
+
+    async def sample(self, name: str) -> None:
+        """Sample one cluster once; errors are logged."""
+        try:
+            async with self._clusters.use(name, OWN) as handle:
+                samples = await self._figures(name, handle.client.admin)
+            await self._run_blocking(self._history.add, name, self._now_ms(), samples)
+        except (RmqError, OSError, HistoryError) as error:
+            log.info("cluster %s was not sampled: %s", name, error)
+
+    async def _figures(self, name: str, admin: Admin) -> list[Sample]:
+        table = (await admin.cluster_info()).broker_addr_table
+        samples: list[Sample] = []
+        groups: list[GroupProgress] = []
+        for broker, data in table.items():
+            address = data.broker_addrs.get(MASTER_ID)
+            if address is None:
+                continue
+            try:
+                samples += _broker_samples(broker, await admin.broker_runtime(address))
+                groups += await admin.broker_consume_stats(address)
+            except RmqError as error:
+                log.info("broker %s was not sampled: %s", broker, error)
+        lags, ends = _sums(groups)
+        samples += _largest("group_lag", lags)
+        samples += _largest("topic_in", self._rates(name, ends))
+        samples.append(Sample("cluster_lag", "", float(sum(lags.values()))))
+        for figure in ("in", "out"):
+            rates = [one.value for one in samples if one.figure == f"broker_{figure}"]
+            samples.append(Sample(f"cluster_{figure}", "", sum(rates)))
+        return samples
+
+    def _rates(self, name: str, ends: dict[str, int]) -> dict[str, float]:
+        """Messages a second into each topic that a group reads, since the last sample."""
+        now = self._now_ms()
+        before, known = self._ends.get(name, (now, {}))
+        self._ends[name] = (now, ends)
+        seconds = (now - before) / 1000
+        if seconds <= 0:
+            return {}
+        return {topic: max(end - known[topic], 0) / seconds for topic, end in ends.items() if topic in known}
+
+
+def _broker_samples(broker: str, metrics: dict[str, str]) -> list[Sample]:
+    figures = {
+        "broker_in": metrics.get("putTps", ""),
+        "broker_out": metrics.get("getTransferedTps", ""),
+        "broker_disk": metrics.get("commitLogDiskRatio", ""),
+    }
+    return [Sample(figure, broker, first_number(text)) for figure, text in figures.items() if text]
+
+
+def _sums(groups: list[GroupProgress]) -> tuple[dict[str, float], dict[str, int]]:
+    """The lag of each group, and the sum of the ends of each topic's queues."""
+    lags: dict[str, float] = defaultdict(float)
+    queues: dict[MessageQueue, int] = {}
+    for group in groups:
+        lags[group.group] += group.lag
+        for row in group.queues:
+            queues[row.message_queue] = max(row.broker_offset, queues.get(row.message_queue, 0))
+    ends: dict[str, int] = defaultdict(int)
+    for queue, end in queues.items():
+        ends[queue.topic] += end
+    return lags, ends
+
+
+def _largest(figure: str, values: dict[str, float]) -> list[Sample]:
+    rows = sorted(values.items(), key=lambda row: -row[1])[:SUBJECTS_MAX]
+    return [Sample(figure, subject, value) for subject, value in rows]

@@ -1,0 +1,168 @@
+"""Figures of brokers and groups, put together from the answers of all masters: what several pages share."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from attrs import field, frozen
+
+from rmq.client.admin import GroupProgress
+from rmq.dashboard.operations.operation import Call
+from rmq.message import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
+from rmq.operate.overview import Broker, BrokerSet, overview
+from rmq.operate.several import ask_each
+from rmq.protocol.bodies import ClusterInfo, SubscriptionGroupConfig, TopicConfig
+from rmq.protocol.codes import MASTER_ID
+
+
+@frozen
+class BrokerRow:
+    """A broker as a page shows it. Rates are messages a second over the last 10 seconds; `disk` is a share of
+    1; `error` says why it did not answer."""
+
+    cluster: str
+    name: str
+    id: int
+    address: str
+    is_master: bool
+    version: str = ""
+    in_rate: float = 0.0
+    out_rate: float = 0.0
+    in_today: int = 0
+    disk: float = 0.0
+    lag_bytes: int = 0
+    durability: str = ""
+    epoch: str = ""
+    in_sync: list[int] = field(factory=list)
+    replicas: list[int] = field(factory=list)
+    refuses: str = ""
+    controllers_silent_s: int | None = None
+    error: str = ""
+
+
+async def cluster_info(call: Call) -> ClusterInfo:
+    """All brokers, shared for a moment."""
+    return await call.held("info", call.admin.cluster_info)
+
+
+async def broker_rows(call: Call) -> list[BrokerRow]:
+    """All brokers with their figures; one that does not answer has an error."""
+    return await call.held("brokers", partial(_broker_rows, call))
+
+
+async def _broker_rows(call: Call) -> list[BrokerRow]:
+    seen = await overview(call.admin)
+    sets = {(one.cluster, one.name): one for one in seen.sets}
+    return [_row(one, sets[one.cluster, one.name]) for one in seen.brokers]
+
+
+def _row(one: Broker, broker_set: BrokerSet) -> BrokerRow:
+    epoch = broker_set.epoch
+    return BrokerRow(
+        one.cluster,
+        one.name,
+        one.broker_id,
+        one.address,
+        one.role == "master",
+        one.version if one.kind == "java" else one.kind,
+        one.in_tps or 0.0,
+        one.out_tps or 0.0,
+        one.messages_today or 0,
+        one.disk_ratio or 0.0,
+        one.lag_bytes or 0,
+        one.runtime.get("durability", ""),
+        "" if epoch is None else str(epoch),
+        list(broker_set.in_sync),
+        list(broker_set.replicas),
+        broker_set.refuses,
+        broker_set.controller_silent_s,
+        one.error or "",
+    )
+
+
+async def masters(call: Call) -> dict[str, str]:
+    """Broker name -> the master's address."""
+    info = await cluster_info(call)
+    return {
+        name: data.broker_addrs[MASTER_ID]
+        for name, data in sorted(info.broker_addr_table.items())
+        if MASTER_ID in data.broker_addrs
+    }
+
+
+async def all_topic_configs(call: Call) -> dict[str, dict[str, TopicConfig]]:
+    """Topic -> broker name -> config, of all masters."""
+    return await call.held("topics", partial(_all_topic_configs, call))
+
+
+async def _all_topic_configs(call: Call) -> dict[str, dict[str, TopicConfig]]:
+    found: dict[str, dict[str, TopicConfig]] = {}
+    by_broker = await ask_each(await masters(call), lambda name: _of(call.admin.topic_configs, call, name))
+    for broker, configs in by_broker.items():
+        for name, config in configs.items():
+            found.setdefault(name, {})[broker] = config
+    return dict(sorted(found.items()))
+
+
+async def _of(ask: Any, call: Call, name: str) -> Any:
+    return await ask((await masters(call))[name])
+
+
+async def all_group_configs(call: Call) -> dict[str, SubscriptionGroupConfig]:
+    """Group -> settings of the first master that has it; groups of users only."""
+    return await call.held("groups", partial(_all_group_configs, call))
+
+
+async def _all_group_configs(call: Call) -> dict[str, SubscriptionGroupConfig]:
+    found: dict[str, SubscriptionGroupConfig] = {}
+    for address in (await masters(call)).values():
+        configs = await call.admin.group_configs(address, system=False)
+        found = {**configs, **found}
+    return dict(sorted(found.items()))
+
+
+async def all_progress(call: Call) -> dict[str, GroupProgress]:
+    """Group -> its progress in all queues of all masters, by one request to each."""
+    return await call.held("progress", partial(_all_progress, call))
+
+
+async def _all_progress(call: Call) -> dict[str, GroupProgress]:
+    parts = await ask_each(
+        (await masters(call)).values(), lambda address: call.admin.broker_consume_stats(address, timeout=10)
+    )
+    queues: dict[str, dict[Any, Any]] = {}
+    rates: dict[str, float] = {}
+    for progress in (one for part in parts.values() for one in part):
+        own = queues.setdefault(progress.group, {})
+        own.update((row.message_queue, row) for row in progress.queues)
+        rates[progress.group] = rates.get(progress.group, 0.0) + progress.consume_tps
+    return {
+        group: GroupProgress(group, [rows[queue] for queue in sorted(rows)], rates[group])
+        for group, rows in sorted(queues.items())
+    }
+
+
+def topic_kind(name: str, config: TopicConfig | None = None, system: frozenset[str] = frozenset()) -> str:
+    """What a topic is: user, ordered, retry, dead letter or system."""
+    if name.startswith(RETRY_PREFIX):
+        return "retry"
+    if name.startswith(DLQ_PREFIX):
+        return "dead letter"
+    if name in SYSTEM_TOPICS or name in system or name.startswith(("rmq_sys_", "RMQ_SYS_")):
+        return "system"
+    return "ordered" if config is not None and config.order else "user"
+
+
+async def system_topics(call: Call) -> frozenset[str]:
+    """The topics that brokers made for themselves."""
+    return await call.held("system", partial(_system_topics, call))
+
+
+async def _system_topics(call: Call) -> frozenset[str]:
+    info = await cluster_info(call)
+    found = {*info.cluster_addr_table, *info.broker_addr_table}
+    found |= {f"{cluster}_REPLY_TOPIC" for cluster in info.cluster_addr_table}
+    for address in list((await masters(call)).values())[:1]:
+        found |= set(await call.admin.system_topics(address))
+    return frozenset(found)

@@ -1,0 +1,471 @@
+"""Groups: list, look at, create, change, delete; members and their stacks; reset and copy offsets."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+import msgspec
+from attrs import frozen
+
+from rmq.client.admin import QueueProgress
+from rmq.client.admin.reports import version_name
+from rmq.dashboard.access.roles import Role
+from rmq.dashboard.errors import BadRequest, NotConfirmed
+from rmq.dashboard.operations import figures
+from rmq.dashboard.operations.operation import Call, operation
+from rmq.dashboard.operations.topics import Deleted, Page, Size
+from rmq.errors import ConsumerNotOnline, NoRoute, RmqError
+from rmq.message import MessageQueue, dlq_topic, retry_topic
+from rmq.operate.several import ask_each
+from rmq.protocol.bodies import ConsumerConnection, SubscriptionGroupConfig
+
+TOOLS_GROUP = "TOOLS_CONSUMER"
+
+
+@frozen
+class GroupRow:
+    """A group of the list. `members` is the number of connected consumers; -1: not known."""
+
+    name: str
+    lag: int
+    topics: list[str]
+    out_rate: float
+    members: int
+    mode: str
+
+
+@frozen
+class GroupList:
+    """A page of the list; `total` is the number of groups that were found."""
+
+    rows: list[GroupRow]
+    total: int
+    page: int
+    size: int
+    lag: int
+
+
+@operation("GET", "/groups")
+async def groups(
+    call: Call, *, search: str = "", sort: Literal["lag", "name"] = "lag", page: Page = 1, size: Size = 50
+) -> GroupList:
+    """The consumer groups whose name contains a text, by lag or by name."""
+    configs = await figures.all_group_configs(call)
+    progress = await figures.all_progress(call)
+    names = [name for name in sorted({*configs, *progress}) if search.lower() in name.lower()]
+    names = [name for name in names if name in configs]
+    lags = {name: progress[name].lag if name in progress else 0 for name in names}
+    if sort == "lag":
+        names.sort(key=lambda name: (-lags[name], name))
+    shown = names[(page - 1) * size : page * size]
+    members = await ask_each(shown, lambda name: _members(call, name))
+    rows = []
+    for name in shown:
+        found, known = members[name], progress.get(name)
+        topics = {row.message_queue.topic for row in known.queues} if known else set()
+        rows.append(
+            GroupRow(
+                name,
+                lags[name],
+                sorted(topics - {retry_topic(name)}),
+                known.consume_tps if known else 0.0,
+                len(found.connection_set) if found else 0,
+                _mode(found),
+            )
+        )
+    return GroupList(rows, len(names), page, size, sum(lags.values()))
+
+
+async def _members(call: Call, group: str) -> ConsumerConnection | None:
+    try:
+        return await call.admin.consumer_connection(group)
+    except RmqError:
+        return None
+
+
+def _mode(found: ConsumerConnection | None) -> str:
+    if found is None:
+        return ""
+    return {"BROADCASTING": "broadcasting", "CLUSTERING": "clustering"}.get(str(found.message_model), "")
+
+
+@frozen
+class GroupQueue:
+    """How far a group is in one queue. `last_consumed_at`: when the message that it consumed last was
+    stored."""
+
+    topic: str
+    broker: str
+    queue: int
+    offset: int
+    end: int
+    lag: int
+    last_consumed_at: int
+
+
+@frozen
+class Member:
+    """A consumer that is connected, and its subscriptions, topic -> expression."""
+
+    client_id: str
+    address: str
+    language: str
+    version: str
+
+
+@frozen
+class Subscribed:
+    """What a group subscribes to."""
+
+    topic: str
+    expression: str
+    kind: str
+
+
+@frozen
+class GroupPart:
+    """The settings of a group on one master."""
+
+    broker: str
+    consume: bool
+    broadcast: bool
+    retries: int
+    retry_queues: int
+
+
+@frozen
+class GroupDetail:
+    """All about a group. `dead_letters` is the number of messages that it has given up."""
+
+    name: str
+    parts: list[GroupPart]
+    queues: list[GroupQueue]
+    lag: int
+    out_rate: float
+    members: list[Member]
+    subscriptions: list[Subscribed]
+    mode: str
+    consume_from: str
+    topics: list[str]
+    dead_letters: int
+
+
+@operation("GET", "/groups/{group}")
+async def group(call: Call, *, group: str) -> GroupDetail:
+    """A group: lag by queue, members, subscriptions, settings by broker."""
+    progress = None
+    with contextlib.suppress(ConsumerNotOnline, NoRoute):
+        progress = await call.admin.consume_stats(group)
+    found = await _members(call, group)
+    rows = progress.queues if progress else []
+    subscriptions = sorted(found.subscription_table.items()) if found else []
+    return GroupDetail(
+        group,
+        await _parts(call, group),
+        [_queue(row) for row in rows],
+        progress.lag if progress else 0,
+        progress.consume_tps if progress else 0.0,
+        [
+            Member(one.client_id, one.client_addr, one.language, version_name(one.version))
+            for one in (found.connection_set if found else [])
+        ],
+        [Subscribed(topic, data.sub_string, data.expression_type or "TAG") for topic, data in subscriptions],
+        _mode(found),
+        str(found.consume_from_where or "") if found else "",
+        sorted({row.message_queue.topic for row in rows} | {topic for topic, _ in subscriptions}),
+        await _dead(call, group),
+    )
+
+
+async def _parts(call: Call, group: str) -> list[GroupPart]:
+    found = []
+    try:
+        names = {address: name for name, address in (await figures.masters(call)).items()}
+        for address, config in (await call.admin.group_config(group)).items():
+            found.append(
+                GroupPart(
+                    names.get(address, address),
+                    config.consume_enable,
+                    config.consume_broadcast_enable,
+                    config.retry_max_times,
+                    config.retry_queue_nums,
+                )
+            )
+    except RmqError:  # an account that is no administrator may see the rest
+        return []
+    return found
+
+
+async def _dead(call: Call, group: str) -> int:
+    try:
+        stats = await call.admin.topic_stats(dlq_topic(group))
+    except RmqError:
+        return 0
+    return sum(ends.max_offset - ends.min_offset for ends in stats.values())
+
+
+def _queue(row: QueueProgress) -> GroupQueue:
+    queue = row.message_queue
+    return GroupQueue(
+        queue.topic,
+        queue.broker_name,
+        queue.queue_id,
+        row.consumer_offset,
+        row.broker_offset,
+        row.lag,
+        row.last_timestamp,
+    )
+
+
+# --- members ---
+
+
+@frozen
+class MemberQueue:
+    """A queue of a member: what it has committed, and what it holds in memory."""
+
+    topic: str
+    broker: str
+    queue: int
+    committed: int
+    cached: int
+    cached_from: int
+    locked: bool
+    pulled_at: int
+    consumed_at: int
+
+
+@frozen
+class MemberDetail:
+    """What a consumer says of itself. `stack` is empty unless it was asked for."""
+
+    client_id: str
+    properties: dict[str, str]
+    queues: list[MemberQueue]
+    rates: dict[str, dict[str, float]]
+    stack: str
+
+
+@operation("GET", "/groups/{group}/member")
+async def member(call: Call, *, group: str, client_id: str, stack: bool = False) -> MemberDetail:
+    """A member's own account of itself: settings, queues, rates and, if asked for, its stack."""
+    info = await call.admin.consumer_running_info(group, client_id, stack=stack)
+    queues = [
+        MemberQueue(
+            queue.topic,
+            queue.broker_name,
+            queue.queue_id,
+            one.commit_offset,
+            one.cached_msg_count,
+            one.cached_msg_min_offset,
+            one.locked,
+            one.last_pull_timestamp,
+            one.last_consume_timestamp,
+        )
+        for queue, one in sorted(info.mq_table.items())
+    ]
+    rates = {
+        topic: {
+            "consumed a second": one.consume_ok_tps,
+            "failed a second": one.consume_failed_tps,
+            "ms for a message": one.consume_rt,
+            "ms for a pull": one.pull_rt,
+            "failed in the last hour": float(one.consume_failed_msgs),
+        }
+        for topic, one in sorted(info.status_table.items())
+    }
+    return MemberDetail(client_id, dict(sorted(info.properties.items())), queues, rates, info.jstack or "")
+
+
+@frozen
+class ConsumeTime:
+    """A queue's times: of its first and last message and of the one consumed last; `late_ms` is the delay."""
+
+    broker: str
+    queue: int
+    first_at: int
+    last_at: int
+    consumed_at: int
+    late_ms: int
+
+
+@operation("GET", "/groups/{group}/times")
+async def consume_times(call: Call, *, group: str, topic: str) -> list[ConsumeTime]:
+    """By how much a group is late in each queue of a topic, in ms."""
+    spans = await call.admin.consume_time_span(group, topic)
+    return [
+        ConsumeTime(
+            one.message_queue.broker_name,
+            one.message_queue.queue_id,
+            one.min_time_stamp,
+            one.max_time_stamp,
+            one.consume_time_stamp,
+            one.delay_time,
+        )
+        for one in spans
+        if one.message_queue is not None
+    ]
+
+
+# --- settings ---
+
+
+@frozen
+class GroupChange:
+    """A group that was created or changed."""
+
+    group: str
+    servers: list[str]
+
+
+@operation("PUT", "/groups/{group}", Role.OPERATOR)
+async def put_group(
+    call: Call,
+    *,
+    group: str,
+    retries: Annotated[int, msgspec.Meta(ge=-1, le=1000)] = 16,
+    retry_queues: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1,
+    consume: bool = True,
+    broadcast: bool = True,
+    broker: str = "",
+) -> GroupChange:
+    """Create a consumer group, or change its settings."""
+    config = SubscriptionGroupConfig(
+        group,
+        consume_enable=consume,
+        consume_broadcast_enable=broadcast,
+        retry_queue_nums=retry_queues,
+        retry_max_times=retries,
+    )
+    return GroupChange(group, await call.admin.put_group(config, broker=broker))
+
+
+@operation("DELETE", "/groups/{group}", Role.ADMIN)
+async def delete_group(
+    call: Call,
+    *,
+    group: str,
+    confirm: Annotated[str, msgspec.Meta(description="The name again.")],
+    remove_offsets: bool = True,
+) -> Deleted:
+    """Delete a consumer group, its retry topic and its dead letters."""
+    if confirm != group:
+        raise NotConfirmed(f"to delete {group}, its name has to be given again")
+    return Deleted(group, await call.admin.delete_group(group, remove_offset=remove_offsets))
+
+
+# --- offsets ---
+
+
+@frozen
+class ResetRow:
+    """One queue of a reset: where the group is, where it goes on. `again` messages are delivered again,
+    `skipped` are never delivered."""
+
+    broker: str
+    queue: int
+    offset: int
+    new_offset: int
+    end: int
+    again: int
+    skipped: int
+
+
+@frozen
+class Reset:
+    """What a reset does, or has done; `done` is unset in a preview."""
+
+    group: str
+    topic: str
+    rows: list[ResetRow]
+    again: int
+    skipped: int
+    members: int
+    done: bool
+
+
+Target = Literal["time", "first", "last", "offset"]
+
+
+@operation("POST", "/groups/{group}/reset", Role.OPERATOR)
+async def reset_group(
+    call: Call,
+    *,
+    group: str,
+    topic: str,
+    to: Target,
+    at_ms: Annotated[int, msgspec.Meta(ge=0, description="For `time`: ms since 1970.")] = 0,
+    broker: Annotated[str, msgspec.Meta(description="For `offset`: the queue's broker.")] = "",
+    queue: Annotated[int, msgspec.Meta(ge=0, description="For `offset`: the queue.")] = 0,
+    offset: Annotated[int, msgspec.Meta(ge=0, description="For `offset`: where to go on.")] = 0,
+    preview: Annotated[bool, msgspec.Meta(description="Change nothing: only say what would happen.")] = False,
+) -> Reset:
+    """Let a group go on elsewhere in a topic: at a time, the first or last message, or one queue's offset."""
+    targets = await _targets(call, group, topic, to, at_ms, MessageQueue(topic, broker, queue), offset)
+    stats = await call.admin.topic_stats(topic)
+    now = {row.message_queue: row.consumer_offset for row in await _progress(call, group, topic)}
+    rows = [
+        _reset_row(place, now.get(place, stats[place].min_offset), target, stats[place].max_offset)
+        for place, target in sorted(targets.items())
+        if place in stats
+    ]
+    found = await _members(call, group)
+    members = len(found.connection_set) if found else 0
+    if not preview:
+        if to == "offset":
+            await call.admin.set_offsets(group, targets)
+        else:
+            stamp = {"first": 0, "last": -1}.get(to, at_ms)
+            await call.admin.reset_offset(group, topic, stamp)
+    return Reset(
+        group,
+        topic,
+        rows,
+        sum(row.again for row in rows),
+        sum(row.skipped for row in rows),
+        members,
+        not preview,
+    )
+
+
+async def _progress(call: Call, group: str, topic: str) -> Iterable[QueueProgress]:
+    try:
+        return await call.admin.consumer_progress(group, topic)
+    except ConsumerNotOnline:
+        return []
+
+
+async def _targets(
+    call: Call, group: str, topic: str, to: Target, at_ms: int, queue: MessageQueue, offset: int
+) -> dict[MessageQueue, int]:
+    stats = await call.admin.topic_stats(topic)
+    if to == "offset":
+        if queue not in stats:
+            raise BadRequest(f"topic {topic} has no queue {queue.broker_name}/{queue.queue_id}")
+        return {queue: offset}
+    if to != "time":
+        return {one: ends.min_offset if to == "first" else ends.max_offset for one, ends in stats.items()}
+    async with call.client.pull_consumer(TOOLS_GROUP) as puller:
+        found: dict[MessageQueue, int] = await ask_each(stats, lambda one: puller.search_offset(one, at_ms))
+    return found
+
+
+def _reset_row(queue: MessageQueue, offset: int, target: int, end: int) -> ResetRow:
+    return ResetRow(
+        queue.broker_name,
+        queue.queue_id,
+        offset,
+        target,
+        end,
+        max(offset - target, 0),
+        max(min(target, end) - offset, 0),
+    )
+
+
+@operation("POST", "/groups/{group}/copy", Role.OPERATOR)
+async def copy_offsets(call: Call, *, group: str, to_group: str, topic: str) -> GroupChange:
+    """Copy a group's offsets in a topic to another group, which goes on at the same messages."""
+    await call.admin.clone_offsets(group, to_group, topic)
+    return GroupChange(to_group, [])

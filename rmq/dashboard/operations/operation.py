@@ -1,0 +1,166 @@
+"""Operation: the decorator, the arguments checked by their types, and the call with role and audit line."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_type_hints
+
+import msgspec
+from attrs import field, frozen
+
+from rmq.client.admin import Admin
+from rmq.client.client import Client
+from rmq.dashboard.access.audit import AuditLog
+from rmq.dashboard.access.roles import Role
+from rmq.dashboard.access.sessions import Identity
+from rmq.dashboard.clusters import Cache
+from rmq.dashboard.errors import BadRequest, Forbidden, LoginNeeded
+from rmq.errors import RmqError
+
+if TYPE_CHECKING:
+    from rmq.dashboard.history.history import History
+
+Method = Literal["GET", "POST", "PUT", "DELETE"]
+R = TypeVar("R")
+
+HELD_SECONDS: Final = 2.0
+"""For how long answers about the whole cluster are shared among viewers."""
+
+
+@frozen
+class Call:
+    """What an operation needs: a client with the caller's account, and the dashboard's own parts."""
+
+    client: Client
+    cache: Cache = field(repr=False)
+    cluster: str
+    identity: Identity
+    history: History = field(repr=False)
+    audit: AuditLog = field(repr=False)
+    now_ms: Callable[[], int] = field(repr=False)
+    address: str = ""
+
+    @property
+    def admin(self) -> Admin:
+        """The administrator's part of the client."""
+        return self.client.admin
+
+    async def held(self, name: str, fetch: Callable[[], Awaitable[R]]) -> R:
+        """An answer about the whole cluster, shared for `HELD_SECONDS`."""
+        return await self.cache.get(name, HELD_SECONDS, fetch)
+
+
+@frozen
+class Operation:
+    """One act. `path` is below a cluster's; `arguments` is the type that a request is read into."""
+
+    name: str
+    method: Method
+    path: str
+    role: Role
+    summary: str
+    tag: str
+    function: Callable[..., Awaitable[Any]]
+    arguments: type[msgspec.Struct]
+    result: Any
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes something: then it is written to the audit log."""
+        return self.method != "GET"
+
+    @property
+    def path_names(self) -> list[str]:
+        """The arguments in the path."""
+        return re.findall(r"{(\w+)}", self.path)
+
+
+OPERATIONS: Final[dict[str, Operation]] = {}
+"""All operations by name; modules of this folder fill it when they are imported."""
+
+
+def operation(
+    method: Method, path: str, role: Role = Role.READER
+) -> Callable[[Callable[..., Awaitable[R]]], Callable[..., Awaitable[R]]]:
+    """Register an async function `act(call, *, ...)` as an operation. The first line of its docstring is the
+    summary; its module's name is the tag."""
+
+    def register(function: Callable[..., Awaitable[R]]) -> Callable[..., Awaitable[R]]:
+        hints = get_type_hints(function, include_extras=True)
+        fields: list[Any] = []
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+                continue
+            kind = hints[parameter.name]
+            if parameter.default is inspect.Parameter.empty:
+                fields.append((parameter.name, kind))
+            else:
+                fields.append((parameter.name, kind, parameter.default))
+        name = function.__name__
+        arguments = msgspec.defstruct(
+            "".join(word.title() for word in name.split("_")),
+            fields,
+            kw_only=True,
+            forbid_unknown_fields=True,
+        )
+        text = inspect.getdoc(function) or ""
+        OPERATIONS[name] = Operation(
+            name,
+            method,
+            path,
+            role,
+            " ".join(text.split("\n\n")[0].split()),
+            function.__module__.rpartition(".")[2],
+            function,
+            arguments,
+            hints["return"],
+        )
+        return function
+
+    return register
+
+
+async def perform(call: Call, name: str, given: Mapping[str, Any]) -> Any:
+    """Check the role and the arguments, act, and write the audit line of a change. Raises LoginNeeded,
+    Forbidden, BadRequest, and what the operation raises."""
+    found = OPERATIONS[name]
+    check_role(call.identity, found.role)
+    try:
+        arguments = msgspec.convert(dict(given), found.arguments, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadRequest(_words(str(error))) from None
+    values = {key: getattr(arguments, key) for key in arguments.__struct_fields__}
+    if not found.changes:
+        return await found.function(call, **values)
+    outcome = "cancelled"
+    try:
+        result = await found.function(call, **values)
+        outcome = "done"
+    except (RmqError, OSError) as error:
+        outcome = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        call.cache.clear()
+        identity = call.identity
+        call.audit.write(
+            identity.name, identity.role.label, call.address, call.cluster, name, values, outcome
+        )
+    return result
+
+
+def check_role(identity: Identity, needed: Role) -> None:
+    """Raises LoginNeeded or Forbidden when the role is not enough; a change needs a login in any case."""
+    if needed > Role.READER and not identity.is_logged_in:
+        raise LoginNeeded(f"this needs the role {needed.label}: nobody has logged in")
+    if identity.role < needed:
+        raise Forbidden(f"this needs the role {needed.label}; {identity.name} is {identity.role.label}")
+
+
+def _words(text: str) -> str:
+    """A message of msgspec with the argument's name as people know it."""
+    place = re.search(r" - at `\$\.?(.*)`$", text)
+    if place is None:
+        return text
+    return f"{place[1] or 'the request'}: {text[: place.start()]}"

@@ -1,0 +1,61 @@
+"""The dashboard as a service: Hypercorn on trio, in the caller's nursery or as a program of its own."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve as serve_hypercorn
+
+from rmq.dashboard.app import open_dashboard
+from rmq.dashboard.config import DashboardConfig
+from rmq.errors import PortInUse, RmqError
+
+GRACE_SECONDS: Final = 2.0
+HEADERS_MAX: Final = 32 * 1024
+
+
+async def serve(
+    config: DashboardConfig, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Serve until cancelled; tells its address when it listens. Raises PortInUse, HistoryError."""
+    try:
+        async with open_dashboard(config) as app, trio.open_nursery() as nursery:
+            binds: list[str] = await nursery.start(_listen, app, config)
+            task_status.started(binds[0])
+    except* (RmqError, OSError) as group:
+        raise _first(group) from None
+
+
+async def _listen(app: Any, config: DashboardConfig, *, task_status: trio.TaskStatus[list[str]]) -> None:
+    try:
+        await serve_hypercorn(app, hypercorn_config(config), task_status=task_status)
+    except OSError as error:
+        raise PortInUse(f"{config.host}:{config.port}", "--port") from error
+
+
+def hypercorn_config(config: DashboardConfig) -> Config:
+    """Hypercorn's settings."""
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    settings: dict[str, Any] = {
+        "bind": [f"{host}:{config.port}"],
+        "accesslog": None,
+        "errorlog": logging.getLogger("rmq.dashboard.http"),
+        "include_server_header": False,
+        "graceful_timeout": GRACE_SECONDS,
+        "h11_max_incomplete_size": HEADERS_MAX,
+        "keep_alive_timeout": 60,
+        "backlog": 64,
+    }
+    if config.tls_cert is not None:
+        settings |= {"certfile": str(config.tls_cert), "keyfile": str(config.tls_key)}
+    return Config.from_mapping(settings)
+
+
+def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

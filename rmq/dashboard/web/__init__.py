@@ -1,0 +1,1 @@
+"""The pages: HTML from templates, over the operations."""

@@ -1,0 +1,105 @@
+"""Pages of groups: the list, one group, its members, and its forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from rmq.dashboard.web.page import Page, page
+
+FORM = ("retries", "retry_queues", "consume", "broadcast", "broker")
+RESET = ("topic", "to", "at_ms", "broker", "queue", "offset")
+
+
+@page("/groups")
+async def groups(page: Page) -> Response:
+    """The list, with a search."""
+    query = {name: page.query[name] for name in ("search", "sort", "page", "size") if page.query.get(name)}
+    return page.show("groups.html", found=await page.perform("groups", **query), query=query)
+
+
+@page("/groups/{group}")
+async def group(page: Page) -> Response:
+    """One group."""
+    return page.show("group.html", group=await page.perform("group", group=page.path("group")))
+
+
+@page("/groups/{group}/member")
+async def member(page: Page) -> Response:
+    """One member, by its own account."""
+    name, client_id = page.path("group"), page.query.get("client_id", "")
+    stack = page.query.get("stack", "") == "true"
+    found = await page.perform("member", group=name, client_id=client_id, stack=stack)
+    return page.show("member.html", name=name, member=found, stack=stack)
+
+
+@page("/groups/{group}/times")
+async def times(page: Page) -> Response:
+    """How late a group is in each queue of a topic."""
+    name, topic = page.path("group"), page.query.get("topic", "")
+    rows = await page.perform("consume_times", group=name, topic=topic)
+    return page.show("times.html", name=name, topic=topic, rows=rows)
+
+
+@page("/new-group", "GET", "POST")
+async def new_group(page: Page) -> Response:
+    """The form for a new group."""
+    return await _edit(page, page.form.get("group", "").strip(), is_new=True)
+
+
+@page("/groups/{group}/edit", "GET", "POST")
+async def edit_group(page: Page) -> Response:
+    """The form for the settings of a group."""
+    return await _edit(page, page.path("group"), is_new=False)
+
+
+async def _edit(page: Page, name: str, *, is_new: bool) -> Response:
+    if page.is_post:
+        given: dict[str, Any] = {key: page.form[key] for key in FORM if page.form.get(key)}
+        given |= {key: key in page.form for key in ("consume", "broadcast")}
+        await page.perform("put_group", group=name, **given)
+        return page.redirect("groups", name, notice=f"Group {name} is {'created' if is_new else 'changed'}.")
+    part = None
+    if not is_new:
+        parts = (await page.perform("group", group=name)).parts
+        part = parts[0] if parts else None
+    return page.show("group_form.html", name=name, is_new=is_new, part=part)
+
+
+@page("/groups/{group}/delete", "GET", "POST")
+async def delete_group(page: Page) -> Response:
+    """Delete, with the name typed."""
+    name = page.path("group")
+    if page.is_post:
+        await page.perform("delete_group", group=name, confirm=page.form.get("confirm", ""))
+        return page.redirect("groups", notice=f"Group {name} is deleted.")
+    return page.show("delete.html", kind="group", name=name, detail=await page.perform("group", group=name))
+
+
+@page("/groups/{group}/reset", "GET", "POST")
+async def reset(page: Page) -> Response:
+    """Reset offsets: a preview first, which says what is delivered again and what is skipped."""
+    name = page.path("group")
+    detail = await page.perform("group", group=name)
+    preview = None
+    if page.is_post:
+        given = {key: page.form[key] for key in RESET if page.form.get(key)}
+        if page.form.get("act") == "save":
+            done = await page.perform("reset_group", group=name, **given)
+            text = f"Offsets of {name} in {done.topic} are set: {done.again:,} messages come again"
+            text += f", {done.skipped:,} are skipped."
+            return page.redirect("groups", name, notice=text)
+        preview = await page.perform("reset_group", group=name, preview=True, **given)
+    return page.show("reset.html", name=name, group=detail, form=page.form or page.query, preview=preview)
+
+
+@page("/groups/{group}/copy", "GET", "POST")
+async def copy(page: Page) -> Response:
+    """Copy the offsets to another group."""
+    name = page.path("group")
+    if page.is_post:
+        target = page.form.get("to_group", "").strip()
+        await page.perform("copy_offsets", group=name, to_group=target, topic=page.form.get("topic", ""))
+        return page.redirect("groups", target, notice=f"{target} goes on where {name} is.")
+    return page.show("copy.html", name=name, group=await page.perform("group", group=name))
