@@ -27,7 +27,6 @@ from rmq.broker.config import Settings
 from rmq.broker.consume.per_message.deliveries import Deliveries
 from rmq.broker.consume.pull import Pull
 from rmq.broker.consume.read import Reader
-from rmq.broker.deferrals import Deferrals
 from rmq.broker.delay.delay_levels import Schedule
 from rmq.broker.delay.recall import Recall
 from rmq.broker.delay.timers import Timers
@@ -64,7 +63,7 @@ from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, Response
 from rmq.protocol.command import SURE_BYTES, check_body
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import SENDS_OF_A_LOOK, Budget, turn_is_over
-from rmq.server.saved_answers import SavedAnswers
+from rmq.server.deferred import DeferredCalls, SavedAnswers
 from rmq.shares import Shares
 from rmq.store.config import BrokerRole
 
@@ -143,8 +142,9 @@ class Broker(Endpoint):
         self._next_deadline = math.inf  # when `step_deadlines` is to be called
         self.files = TableFiles(store)
         agreed = self._agreed if self.role.awaits_replicas else as_it_is
-        self.changes = PendingChanges(self.files, self._respond, self.wake.new_topics, agreed)
-        self.saved_answers = SavedAnswers(self._respond, error_response, self.wake.saved_answers)
+        respond, wake, holders_of = self._respond, self.wake, self.settings.holders_of
+        self.changes = PendingChanges(self.files, respond, wake.new_topics, agreed, holders_of)
+        self.saved_answers = SavedAnswers(respond, error_response, wake.saved_answers, holders_of)
         tables = self._make_tables()
         self._make_writers(tables)
         self._make_readers(tables)
@@ -336,7 +336,7 @@ class Broker(Endpoint):
     def _make_callers(self, address: str) -> None:
         """The parts that ask clients and wait for their answers."""
         self.pending_requests = PendingRequests(self.clock, self._on_deadline, self.settings.holders_of)
-        self.deferrals = Deferrals(self.clock, self._on_deadline)
+        self.deferrals = DeferredCalls(self.clock, self._on_deadline)
         self.door_connections: dict[str, int] = {}
         self.door_sends = Shares(0)
         """Messages of doors that wait to be acknowledged."""

@@ -29,6 +29,7 @@ from rmq.controller.sets import (
     encode,
 )
 from rmq.errors import ConfigError
+from rmq.server.deferred import Deferred
 
 log = logging.getLogger("rmq.controller")
 
@@ -95,7 +96,7 @@ class Controller:
         self.elections = elections
         self._led = 0  # the term in which it leads
         self._last_led = 0
-        self._waiting: dict[int, tuple[int, Reply]] = {}  # index -> term, who asked
+        self._waiting: Deferred[int, tuple[int, Reply]] = Deferred(WAITING_MAX, "the questions that wait")
         self.elected = self.elected_uncleanly = 0
         """Masters that were elected while it led, and how many of them were not in sync."""
         self._electing: dict[str, int] = {}  # set -> index of the entry that elects
@@ -160,7 +161,8 @@ class Controller:
                 log.warning("%s: %d is to be master after epoch %d", elect.name, elect.master, elect.epoch)
                 index, term = self.raft.propose(encode(elect), now)
                 self._electing[elect.name] = index
-                self._waiting[index] = term, partial(self._elected, is_unclean=elect.is_unclean)
+                count = partial(self._elected, is_unclean=elect.is_unclean)
+                self._waiting.add(index, (term, count))
         for points in evidence.unsaved(self.sets.sets, now):
             self.raft.propose(encode(Confirmed(points)), now)
         lease_s = self.elections.wanted_lease(now)
@@ -254,7 +256,7 @@ class Controller:
             reply(Answer(refusal, controllers=self._members()))
         else:
             index, term = place
-            self._waiting[index] = term, reply
+            self._waiting.add(index, (term, reply))
 
     # ---- the log ----
 
@@ -320,23 +322,20 @@ class Controller:
             reply(Answer("too many requests wait: try again"))
             return
         index, term = self.raft.propose(encode(command), now)
-        self._waiting[index] = term, reply
+        self._waiting.add(index, (term, reply))
 
     def _applied(self, index: int, term: int, result: Outcome | dict[str, str] | None) -> None:
-        wanted, reply = self._waiting.pop(index, (0, None))
-        if reply is None:
-            return
-        if wanted != term or result is None:
-            reply(self._not_leader())
-        elif isinstance(result, dict):
-            reply(Answer(controllers=tuple(sorted(result.values()))))
-        else:
-            reply(Answer(result.refusal, result.broker_set, result.number))
+        for proposed, reply in self._waiting.end(index):
+            if proposed != term or result is None:
+                reply(self._not_leader())
+            elif isinstance(result, dict):
+                reply(Answer(controllers=tuple(sorted(result.values()))))
+            else:
+                reply(Answer(result.refusal, result.broker_set, result.number))
 
     def give_up(self) -> None:
         """Tell all who wait for the log that this controller does not lead."""
-        waiting, self._waiting = self._waiting, {}
-        for _, reply in waiting.values():
+        for _, reply in self._waiting.drain():
             reply(self._not_leader())
 
     def _not_leader(self) -> NotLeader:

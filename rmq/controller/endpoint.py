@@ -19,8 +19,9 @@ from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Budget
+from rmq.server.deferred import SavedAnswers, error_response
 from rmq.server.plugin_host import NoMessages, PluginHost, at_once
-from rmq.server.saved_answers import SavedAnswers, error_response
+from rmq.shares import Gateways, by_account_and_address
 
 log = logging.getLogger("rmq.controller")
 _error_response = partial(error_response, log)
@@ -48,7 +49,8 @@ class ControllerEndpoint(Endpoint):
         self._cluster = cluster
         self._handlers: dict[int, Any] = dict(requests.handlers())
         self._hooks = Hooks()
-        self.saved_answers = SavedAnswers(self._respond, _error_response, on_wanted)
+        holders_of = by_account_and_address(Gateways(config.trusted_gateways))
+        self.saved_answers = SavedAnswers(self._respond, _error_response, on_wanted, holders_of)
 
     def host(self, wall_ms: Callable[[], int]) -> PluginHost:
         """The controller as its plug-ins see it."""

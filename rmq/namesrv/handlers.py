@@ -44,8 +44,8 @@ from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Budget, turn_is_over
-from rmq.server.saved_answers import SavedAnswers, error_response
-from rmq.shares import Gateways, by_address
+from rmq.server.deferred import SavedAnswers, error_response
+from rmq.shares import Gateways, by_account_and_address, by_address
 
 log = logging.getLogger("rmq.namesrv")
 _error_response = partial(error_response, log)
@@ -127,7 +127,8 @@ class NameServer(Endpoint):
         """Until when the TLS certificate that peers are shown is valid; None without one."""
         self.controller_metrics: Callable[[], list[Metric]] = list
         self._hooks = Hooks()
-        self.saved_answers = SavedAnswers(self._respond, _error_response, on_wanted)
+        holders_of = by_account_and_address(Gateways(config.trusted_gateways))
+        self.saved_answers = SavedAnswers(self._respond, _error_response, on_wanted, holders_of)
         self._clashes = Clashes(self._register_again, self._refuse, on_deadline)
 
     def use_controller(self, requests: ControllerRequests) -> None:

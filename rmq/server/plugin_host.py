@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rmq.metrics import Metric
     from rmq.plugin import OnAppended, Peer
     from rmq.protocol.command import Command
-    from rmq.server.saved_answers import SavedAnswers
+    from rmq.server.deferred import SavedAnswers
 
 T = TypeVar("T")
 

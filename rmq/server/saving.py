@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import anyio.to_thread
 
 from rmq.remoting.loop import Alarm
-from rmq.server.saved_answers import SavedAnswers
+from rmq.server.deferred import SavedAnswers
 
 RunBlocking = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs a function that blocks, and returns its result."""

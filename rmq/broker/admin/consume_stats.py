@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +32,8 @@ from rmq.protocol.headers import (
     QueryTopicConsumeByWhoRequestHeader,
     ResetOffsetRequestHeader,
 )
-from rmq.shares import HoldersOf, Shares, by_account_and_address
+from rmq.server.deferred import Deferred, Row
+from rmq.shares import HoldersOf, by_account_and_address
 
 if TYPE_CHECKING:
     from attrs import frozen
@@ -150,7 +150,7 @@ class LongAnswers:
     ) -> None:
         self._holders_of = holders_of or by_account_and_address()
         self._on_wanted = on_wanted or (lambda: drain(self.finish()))
-        self._line: deque[_Begun] = deque()
+        self._line: Deferred[Connection, _Begun] = Deferred(LINE_MAX, "the long answers that are being made")
 
     def answer(self, request: Command, connection: Connection, work: Slices[bytes]) -> Command | None:
         """The answer with the body that `work` makes; None when that takes more than one slice: it is sent
@@ -162,36 +162,34 @@ class LongAnswers:
             next(work)
         except StopIteration as done:
             return request.reply(body=done.value)
-        same = sum(begun.connection is connection for begun in self._line)
-        shares = Shares(LINE_MAX)
-        for begun in self._line:
-            shares.add(self._holders_of(begun.connection))
-        if shares.full(self._holders_of(connection)) or same >= LINE_OF_A_PEER:
-            remark = f"{same} long answers to this connection are being made, {len(self._line)} in all"
-            raise for_code(ResponseCode.SYSTEM_BUSY, f"{remark}: ask again later")
-        self._line.append(_Begun(request, connection, work))
+        holders = self._holders_of(connection)
+        if (same := self._line.count(connection)) >= LINE_OF_A_PEER:
+            remark = f"{same} long answers to this connection are being made: ask again later"
+            raise for_code(ResponseCode.SYSTEM_BUSY, remark)
+        self._line.check(holders)
+        self._line.add(connection, _Begun(request, connection, work), holders=holders)
         self._on_wanted()
         return None
 
     def finish(self) -> Slices[None]:
         """Make and send all that wait."""
-        while self._line:
-            begun = self._line[0]
+        while (row := self._line.oldest()) is not None:
+            begun = row.value
             if begun.connection.is_closed:
-                self._line.popleft()
+                self._line.end(begun.connection)
                 continue
             try:
                 next(begun.work)
             except StopIteration as done:
-                self._send(begun, begun.request.reply(body=done.value))
+                self._send(row, begun.request.reply(body=done.value))
             except Exception as error:
-                self._send(begun, error_response(begun.request, error))
+                self._send(row, error_response(begun.request, error))
             yield
 
-    def _send(self, begun: _Begun, response: Command) -> None:
-        self._line.popleft()
-        if not begun.request.is_oneway:
-            begun.connection.reply(response)
+    def _send(self, row: Row[Connection, _Begun], response: Command) -> None:
+        self._line.take(row)
+        if not row.value.request.is_oneway:
+            row.value.connection.reply(response)
 
 
 # --- the requests ---

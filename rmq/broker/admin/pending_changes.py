@@ -9,21 +9,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
 from rmq.broker.error_responses import error_response
 from rmq.broker.tables.versioned import drain
 from rmq.errors import StoreError
+from rmq.server.deferred import Deferred
+from rmq.shares import NOBODY
 
 if TYPE_CHECKING:
     from rmq.broker.tables.files import TableFiles
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
+    from rmq.shares import HoldersOf
 
 log = logging.getLogger("rmq.broker")
 
+
+CHANGES_MAX: Final = 2_000
+"""Changes that may wait to be saved."""
 
 Agreed = Callable[[str, "Command", "Connection", "Command"], "Command | None"]
 
@@ -35,10 +41,9 @@ def as_it_is(table: str, request: Command, connection: Connection, response: Com
 
 @frozen
 class _Change:
-    """A change that is not saved: it will be with a text that is begun when `made` of its table, `name`, has
-    reached this value."""
+    """A change that is not saved: it will be with a text that is begun when `made` of its table has reached
+    this value."""
 
-    name: str
     made: int
     asked: tuple[Command, Connection] | None
     undo: Callable[[], None]
@@ -49,6 +54,7 @@ class PendingChanges:
     """The changes that wait for their tables to be saved. `respond` sends an answer; `on_wanted()` is called
     when a change comes, and without it the table is saved at once. `agreed(name, request, connection,
     response)` gives the response, or None when it is sent once the replicas of the set have the change.
+    `holders_of` gives the names under which the changes of a connection count.
     """
 
     def __init__(
@@ -57,16 +63,24 @@ class PendingChanges:
         respond: Callable[[Command, Command, Connection], None],
         on_wanted: Callable[[], None] | None,
         agreed: Agreed,
+        holders_of: HoldersOf,
     ) -> None:
         self._agreed = agreed
         self._files = files
         self._respond = respond
         self._on_wanted = on_wanted
-        self._changes: list[_Change] = []
+        self._holders_of = holders_of
+        self._changes: Deferred[str, _Change] = Deferred(CHANGES_MAX, "the changes that wait to be saved")
 
     def wait_for(self, name: str) -> bool:
         """Whether a change of this table waits."""
-        return any(change.name == name for change in self._changes)
+        return self._changes.count(name) > 0
+
+    def check(self, connection: Connection) -> None:
+        """Raises ResponseError (SYSTEM_BUSY) when no further change of this connection may wait. To be called
+        before a change is made."""
+        if self._on_wanted is not None:
+            self._changes.check(self._holders_of(connection))
 
     def answer(
         self,
@@ -105,7 +119,8 @@ class PendingChanges:
         """Have a table saved; whether that is done later."""
         table = self._files.versioned[name]
         if self._on_wanted is not None:
-            self._changes.append(_Change(name, table.made, asked, undo, then))
+            holders = NOBODY if asked is None else self._holders_of(asked[1])
+            self._changes.add(name, _Change(table.made, asked, undo, then), holders=holders)
             self._on_wanted()
             return True
         made = table.made
@@ -120,7 +135,7 @@ class PendingChanges:
 
     def save_now(self) -> None:
         """Save at once what waits, and answer: for whoever stands in the loop and cannot wait."""
-        for name in dict.fromkeys(change.name for change in self._changes):
+        for name in self._changes.waiting_keys():
             table = self._files.versioned[name]
             made = table.made
             try:
@@ -158,6 +173,5 @@ class PendingChanges:
                 self._respond(request, error_response(request, error), connection)
 
     def _take(self, name: str, made: int) -> list[_Change]:
-        taken = [change for change in self._changes if change.name == name and change.made <= made]
-        self._changes = [change for change in self._changes if change not in taken]
-        return taken
+        due = [row for row in self._changes.of(name) if row.value.made <= made]
+        return [row.value for row in due if self._changes.take(row)]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig, Settings
     from rmq.broker.state import Tables
     from rmq.protocol.command import Command
-    from rmq.server.saved_answers import SavedAnswers
+    from rmq.server.deferred import SavedAnswers
     from rmq.store.config import StoreConfig
     from rmq.store.store import Store
 
@@ -117,7 +117,7 @@ class Admin:
     # --- topics ---
 
     def _on_update_topic(self, request: Command, connection: Any, now: int) -> Command | None:
-        self._refuse_on_slave("topics")
+        self._check_change("topics", connection)
         header = request.read(CreateTopicRequestHeader)
         self._check_topic(header.topic)
         _check_shape(header)
@@ -151,7 +151,7 @@ class Admin:
             )
 
     def _on_delete_topic(self, request: Command, connection: Any, now: int) -> Command | None:
-        self._refuse_on_slave("topics")
+        self._check_change("topics", connection)
         topic = request.read(DeleteTopicRequestHeader).topic
         self._check_topic(topic)
         log.info("topic %s is deleted by %s", topic, connection.peer_address)
@@ -193,9 +193,11 @@ class Admin:
         if self._topics.is_system(topic):
             raise _refused(f"The topic[{topic}] is conflict with system topic.")
 
-    def _refuse_on_slave(self, what: str) -> None:
+    def _check_change(self, what: str, connection: Any) -> None:
+        """Raises ResponseError at a slave, and when too many changes wait."""
         if self._settings.store.broker_role is BrokerRole.SLAVE:
             raise _refused(f"a slave's {what} are its master's: send this to the master broker")
+        self._changes.check(connection)
 
     def _on_all_topics(self, request: Command, connection: Any, now: int) -> Command:
         return request.reply(header={}, body=self._topics.to_json())
@@ -232,7 +234,7 @@ class Admin:
     # --- groups ---
 
     def _on_update_group(self, request: Command, connection: Any, now: int) -> Command | None:
-        self._refuse_on_slave("groups")
+        self._check_change("groups", connection)
         config = bodies.SubscriptionGroupConfig.from_request(request.body)
         check_group(config)
         undo_topic = self._fit_retry_topic(config, now)  # first: tables are saved in this order
@@ -267,7 +269,7 @@ class Admin:
         return request.reply(body=self._groups.to_json())
 
     def _on_delete_group(self, request: Command, connection: Any, now: int) -> Command | None:
-        self._refuse_on_slave("groups")
+        self._check_change("groups", connection)
         header = request.read(DeleteSubscriptionGroupRequestHeader)
         group = header.group_name
         if group not in self._groups.table:

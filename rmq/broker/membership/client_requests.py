@@ -1,15 +1,14 @@
 """Requests that the broker sends to clients: who waits for their answers, and what administrators ask for.
 
-A request on its way is a row: connection and opaque -> what to do with the answer, and until when. No task
-waits for it. A connection hands over the responses that none of its own calls waits for, `step` ends what is
-due. What an administrator asks of a running consumer is passed on this way, and the consumer's answer goes
-back to the administrator whenever it comes; so does a consumer's reply to the producer that asked for it.
+A request on its way is a row of `Deferred`, under the client's connection. A connection hands over the
+responses that none of its own calls waits for, `step` ends what is due. What an administrator asks of a
+running consumer is passed on this way, and the consumer's answer goes back to the administrator whenever it
+comes; so does a consumer's reply to the producer that asked for it.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -46,6 +45,7 @@ from rmq.protocol.headers import (
 )
 from rmq.protocol.properties import decode_properties, encode_properties
 from rmq.protocol.signature import unsigned
+from rmq.server.deferred import Deferred, Row
 from rmq.shares import Holders, HoldersOf, Shares, by_account_and_address
 
 if TYPE_CHECKING:
@@ -75,22 +75,20 @@ and others beside it."""
 
 
 @frozen
-class Row:
+class Call:
     """A request on its way to a client."""
 
     code: int
+    opaque: int
     on_answer: OnAnswer
     seconds: float
-    deadline: float
-    size: int
     asker: MemberConnection
-    holders: Holders
 
 
 class PendingRequests:
-    """The requests to clients that have no answer yet. `clock` is in seconds; `on_deadline(at)` is called
-    with each new deadline: `step` is to be called by then. `holders_of` says under whose names what was
-    asked for counts.
+    """The requests to clients that have no answer yet, by the client and the number (opaque) of the request.
+    `clock` is in seconds; `on_deadline(at)` is called with each new deadline: `step` is to be called by then.
+    `holders_of` gives the names under which a request counts as its asker's.
     """
 
     def __init__(
@@ -101,16 +99,15 @@ class PendingRequests:
     ) -> None:
         self.clock = clock
         self._holders_of = holders_of or by_account_and_address()
-        self._on_deadline = on_deadline
-        self._rows: dict[MemberConnection, dict[int, Row]] = {}
-        self._places = Shares(ROWS_MAX)
-        self._bytes = Shares(BYTES_MAX)
+        self._calls: Deferred[MemberConnection, Call] = Deferred(
+            ROWS_MAX, "the requests to clients", bytes_most=BYTES_MAX, on_deadline=on_deadline
+        )
+        self._rows: dict[tuple[MemberConnection, int], Row[MemberConnection, Call]] = {}
         self._at: dict[MemberConnection, Shares] = {}  # places at each client that is asked
         self._of_asker: dict[MemberConnection, tuple[int, int]] = {}  # rows and bytes
-        self._next = math.inf  # no row's deadline is before it
 
     def __len__(self) -> int:
-        return self._places.used
+        return len(self._calls)
 
     def call(
         self,
@@ -130,65 +127,54 @@ class PendingRequests:
             raise for_code(ResponseCode.SYSTEM_ERROR, f"the connection to {to.peer_address} has just ended")
         size, holders = len(command.body), self._holders_of(asker)
         self._check_room(to, asker, holders, size)
-        to.notify(command)  # first: a request that has no frame is nobody's to wait for
-        row = Row(command.code, on_answer, seconds, self.clock() + seconds, size, asker, holders)
-        self._rows.setdefault(to, {})[command.opaque] = row
-        self._add(to, row, 1)
-        self._next = min(self._next, row.deadline)
-        self._on_deadline(row.deadline)
+        to.notify(command)  # first: nothing is to wait for a request that has no frame
+        call = Call(command.code, command.opaque, on_answer, seconds, asker)
+        deadline = self.clock() + seconds
+        row = self._calls.add(to, call, holders=holders, deadline=deadline, size=size)
+        self._rows[to, command.opaque] = row
+        self._count(row, 1)
 
     def on_response(self, response: Command, connection: MemberConnection) -> None:
-        """A client has answered: tell who waits for it. A response that nobody waits for is dropped."""
-        if response.opaque in self._rows.get(connection, ()):
-            self._take(connection, response.opaque).on_answer(response)
+        """A client has answered: give the answer to its asker. A response to no request is dropped."""
+        row = self._rows.get((connection, response.opaque))
+        if row is not None and self._calls.take(row):
+            self._ended(row).on_answer(response)
 
     def expects(self, response: Command, connection: MemberConnection) -> bool:
-        """Whether somebody waits for this response of a client."""
-        return response.opaque in self._rows.get(connection, ())
+        """Whether a request waits for this response of a client."""
+        return (connection, response.opaque) in self._rows
 
     def on_close(self, connection: MemberConnection) -> None:
-        """A connection has ended: what was asked of its client ends with ConnectionLost."""
-        for opaque in list(self._rows.get(connection, ())):
-            self._take(connection, opaque).on_answer(ConnectionLost(connection.peer_address))
+        """A connection has ended: the requests to its client end with ConnectionLost."""
+        for row in self._calls.of(connection):
+            if self._calls.take(row):
+                self._ended(row).on_answer(ConnectionLost(connection.peer_address))
 
     def step(self, now: float) -> float:
         """End the requests whose deadline has passed; returns the next deadline, infinite when
         nothing waits.
         """
-        if now < self._next:
-            return self._next
-        due = [
-            (opaque, row, to)
-            for to, rows in self._rows.items()
-            for opaque, row in rows.items()
-            if row.deadline <= now
-        ]
-        for opaque, row, to in due:
-            if opaque in self._rows.get(to, ()):
-                self._take(to, opaque)
-                row.on_answer(RequestTimeout(to.peer_address, row.code, row.seconds))
-        deadlines = (row.deadline for rows in self._rows.values() for row in rows.values())
-        self._next = min(deadlines, default=math.inf)
-        return self._next
+        for row in self._calls.due(now):
+            call = self._ended(row)
+            call.on_answer(RequestTimeout(row.key.peer_address, call.code, call.seconds))
+        return self._calls.deadline
 
-    def _take(self, connection: MemberConnection, opaque: int) -> Row:
-        rows = self._rows[connection]
-        row = rows.pop(opaque)
-        self._add(connection, row, -1)
-        if not rows:
-            del self._rows[connection]
-            del self._at[connection]
-        return row
+    def _ended(self, row: Row[MemberConnection, Call]) -> Call:
+        """Forget a row that was taken; returns its call."""
+        self._rows.pop((row.key, row.value.opaque), None)
+        self._count(row, -1)
+        if not self._calls.count(row.key):
+            del self._at[row.key]
+        return row.value
 
-    def _add(self, to: MemberConnection, row: Row, sign: int) -> None:
-        self._places.add(row.holders, sign)
-        self._bytes.add(row.holders, sign * row.size)
-        self._at.setdefault(to, Shares(2 * ROWS_OF_A_PEER)).add(row.holders, sign)
-        rows, size = self._of_asker.get(row.asker, (0, 0))
+    def _count(self, row: Row[MemberConnection, Call], sign: int) -> None:
+        self._at.setdefault(row.key, Shares(2 * ROWS_OF_A_PEER)).add(row.holders, sign)
+        asker = row.value.asker
+        rows, size = self._of_asker.get(asker, (0, 0))
         if rows + sign:
-            self._of_asker[row.asker] = (rows + sign, size + sign * row.size)
+            self._of_asker[asker] = (rows + sign, size + sign * row.size)
         else:
-            del self._of_asker[row.asker]
+            del self._of_asker[asker]
 
     def _check_room(self, to: MemberConnection, asker: MemberConnection, holders: Holders, size: int) -> None:
         """Raise ResponseError when too much is on its way: in all, at that client, for that connection, or
@@ -196,10 +182,8 @@ class PendingRequests:
         asked, bytes_asked = self._of_asker.get(asker, (0, 0))
         if asked >= ROWS_OF_A_PEER or bytes_asked + size > BYTES_OF_A_PEER:
             raise _busy(f"{asked} of {bytes_asked} bytes for {asker.peer_address}")
-        if full := self._places.full(holders):
+        if full := self._calls.full(holders, size):
             raise _busy(full)
-        if full := self._bytes.full(holders, size):
-            raise _busy(f"of their bytes {full}")
         if to in self._at and (full := self._at[to].full(holders)):
             raise _busy(f"at {to.peer_address} {full}")
 

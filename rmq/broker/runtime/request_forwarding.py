@@ -13,7 +13,6 @@ that take each other for the master refuse. Whether the master may answer it dec
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +21,8 @@ from rmq.protocol.codes import LANGUAGE, RequestCode, ResponseCode
 from rmq.protocol.command import Command, check_body, next_opaque
 from rmq.protocol.signature import PROOF
 from rmq.remoting.endpoint import RefusingEndpoint
-from rmq.shares import NOBODY, Holders, Shares
+from rmq.server.deferred import Deferred
+from rmq.shares import NOBODY, Holders
 
 if TYPE_CHECKING:
     from attrs import frozen
@@ -96,8 +96,9 @@ class Relay(RefusingEndpoint):
         self._broker: Broker | None = None
         self._before: dict[int, Handler] | None = None  # of a master that hands over
         self._is_ending = False
-        self._held: deque[Held] = deque()
-        self._places, self._bytes = Shares(2 * HELD_MAX), Shares(2 * HELD_BYTES_MAX)
+        self._held: Deferred[str, Held] = Deferred(
+            2 * HELD_MAX, "the requests that wait for a master", bytes_most=2 * HELD_BYTES_MAX
+        )
         self._again_at = 0.0
         self._used: Connection | None = None  # over which requests were sent last
 
@@ -113,7 +114,7 @@ class Relay(RefusingEndpoint):
         """The service before this one has ended, and its clients' connections with it."""
         self._broker = self._before = None
         self._is_ending = False
-        self._take_held()
+        self._held.drain()
 
     def _wrap(self, broker: Broker, others: tuple[RequestCode, ...]) -> None:
         send = broker.handlers[SENDS[0]]
@@ -134,7 +135,7 @@ class Relay(RefusingEndpoint):
         if broker is not None and self._before is not None and not self._is_ending:
             broker.use_handlers(self._before)
             self._broker = self._before = None
-            for one in self._take_held():
+            for one in self._held.drain():
                 broker.run_late(one.unheld, one.request, one.connection)
 
     def end(self, *, answers: bool) -> None:
@@ -147,11 +148,11 @@ class Relay(RefusingEndpoint):
             self._leave(broker, None)
             if answers:
                 self._broker = None
-                for one in self._take_held():
+                for one in self._held.drain():
                     self._give_up(broker, one)
             else:
                 self._is_ending = True
-                for one in self._held:
+                for one in self._held.values():
                     one.connection.reset_on_close()
 
     def _leave(self, broker: Broker, link: Connection | None) -> None:
@@ -241,8 +242,7 @@ class Relay(RefusingEndpoint):
     # ---- what waits ----
 
     def _hold(self, one: Held) -> bool:
-        size = len(one.request.body)
-        if self._places.full(one.holders) or self._bytes.full(one.holders, size):
+        if self._held.full(one.holders, len(one.request.body)):
             return False
         self._keep(one)
         if self._is_ending:
@@ -251,16 +251,8 @@ class Relay(RefusingEndpoint):
             self._wake()  # it looks again by itself as long as something is held
         return True
 
-    def _take_held(self) -> list[Held]:
-        held = list(self._held)
-        self._held.clear()
-        self._places, self._bytes = Shares(2 * HELD_MAX), Shares(2 * HELD_BYTES_MAX)
-        return held
-
     def _keep(self, one: Held) -> None:
-        self._held.append(one)
-        self._places.add(one.holders)
-        self._bytes.add(one.holders, len(one.request.body))
+        self._held.add("", one, holders=one.holders, size=len(one.request.body))
 
     def step(self) -> bool:
         """Send what is held if the master is there, give up what has waited too long; whether more waits."""
@@ -269,7 +261,7 @@ class Relay(RefusingEndpoint):
             return False
         now = broker.clock()
         link = self._link() if now >= self._again_at else None
-        for one in self._take_held():
+        for one in self._held.drain():
             if one.connection.is_closed:
                 continue
             if now >= one.until:

@@ -204,7 +204,8 @@ def test_one_client_cannot_take_all_the_room_for_requests_on_their_way(
     assert rig.ask(running_info()) == []
     rig.broker.step_deadlines(rig.seconds + 2 * CALL_SECONDS)
     pending = rig.broker.pending_requests
-    assert (len(pending), pending._bytes.used, pending._of_asker, pending._at) == (0, 0, {}, {})
+    assert (len(pending), pending._calls.bytes.used, pending._of_asker, pending._at) == (0, 0, {}, {})
+    assert pending._rows == {}
 
 
 def test_what_is_kept_of_requests_on_their_way_is_bounded_in_bytes(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rmq.broker.admin import pending_changes
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import StoreError
 from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
@@ -17,7 +18,7 @@ from rmq.protocol.headers import (
     DeleteTopicRequestHeader,
 )
 
-from .rig import Rig, send
+from .rig import Rig, Wire, send
 
 
 class SlowRig(Rig):
@@ -181,3 +182,22 @@ def test_a_change_is_not_taken_back_over_a_later_one() -> None:
     topics.change("T", TopicConfig("T", 3, 3))
     taken_back()
     assert topics.table["T"].write_queue_nums == 3
+
+
+def test_changes_that_wait_are_bounded_and_no_administrator_has_all_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pending_changes, "CHANGES_MAX", 8)
+    rig, other = SlowRig(), Wire("10.0.0.2:1")
+    for number in range(4):
+        assert rig.ask(topic_set(f"New{number}")) == []
+    before = state(rig)
+    for request in (topic_set("Late"), group_set("late", 3), TOPIC_DELETED, GROUP_DELETED):
+        (answer,) = rig.ask(request)
+        assert answer.code == ResponseCode.SYSTEM_BUSY
+        assert "of the changes that wait to be saved 4 of 8 are taken by" in (answer.remark or "")
+    assert state(rig) == before
+    assert rig.ask(topic_set("Other"), wire=other) == []
+    rig.save(TOPICS)
+    assert [answer.code for answer in rig.wire.take()] == [0] * 4
+    assert rig.ask(topic_set("Late")) == []

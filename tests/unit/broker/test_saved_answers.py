@@ -17,7 +17,7 @@ from rmq.plugin import hooks_of
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.signature import Credentials, signed
-from rmq.server.saved_answers import LINE_MAX
+from rmq.server.deferred import FILES_MAX
 from tests.unit.broker.rig import Rig
 
 ACCOUNTS = """globalWhiteRemoteAddresses: [10.*.*.*]
@@ -191,7 +191,7 @@ def test_a_change_that_fails_later_is_in_the_audit_log(
 
 
 def test_so_many_may_wait(rig: SlowRig) -> None:
-    for _ in range(LINE_MAX):
+    for _ in range(FILES_MAX):
         assert rig.tell(settings("fileReservedTime=96")) == []
     assert [answer.code for answer in rig.tell(settings("fileReservedTime=96"))] == [ResponseCode.SYSTEM_BUSY]
     assert rig.write()[0].code == 0

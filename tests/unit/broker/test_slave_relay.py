@@ -292,7 +292,7 @@ async def test_a_link_that_ends_leaves_nobody_waiting_and_promises_nothing(
             await trio.sleep(0.45)
             assert first.broker is not None
             assert len(first.broker.pending_requests) == 1
-            (link,) = first.broker.pending_requests._rows
+            ((link, _),) = first.broker.pending_requests._rows
             link.close()
             cut_at = trio.current_time()
         assert trio.current_time() - cut_at < 1

@@ -41,6 +41,7 @@ class Peer:
 
     def __init__(self) -> None:
         self.peer_address = "10.0.0.1:5555"
+        self.state: dict[str, Any] = {}
         self.replies: list[Command] = []
         self.closed_because = ""
 

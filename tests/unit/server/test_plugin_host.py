@@ -21,8 +21,8 @@ from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.plugin import Host
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
+from rmq.server.deferred import FILES_MAX
 from rmq.server.plugin_host import PluginHost
-from rmq.server.saved_answers import LINE_MAX
 from rmq.testing.front import Wire
 from tests.unit.broker.rig import Rig
 
@@ -77,7 +77,9 @@ def test_a_file_of_a_plugin_is_written_beside_the_loop_and_answered_then(
     one = answers.next()
     answers.written(one, one.write())
     assert [answer.remark for answer in wire.received] == ["7"]
-    for _ in range(LINE_MAX):
+    for _ in range(FILES_MAX // 2):
         host.answer_saved(request, wire, int, lambda result: request.reply())
+    other = Wire("10.0.0.2:1")
+    assert host.answer_saved(request, other, int, lambda result: request.reply()) is None
     with pytest.raises(SystemBusy, match="wait to be saved"):
         host.answer_saved(request, wire, int, lambda result: request.reply())

@@ -7,16 +7,14 @@ changes travel in one note: while one is under way, those that come meanwhile wa
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
-from rmq.errors import for_code
 from rmq.protocol.codes import ResponseCode
-from rmq.shares import Holders, HoldersOf, Shares, by_account_and_address
+from rmq.server.deferred import Deferred
+from rmq.shares import HoldersOf, by_account_and_address
 
 if TYPE_CHECKING:
     from rmq.broker.replication.links import Replicas
@@ -32,20 +30,18 @@ LACKING_SECONDS: Final = 1.0
 
 
 @frozen
-class _Waiting:
-    """An answer that is sent once the change `serial` of its table is at the replicas."""
+class _Answer:
+    """A response that is sent once the change `serial` of its table is at the replicas."""
 
     request: Command
     connection: Connection
     response: Command
     serial: int
-    deadline: float
-    holders: Holders
 
 
 class RowWaits:
-    """The answers that wait. `clock` is in seconds; `on_deadline(at)` is called with each new deadline, so
-    that `step` is called by then; `seconds()` is how long one waits at most."""
+    """The answers that wait, by tables. `clock` is in seconds; `on_deadline(at)` is called with each new
+    deadline, so that `step` is called by then; `seconds()` is how long one waits at most."""
 
     def __init__(
         self,
@@ -56,19 +52,19 @@ class RowWaits:
         holders_of: HoldersOf | None = None,
     ) -> None:
         self._holders_of = holders_of or by_account_and_address()
-        self._shares = Shares(2 * WAITING_MAX)
+        self._waiting: Deferred[str, _Answer] = Deferred(
+            2 * WAITING_MAX, "the changes that wait for the replicas of this set", on_deadline=on_deadline
+        )
         self._replicas = replicas
         self._clock = clock
-        self._on_deadline = on_deadline
         self._seconds = seconds
-        self._lines: dict[str, deque[_Waiting]] = {}
-        self._answered: dict[str, int] = {}  # table -> the last change of which somebody was told
-        # table -> the first change that somebody waited for and not all have, and since when
+        self._answered: dict[str, int] = {}  # table -> the last change that a client was told
+        # table -> the first change that a client waited for and not all replicas have, and since when
         self._lacking: dict[str, tuple[int, float]] = {}
 
     def __len__(self) -> int:
-        """How many wait."""
-        return self._shares.used
+        """The number of answers that wait."""
+        return len(self._waiting)
 
     def answer(
         self, table: str, changes: Changes, request: Command, connection: Connection, response: Command
@@ -82,55 +78,47 @@ class RowWaits:
             self._answered[table] = serial
             return response
         holders = self._holders_of(connection)
-        if full := self._shares.full(holders):
-            raise for_code(
-                ResponseCode.SYSTEM_BUSY, f"of the changes that wait for the replicas of this set {full}"
-            )
-        self._shares.add(holders)
+        self._waiting.check(holders)
         now = self._clock()
-        deadline = now + self._seconds()
         self._lacking.setdefault(table, (serial, now))
-        line = self._lines.setdefault(table, deque())
-        line.append(_Waiting(request, connection, response, serial, deadline, holders))
-        self._on_deadline(deadline)
+        waiting = _Answer(request, connection, response, serial)
+        self._waiting.add(table, waiting, holders=holders, deadline=now + self._seconds())
         self._replicas.grown()
         return None
 
     def is_awaited(self, table: str, serial: int) -> bool:
-        """Whether somebody waits for a change after that one."""
-        line = self._lines.get(table)
-        return bool(line) and line[-1].serial > serial  # type: ignore[index]
+        """Whether a client waits for a change after that one."""
+        last = self._waiting.last(table)
+        return last is not None and last.value.serial > serial
 
     def advance(self) -> None:
-        """Followers have said more: answer who waited for that."""
+        """Followers have reported more: send the answers that waited for that."""
         for table, (serial, _) in list(self._lacking.items()):
-            line, had = self._lines[table], self._replicas.have_rows(table)
+            had = self._replicas.have_rows(table)
             if had < serial:
                 continue
-            while line and line[0].serial <= had:
-                waiting = line.popleft()
-                self._answered[table] = waiting.serial
-                self._send(waiting, is_known=self._replicas.may_act())
+            while (row := self._waiting.first(table)) is not None and row.value.serial <= had:
+                self._waiting.take(row)
+                self._answered[table] = row.value.serial
+                self._send(row.value, is_known=self._replicas.may_act())
             del self._lacking[table]
-            if line:
-                self._lacking[table] = line[0].serial, line[0].deadline - self._seconds()
+            if row is not None:
+                self._lacking[table] = row.value.serial, row.deadline - self._seconds()
 
     def step(self, now: float) -> float:
-        """Answer those whose deadline has passed; returns the next deadline, infinite when nobody waits."""
-        for line in self._lines.values():
-            while line and line[0].deadline <= now:
-                self._send(line.popleft(), is_known=False)
-        return min((line[0].deadline for line in self._lines.values() if line), default=math.inf)
+        """Answer the requests whose deadline has passed; returns the next deadline, infinite without one."""
+        for row in self._waiting.due(now):
+            self._send(row.value, is_known=False)
+        return self._waiting.deadline
 
     def is_in_time(self, session: MasterSession) -> bool:
-        """Whether a slave has the rows of which clients were told, and those waited for since long."""
+        """Whether a slave has the rows that clients were told, and those that they have long waited for."""
         since = self._clock() - LACKING_SECONDS
         return all(session.rows_had(table) >= serial for table, serial in self._answered.items()) and all(
             at > since or session.rows_had(table) >= serial for table, (serial, at) in self._lacking.items()
         )
 
-    def _send(self, waiting: _Waiting, *, is_known: bool) -> None:
-        self._shares.give(waiting.holders)
+    def _send(self, waiting: _Answer, *, is_known: bool) -> None:
         if is_known:
             waiting.connection.reply(waiting.response)
             return
