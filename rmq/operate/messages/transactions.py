@@ -1,0 +1,175 @@
+"""Transactions: half messages that wait for their end, and those that brokers gave up after all
+check-backs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from attrs import frozen
+
+from rmq.client.admin.messages import TOOLS_GROUP
+from rmq.client.reading.discarded import DiscardedHalf, read_discarded
+from rmq.errors import NoRoute, QueryNotFound, TopicNotExist
+from rmq.message import (
+    PROPERTY_PRODUCER_GROUP,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TRANSACTION_CHECK_TIMES,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+    TRANSACTION_GROUP,
+    MessageQueue,
+)
+from rmq.operate.messages.pages import read_page
+from rmq.operate.topics import masters
+
+if TYPE_CHECKING:
+    from rmq.client.admin import Admin
+    from rmq.client.client import Client
+    from rmq.client.reading.pull_consumer import PullConsumer
+    from rmq.message import StoredMessage
+
+OPS_MAX: Final = 20_000
+"""Ends of transactions that are read of a broker; brokers keep about as many."""
+HALVES_MAX: Final = 10_000
+"""Half messages that are looked at of a broker."""
+PULLED: Final = 32
+
+
+@frozen
+class OpenHalf:
+    """A half message whose producer has not decided yet.
+
+    `group` is the producer group, `topic` where it goes when it is committed, `checks` how often the group
+    was asked.
+    """
+
+    message: StoredMessage
+    group: str
+    topic: str
+    checks: int
+
+    @property
+    def begun_at_ms(self) -> int:
+        """When its producer made it, in ms since 1970."""
+        return self.message.born_timestamp
+
+
+@frozen
+class OpenHalves:
+    """The open half messages of a broker, oldest first. `is_whole` is false when there were more to
+    look at.
+    """
+
+    broker: str
+    halves: Sequence[OpenHalf]
+    is_whole: bool
+
+
+@frozen
+class DiscardedPage:
+    """Half messages that were given up, newest first. `cursor` is where the next page begins, None after the
+    last.
+    """
+
+    halves: Sequence[DiscardedHalf]
+    total: int
+    cursor: str | None
+
+
+async def open_halves(client: Client, *, broker: str = "", most: int = 1000) -> list[OpenHalves]:
+    """List half messages without a decision, by broker; at most `most` of each.
+
+    It reads each broker's half messages and ends behind the part that the broker has settled, so it costs the
+    more the further that is behind. Raises as `PullConsumer.pull`.
+    """
+    found = []
+    async with client.pull_consumer(TOOLS_GROUP) as pulls:
+        for name, address in (await masters(client.admin, broker=broker)).items():
+            found.append(await _of_broker(client.admin, pulls, name, address, most))
+    return found
+
+
+async def _of_broker(admin: Admin, pulls: PullConsumer, name: str, address: str, most: int) -> OpenHalves:
+    offsets = await admin.broker_offsets(address)
+    try:
+        ends = {
+            topic: (await admin.topic_stats(topic)).get(MessageQueue(topic, name, 0))
+            for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
+        }
+    except (NoRoute, TopicNotExist):
+        return OpenHalves(name, [], True)
+    half_ends, op_ends = ends[TRANS_HALF_TOPIC], ends[TRANS_OP_HALF_TOPIC]
+    if half_ends is None:
+        return OpenHalves(name, [], True)
+    settled = offsets.get(f"{TRANS_HALF_TOPIC}@{TRANSACTION_GROUP}", {}).get(0, half_ends.min_offset)
+    ended: set[int] = set()
+    if op_ends is not None:
+        first = offsets.get(f"{TRANS_OP_HALF_TOPIC}@{TRANSACTION_GROUP}", {}).get(0, op_ends.min_offset)
+        first = max(first, op_ends.max_offset - OPS_MAX)
+        queue = MessageQueue(TRANS_OP_HALF_TOPIC, name, 0)
+        for message in await _read(pulls, queue, first, op_ends.max_offset):
+            ended |= ended_by(message.body)
+    queue = MessageQueue(TRANS_HALF_TOPIC, name, 0)
+    last = min(half_ends.max_offset, settled + HALVES_MAX)
+    halves = [
+        read_half(message)
+        for message in await _read(pulls, queue, settled, last)
+        if message.queue_offset not in ended
+    ]
+    return OpenHalves(name, halves[:most], last == half_ends.max_offset and len(halves) <= most)
+
+
+def ended_by(body: bytes) -> set[int]:
+    """The half messages that an end names, by their offsets: one, or with RocketMQ 5 several with commas
+    between.
+    """
+    words = body.decode("utf-8", "replace").replace(",", " ").split()
+    return {int(word) for word in words if word.isdecimal()}
+
+
+def read_half(message: StoredMessage) -> OpenHalf:
+    """The half message that a record of RMQ_SYS_TRANS_HALF_TOPIC is."""
+    given = message.properties
+    checks = given.get(PROPERTY_TRANSACTION_CHECK_TIMES, "")
+    return OpenHalf(
+        message,
+        given.get(PROPERTY_PRODUCER_GROUP, ""),
+        given.get(PROPERTY_REAL_TOPIC, ""),
+        int(checks) if checks.isdecimal() else 0,
+    )
+
+
+async def _read(pulls: PullConsumer, queue: MessageQueue, first: int, last: int) -> list[StoredMessage]:
+    found: list[StoredMessage] = []
+    at = first
+    while at < last:
+        pulled = await pulls.pull(queue, at, max_messages=min(PULLED, last - at))
+        found += [message for message in pulled.messages if message.queue_offset < last]
+        if pulled.next_offset <= at:
+            break
+        at = pulled.next_offset
+    return found
+
+
+async def discarded(client: Client, *, count: int = 50, cursor: str | None = None) -> DiscardedPage:
+    """Read half messages that were given up, newest first; one that was resumed stays among them. Raises as
+    `read_page`; a cluster without any has an empty page.
+    """
+    try:
+        page = await read_page(client, TRANS_CHECK_MAX_TIME_TOPIC, count=count, cursor=cursor)
+    except (NoRoute, TopicNotExist):
+        return DiscardedPage([], 0, None)
+    return DiscardedPage([read_discarded(one) for one in page.messages], page.total, page.cursor)
+
+
+async def resume(client: Client, offset_message_id: str) -> None:
+    """Have a half message that was given up checked again, from the first check on. Resumed twice, it may be
+    committed twice. Raises QueryNotFound, and the ResponseError of a broker for a message that is none.
+    """
+    message = await client.admin.view_message(offset_message_id)
+    if message.topic != TRANS_CHECK_MAX_TIME_TOPIC:
+        raise QueryNotFound(None, f"{offset_message_id} is no half message that was given up")
+    await client.admin.resume_check(offset_message_id)
