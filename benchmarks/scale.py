@@ -250,7 +250,7 @@ def latencies(link: Link, seconds: float, goes_on: object = None) -> list[float]
     return found
 
 
-def held_pulls(server: Server) -> Iterator[tuple[str, str]]:
+def parked_pulls(server: Server) -> Iterator[tuple[str, str]]:
     main = Link()
     for number in range(HELD_CONNECTIONS):
         make_topic(main, f"Held{number}", 1)
@@ -392,7 +392,7 @@ def main() -> None:
         rows += many_connections(server)
         rows += backlog(server, options.messages)
         rows += cold_reads(server, folder)
-        rows += held_pulls(server)
+        rows += parked_pulls(server)
         rows += many_queues(server)
         rows += many_consumers(server)
         rows += large_messages(server)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rmq.errors import ResponseError
     from rmq.message import Message, StoredMessage
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 PUBLISH: Final = "publish"
 """To send to a topic."""

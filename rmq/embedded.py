@@ -29,8 +29,8 @@ from rmq.protocol import engine
 from rmq.protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import CreateTopicRequestHeader
-from rmq.remoting.endpoint import RefusingEndpoint
-from rmq.remoting.loop import TaskScope
+from rmq.remoting.endpoint import ClientOnlyEndpoint
+from rmq.remoting.loop import TaskGroupScope
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.store.config import StoreConfig
@@ -66,7 +66,7 @@ class System:
             topic, AUTO_CREATE_TOPIC, queues, queues, PERM_READ | PERM_WRITE, "SINGLE_TAG"
         )
         request = Command.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
-        async with Pool(TcpNetwork(), RefusingEndpoint()) as pool:
+        async with Pool(TcpNetwork(), ClientOnlyEndpoint()) as pool:
             response = await pool.call(self.broker_address, request, REQUEST_SECONDS)
         if response.code != ResponseCode.SUCCESS:
             raise for_code(response.code, response.remark, self.broker_address)
@@ -96,7 +96,7 @@ async def open(
         "kvConfigPath": str(folder / "namesrv" / "kvConfig.json"),
     }
     namesrv_config = load(NamesrvConfig, arguments=arguments, environment={})
-    async with TaskScope() as outer:
+    async with TaskGroupScope() as outer:
         (namesrv,) = await outer.tasks.start(partial(namesrv_service.run, namesrv_config))
         async with _broker(folder / "store", namesrv, host, broker_port, settings or {}) as address:
             yield System(namesrv, address, folder, folder / "store")
@@ -116,6 +116,6 @@ async def _broker(
     config, store_config = load_all(
         (BrokerConfig, StoreConfig), arguments={**SETTINGS, **settings, **own}, environment={}
     )
-    async with TaskScope() as scope:
+    async with TaskGroupScope() as scope:
         addresses = await scope.tasks.start(partial(broker_service.run, config, store_config))
         yield addresses[0]

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from rmq.protocol.command import Command
     from rmq.protocol.record import Record
 else:
-    from rmq.late_attrs import define, frozen
+    from rmq.lazy_attrs import define, frozen
 
 
 __all__ = [
@@ -248,8 +248,8 @@ class Host(Protocol):
         """The metrics as typed values, for monitoring; made when they are asked for, all at once."""
 
     def metrics_in_slices(self, *, queues: bool = False) -> Generator[None, None, Sequence[Metric]]:
-        """As `metrics`, for `rmq.remoting.loop.in_slices`: others are served in between, for there may be
-        100,000. `queues`: with a row for each queue where there are sums by topic."""
+        """As `metrics`, in slices for `rmq.remoting.loop.run_cooperatively`, which serves others in between:
+        there may be 100,000 rows. `queues`: with a row for each queue where there are sums by topic."""
 
 
 class Plugin:

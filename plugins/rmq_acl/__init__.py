@@ -27,11 +27,11 @@ from rmq.server.profile import SECURE
 from rmq_acl.accounts import Account
 from rmq_acl.addresses import host_of
 from rmq_acl.audit import Audit
+from rmq_acl.authentication import Authentication
 from rmq_acl.commands import Commands
 from rmq_acl.files import KEPT, AclFiles, State, find
 from rmq_acl.permissions import PUB, SUB
 from rmq_acl.rules import GROUP, TOPIC, TRACE_CODES, Level, check, has_rights, is_free_trace, may
-from rmq_acl.senders import Senders
 from rmq_acl.verify import by_address
 
 __all__ = ["AclPlugin"]
@@ -60,7 +60,7 @@ class AclPlugin(Plugin):
         self.files.load()
         self.audit = Audit(settings.acl_audit_file, time.monotonic)
         self._commands = Commands(self.files, host)
-        self._senders = Senders(host.now_ms, time.monotonic, admins_must=settings.profile == SECURE)
+        self._senders = Authentication(host.now_ms, time.monotonic, admins_must=settings.profile == SECURE)
         self._admitted: deque[Command] = deque(maxlen=ADMITTED_MAX)
         self._traces = AddressRate(TRACE_BYTES, TRACE_BURST_SECONDS)  # by accounts
 

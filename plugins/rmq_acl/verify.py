@@ -17,7 +17,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.signature import ACCESS_KEY, PROOF, SIGNATURE, Key, order_of, proof, signature_of
 from rmq_acl.accounts import Account, Accounts
 from rmq_acl.addresses import host_of
-from rmq_acl.proofs import Proofs
+from rmq_acl.request_signing import SignedRequests
 
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 """Java clients before 4.9 leave this field of QUERY_MESSAGE out of what they sign; later ones do not."""
@@ -48,7 +48,7 @@ class Sender:
         return "(white address)" if self.account is None else self.account.access_key
 
 
-def identify(command: Command, accounts: Accounts, peer: str, proofs: Proofs) -> Sender:
+def identify(command: Command, accounts: Accounts, peer: str, proofs: SignedRequests) -> Sender:
     """Who sent a command from the address `peer`; raises AccessDenied when that is nobody.
 
     An address of the global white list needs no account, one of an account's own list no signature; `signed`
@@ -73,7 +73,7 @@ def by_address(name: str | None, accounts: Accounts, peer: str) -> Sender | None
     return Sender(account, False) if account is not None and host in account.white else None
 
 
-def _signer(command: Command, accounts: Accounts, proofs: Proofs) -> Account:
+def _signer(command: Command, accounts: Accounts, proofs: SignedRequests) -> Account:
     """The account that signed a command. Raises AccessDenied, Unproved when the signature is wrong."""
     ext = command.ext
     name = ext.get(ACCESS_KEY)

@@ -25,7 +25,7 @@ from rmq.plugin import Answer, Asked, Host, Page, Peer, Plugin, PulledEvent
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.remoting import join_address
-from rmq.remoting.loop import in_slices
+from rmq.remoting.loop import run_cooperatively
 from rmq.server.http import brings_token
 from rmq.server.profile import cluster_secret
 from rmq_metrics.text import CONTENT_TYPE, ProcessMetrics, text_of
@@ -111,8 +111,8 @@ class MetricsPlugin(Plugin):
         made = self._made[queues]
         async with made.lock:
             if anyio.current_time() >= made.stale_at:
-                metrics = await in_slices(self.host.metrics_in_slices(queues=queues))
-                text = await in_slices(text_of([*metrics, *self._own()]))
+                metrics = await run_cooperatively(self.host.metrics_in_slices(queues=queues))
+                text = await run_cooperatively(text_of([*metrics, *self._own()]))
                 made.text = await anyio.to_thread.run_sync(self._process.text) + text
                 made.stale_at = anyio.current_time() + FRESH_SECONDS
         return Answer(made.text, content_type=CONTENT_TYPE)

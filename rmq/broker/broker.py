@@ -16,7 +16,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from rmq.broker.admin.consume_stats import LongAnswers, Progress
+from rmq.broker.admin.consume_stats import ConsumeProgress, SlicedAnswers
 from rmq.broker.admin.expiry import Expiry
 from rmq.broker.admin.metrics_export import gauges_of
 from rmq.broker.admin.pending_changes import PendingChanges, as_it_is
@@ -43,7 +43,7 @@ from rmq.broker.produce.delivery_records import DeliveryRecords
 from rmq.broker.produce.idempotent import IdempotentSends
 from rmq.broker.produce.send import Send
 from rmq.broker.replication.replica_state import TABLE_CODES, DeliveryProgress, ReplicaState, of_our_slave
-from rmq.broker.replication.table_replication import LOCKS, OFFSETS, FollowedTables
+from rmq.broker.replication.table_replication import LOCKS, OFFSETS, TableReceiver
 from rmq.broker.role import Role, role_of
 from rmq.broker.state import Tables
 from rmq.broker.tables.files import TableFiles
@@ -53,17 +53,17 @@ from rmq.broker.tables.offsets import Offsets
 from rmq.broker.tables.queue_locks import Locks
 from rmq.broker.tables.stats import Stats
 from rmq.broker.tables.topics import Topics
-from rmq.broker.tables.versioned import Changes, Slices, at_once, drain
+from rmq.broker.tables.versioned import Changes, Slices, at_once, run_to_end
 from rmq.broker.transactions import Transactions
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import StoreError
 from rmq.message import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq.plugin import Hooks, PulledEvent
 from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
-from rmq.protocol.command import SURE_BYTES, check_body
+from rmq.protocol.command import SMALLEST_BODY_LIMIT, check_body
 from rmq.remoting.endpoint import Endpoint
-from rmq.remoting.limits import SENDS_OF_A_LOOK, Budget, turn_is_over
-from rmq.server.deferred import DeferredCalls, SavedAnswers
+from rmq.remoting.limits import SENDS_OF_A_LOOK, MemoryBudget, turn_is_over
+from rmq.server.deferred import DeferredCalls, DeferredSaves
 from rmq.shares import Shares
 from rmq.store.config import BrokerRole
 
@@ -118,7 +118,7 @@ class Broker(Endpoint):
         server_auth: ServerAuth | None = None,
         sign: Callable[[Command], Command] | None = None,
         acceptors: Mapping[str, Acceptor] | None = None,
-        budget: Budget | None = None,
+        budget: MemoryBudget | None = None,
         role: Role | None = None,
         disk_work: DiskWork | None = None,
     ) -> None:
@@ -135,16 +135,18 @@ class Broker(Endpoint):
         self.histograms = Histograms()
         self.connections = 0
         self.acceptors: Mapping[str, Acceptor] = acceptors or {}
-        self.budget = budget or Budget()
+        self.budget = budget or MemoryBudget()
         self._connection: Connection | None = None  # whose chunk is being handled
         self._chance = chance or Random()
-        self._chunk_at = self._complain_at = 0.0  # when its handling began; from when on to complain again
+        self._chunk_at = self._next_warning_at = (
+            0.0  # when its handling began; from when on to complain again
+        )
         self._next_deadline = math.inf  # when `step_deadlines` is to be called
         self.files = TableFiles(store)
         agreed = self._agreed if self.role.awaits_replicas else as_it_is
         respond, wake, holders_of = self._respond, self.wake, self.settings.holders_of
         self.changes = PendingChanges(self.files, respond, wake.new_topics, agreed, holders_of)
-        self.saved_answers = SavedAnswers(respond, error_response, wake.saved_answers, holders_of)
+        self.deferred_saves = DeferredSaves(respond, error_response, wake.deferred_saves, holders_of)
         tables = self._make_tables()
         self._make_writers(tables)
         self._make_readers(tables)
@@ -152,7 +154,7 @@ class Broker(Endpoint):
         self.delivery = DeliveryProgress(self.schedule, self.timers, self.offsets)
         take_progress = self.delivery.take
         save = self.wake.new_topics or self.save_topics
-        self.followed = FollowedTables(self.files, tables, store, self.delivery, self._on_topics_change, save)
+        self.followed = TableReceiver(self.files, tables, store, self.delivery, self._on_topics_change, save)
         self.replica = ReplicaState(
             store, address=address, chance=self._chance, take_progress=take_progress, role=self.role
         )
@@ -298,7 +300,7 @@ class Broker(Endpoint):
             put=self.own_writes.put,
             role=self.role,
         )
-        self.held_pulls = self.reader.held_pulls
+        self.parked_pulls = self.reader.parked_pulls
         records = DeliveryRecords(self.topics, self.own_writes, self.append, self.acknowledgement)
         self.deliveries = Deliveries(
             settings,
@@ -321,15 +323,15 @@ class Broker(Endpoint):
             store,
             tables,
             changes=self.changes,
-            saved_answers=self.saved_answers,
+            deferred_saves=self.deferred_saves,
             commit_pending=self.commit_pending,
             gauges=partial(gauges_of, self),
             delay_offsets=lambda: self.schedule.progress,
             on_deleted=self._on_topic_deleted,
             wake_clean=self.wake.clean,
         )
-        self.long_answers = LongAnswers(self.wake.long_answers, settings.holders_of)
-        self.progress = Progress(settings, store, tables, self.long_answers)
+        self.sliced_answers = SlicedAnswers(self.wake.sliced_answers, settings.holders_of)
+        self.progress = ConsumeProgress(settings, store, tables, self.sliced_answers)
         self.expiry = Expiry(settings, store, tables)
         self._members_at = 0
 
@@ -402,7 +404,7 @@ class Broker(Endpoint):
                 handler = handlers.get(request.code)
                 try:
                     if handler is not sends:
-                        if len(request.body) > SURE_BYTES:
+                        if len(request.body) > SMALLEST_BODY_LIMIT:
                             check_body(request.code, len(request.body), self.store.config.max_message_size)
                         if request.code == HEART_BEAT:
                             self.clients.check_size(request.body)
@@ -451,7 +453,7 @@ class Broker(Endpoint):
 
     def _forget_peer(self, peer: MemberConnection) -> None:
         self.connections -= 1
-        self.held_pulls.on_close(peer)
+        self.parked_pulls.on_close(peer)
         self.deliveries.on_close(peer)
         self.clients.on_close(peer)
         self.pending_requests.on_close(peer)
@@ -551,8 +553,8 @@ class Broker(Endpoint):
     def _not_written(self, error: StoreError) -> None:
         code, remark = not_written(error)
         now = self.clock()
-        if now >= self._complain_at:  # a full disk refuses every chunk: once a second is enough
-            self._complain_at = now + 1
+        if now >= self._next_warning_at:  # a full disk refuses every chunk: once a second is enough
+            self._next_warning_at = now + 1
             log.error("messages were not stored: %s", error)
         self.append.count_failed()
         if self._connection is not None:
@@ -563,12 +565,12 @@ class Broker(Endpoint):
 
     def _arrived(self, arrivals: Sequence[Arrival]) -> None:
         """Wake who waits for these queues, once for each queue."""
-        held, takes = self.held_pulls.count, len(self.deliveries.polls)
+        held, takes = self.parked_pulls.count, len(self.deliveries.polls)
         if held:
-            self.held_pulls.turn()
+            self.parked_pulls.turn()
         for topic, queue_id, next_offset in arrivals:
             if held:
-                self.held_pulls.arrived(topic, queue_id, next_offset)
+                self.parked_pulls.arrived(topic, queue_id, next_offset)
             if takes:
                 self.deliveries.arrived(topic)
             if topic == SCHEDULE_TOPIC:
@@ -581,7 +583,7 @@ class Broker(Endpoint):
     def step_deadlines(self, now: float) -> float:
         """Answer the waiting requests that are due; returns the next deadline, of `clock`."""
         self._next_deadline = math.inf  # whoever begins to wait meanwhile says so by `_on_deadline`
-        waiting = self.held_pulls, self.acknowledgement, self.pending_requests, self.deferrals
+        waiting = self.parked_pulls, self.acknowledgement, self.pending_requests, self.deferrals
         parts = *waiting, self.deliveries
         steps = [part.step(now) for part in parts]
         self._next_deadline = min(self._next_deadline, *steps)
@@ -604,19 +606,19 @@ class Broker(Endpoint):
 
     def fall_silent(self) -> None:
         """The broker stops soon: no read that waits is answered until `finish_last`."""
-        self.held_pulls.fall_silent()
+        self.parked_pulls.fall_silent()
         self.deliveries.polls.fall_silent()
 
     def finish_last(self) -> None:
         """Answer the reads that are answered at a stop."""
         self.deliveries.polls.finish_last()
-        self.held_pulls.finish_last()
+        self.parked_pulls.finish_last()
 
     def save_topics(self) -> None:
         """Save the topics that were made, at once: the loop waits for the disk meanwhile."""
         made = self.topics.made
         try:
-            drain(self.files.saving("topics"))()
+            run_to_end(self.files.saving("topics"))()
         except StoreError as error:
             self.acknowledgement.topics_not_saved(error)
         else:
@@ -662,7 +664,7 @@ class Broker(Endpoint):
 
     def saves(self) -> dict[str, bytes]:
         """The texts of all config files to be written, by name, made at once: for tests without a service."""
-        return {**self.files.unsaved(), **drain(self.saving())}
+        return {**self.files.unsaved(), **run_to_end(self.saving())}
 
     def saving(self) -> Slices[dict[str, bytes]]:
         """The config files to be written, by name, in slices; see `TableFiles.changed`."""
@@ -744,7 +746,7 @@ class Broker(Endpoint):
         self._tell_slaves()
 
     def _on_topic_deleted(self, topic: str, queue_ids: Collection[int]) -> None:
-        self.held_pulls.finish_where(lambda pull: pull.header.topic == topic)
+        self.parked_pulls.finish_where(lambda pull: pull.header.topic == topic)
         self.deliveries.arrived(topic)
         self.progress.topic_deleted(topic, queue_ids)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from rmq.broker.consume.long_polling import HeldRead
+from rmq.broker.consume.long_polling import ParkedRead
 from rmq.broker.consume.per_message.handles import handle_text
 from rmq.broker.consume.per_message.polls import HeldTake
 from rmq.broker.consume.read import MOVED, SUCCESS
@@ -228,20 +228,20 @@ class DoorPeer:
         self._check(SUBSCRIBE, request.topic)
         self._check(JOIN, request.consumer_group)
         broker = self._broker
-        if not broker.held_pulls.is_silent:
+        if not broker.parked_pulls.is_silent:
             result = self._result(request, broker.reader.read(request, self))
             if result.messages or result.next_offset != request.queue_offset:
                 self.defer(0.0, lambda: self._call(on_result, result))
                 return
         seconds = max(0.0, min(seconds, self.config.max_suspend_time_mills / 1000))
 
-        def resumed(held: HeldRead, found: Found | ResponseError) -> None:
+        def resumed(held: ParkedRead, found: Found | ResponseError) -> None:
             if isinstance(found, ResponseError):
                 self._call(on_result, found)
             else:
                 self._call(on_result, self._result(request, found))
 
-        held = HeldRead(
+        held = ParkedRead(
             connection=self,
             header=request,
             offset=request.queue_offset,

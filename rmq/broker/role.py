@@ -25,7 +25,7 @@ SLAVE_REFUSAL: Final = "this broker is a slave; send to its master"
 class ReadPreference(Protocol):
     """At which replica of a set clients pull; see `replication.failover.read_preference`."""
 
-    def guides(self, language: str) -> bool:
+    def applies_to(self, language: str) -> bool:
         """Whether clients of this language are told where to pull."""
 
     def is_here(self) -> bool:
@@ -34,14 +34,14 @@ class ReadPreference(Protocol):
     def has_left(self) -> bool:
         """Whether this replica was preferred at the last call, and is not now."""
 
-    def suggested(self, queue_id: int) -> int:
+    def preferred(self, queue_id: int) -> int:
         """The number of the broker to pull this queue from."""
 
 
 class NoPreference:
     """Clients pull from the master, and long polls are not reported to it."""
 
-    def guides(self, language: str) -> bool:
+    def applies_to(self, language: str) -> bool:
         """No client is told where to pull."""
         return False
 
@@ -53,7 +53,7 @@ class NoPreference:
         """Nothing changes."""
         return False
 
-    def suggested(self, queue_id: int) -> int:
+    def preferred(self, queue_id: int) -> int:
         """The master."""
         return MASTER_ID
 

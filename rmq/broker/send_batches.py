@@ -16,7 +16,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from rmq.broker.broker import Broker
-from rmq.broker.produce.send import RARE, host_of
+from rmq.broker.produce.send import SLOW_PATH_PROPERTIES, host_of
 from rmq.errors import StoreError
 from rmq.message import PROPERTY_CLUSTER
 from rmq.protocol import engine
@@ -52,7 +52,7 @@ def make_broker(
     """A broker with the engine that was chosen; the rest as for `Broker`."""
     if compiled is None:
         return Broker(config, store, **given)
-    return RunBroker(config, store, compiled, **given)
+    return CompiledBroker(config, store, compiled, **given)
 
 
 def _end(connection: Connection, error: Exception) -> None:
@@ -61,7 +61,7 @@ def _end(connection: Connection, error: Exception) -> None:
     connection.close(f"an unexpected error: {type(error).__name__}: {error}", error)
 
 
-class RunBroker(Broker):
+class CompiledBroker(Broker):
     """A broker with lanes for plain sends, which it opens where such sends go."""
 
     lanes: Lanes
@@ -70,7 +70,7 @@ class RunBroker(Broker):
         host = store.store_host
         self._run_class = compiled.SendRun
         host_flag = SYS_STOREHOST_V6 if len(host) == 20 else 0
-        self.lanes = compiled.Lanes(RARE, host, host_flag, SYS_BORNHOST_V6, SYS_OF_SENDERS)
+        self.lanes = compiled.Lanes(SLOW_PATH_PROPERTIES, host, host_flag, SYS_BORNHOST_V6, SYS_OF_SENDERS)
         self._gathers = False
         self._gathered: list[tuple[SendRun, Connection]] = []
         self._gathered_bytes = 0
@@ -255,7 +255,7 @@ class RunBroker(Broker):
             total += count
         self.stats.stored(seconds * 1000, total)
         self.histograms.write.observe(clock() - self._chunk_at, total)
-        if self.held_pulls.count:  # what else waits for arrivals waits for topics without lanes
+        if self.parked_pulls.count:  # what else waits for arrivals waits for topics without lanes
             self._arrived(arrivals)
         self.acknowledgement.replicas.grown()
         self.wake.reput()

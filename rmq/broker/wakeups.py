@@ -25,6 +25,6 @@ class Wakeups:
     follower: Callable[[], None] = _nothing
     register: Callable[[], None] = _nothing
     new_topics: Callable[[], None] | None = None
-    long_answers: Callable[[], None] | None = None
+    sliced_answers: Callable[[], None] | None = None
     clean: Callable[[], None] | None = None
-    saved_answers: Callable[[], None] | None = None
+    deferred_saves: Callable[[], None] | None = None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PARENT: Final = "RMQ_RUN_PARENT"
 """In a worker's environment: the id of the process that looks after it."""
-LOOK_SECONDS: Final = 0.5
+SCAN_SECONDS: Final = 0.5
 """How often files are looked at, and workers look for their parent."""
 PAUSE_SECONDS: Final = (1.0, 30.0)
 """First and longest pause before a worker that died is started again."""
@@ -165,13 +165,13 @@ def _end(status: int) -> None:
 async def _until_signal(app: App, parent: int) -> None:
     import anyio
 
-    from rmq.remoting.loop import bare_errors
+    from rmq.remoting.loop import unwrap_groups
 
     # A terminal sends SIGINT to the workers too; their parent tells them, and once.
     kinds = (signal.SIGTERM,) if parent else (signal.SIGINT, signal.SIGTERM)
     if parent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with anyio.open_signal_receiver(*kinds) as signals, bare_errors():
+    with anyio.open_signal_receiver(*kinds) as signals, unwrap_groups():
         async with anyio.create_task_group() as tasks:
 
             async def stop_by_signal() -> None:
@@ -182,7 +182,7 @@ async def _until_signal(app: App, parent: int) -> None:
 
             async def stop_without_parent() -> None:
                 while os.getppid() == parent:
-                    await anyio.sleep(LOOK_SECONDS)
+                    await anyio.sleep(SCAN_SECONDS)
                 _stop(app, is_stopping, running)
 
             is_stopping, running = anyio.Event(), anyio.CancelScope()
@@ -297,7 +297,7 @@ async def _keep_all(command: list[str], count: int, folder: pathlib.Path | None)
     async def reload_by_files(folder: pathlib.Path) -> None:
         before = snapshot(folder)
         while True:
-            await trio.sleep(LOOK_SECONDS)
+            await trio.sleep(SCAN_SECONDS)
             now = await trio.to_thread.run_sync(snapshot, folder)
             if now != before:
                 names = sorted(str(path) for path, _ in now.items() ^ before.items())

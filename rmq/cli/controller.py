@@ -18,13 +18,13 @@ from rmq.cli.target import Target, confirm, run, target_options, yes_option
 from rmq.errors import NETWORK_ERRORS, RemoteProtocolError, RequestCodeNotSupported, for_code
 
 if TYPE_CHECKING:
-    from rmq.controller.controller import Answer, Question
+    from rmq.controller.controller import Answer, Request
     from rmq.protocol.command import Command
     from rmq.remoting.pool import Pool
 
 SECRET_VARIABLE: Final = "RMQ_CLUSTER_SECRET_FILE"
 SECONDS: Final = 5.0
-LOOK_SECONDS: Final = 0.1
+SCAN_SECONDS: Final = 0.1
 """Between two looks at who is master, or a member."""
 MEMBER_SECONDS: Final = 30.0
 FORGETFUL: Final = "it has lost its journal: drop it, and add it with an empty folder (docs/runbooks.md)"
@@ -124,9 +124,9 @@ def elect(target: Target, broker: str, number: int, controllers: str) -> None:
 
     The present master gets no lease any more, and is followed when its last one is over.
     """
-    from rmq.controller.controller import Want
+    from rmq.controller.controller import ElectRequest
 
-    _operate(target, controllers, Want(broker, number))
+    _operate(target, controllers, ElectRequest(broker, number))
     echo(f"{broker} {number} is to be the next master; `rmq controller status` shows when it is")
 
 
@@ -178,10 +178,10 @@ def drop(target: Target, address: str, controllers: str, yes: bool) -> None:
 
     The one that leads may be dropped too: the others elect another, which takes them a second or two.
     """
-    from rmq.controller.controller import Drop
+    from rmq.controller.controller import RemoveMember
 
     confirm(yes, f"Drop the controller {address}?")
-    answer = run(_asked, target, controllers, Drop(address))
+    answer = run(_asked, target, controllers, RemoveMember(address))
     if answer.refusal:
         refuse(answer.refusal)
     echo(f"{address} is dropped; {_named(answer.controllers)}")
@@ -190,7 +190,7 @@ def drop(target: Target, address: str, controllers: str, yes: bool) -> None:
 async def _add(target: Target, controllers: str, address: str, seconds: float) -> tuple[bool, str]:
     """Have one more controller, and wait until it is a member. Returns whether it is so, and what was done or
     why not."""
-    from rmq.controller.controller import Add
+    from rmq.controller.controller import AddMember
 
     (new,) = await _states(target, [address])
     if new.get("error"):
@@ -212,7 +212,7 @@ async def _add(target: Target, controllers: str, address: str, seconds: float) -
             f"{address} is one of the controllers, and has lost its journal: `rmq controller drop {address}`"
             " first, then add it"
         )
-    answer = await _asked(target, controllers, Add(address))
+    answer = await _asked(target, controllers, AddMember(address))
     if answer.refusal:
         return False, answer.refusal
     end = time.monotonic() + seconds
@@ -222,8 +222,8 @@ async def _add(target: Target, controllers: str, address: str, seconds: float) -
                 f"{address} is no member yet after {seconds:g} s; it becomes one once it has the log, unless"
                 f" another comes to lead; `rmq controller drop {address}` gives it up"
             )
-        await anyio.sleep(LOOK_SECONDS)
-        answer = await _asked(target, controllers, Add(address))  # again, as another may lead now
+        await anyio.sleep(SCAN_SECONDS)
+        answer = await _asked(target, controllers, AddMember(address))  # again, as another may lead now
     return True, f"{address} is added; {_named(answer.controllers)}"
 
 
@@ -239,7 +239,7 @@ async def hand_over(
 ) -> tuple[bool, str]:
     """Have another replica in sync as master of a set, `number` or, if that is 0, the one with the longest
     log, and wait for it. Returns whether it is so, and what was done or why not."""
-    from rmq.controller.controller import Want
+    from rmq.controller.controller import ElectRequest
 
     before, why = await _set(target, controllers, broker)
     if before is None:
@@ -255,7 +255,7 @@ async def hand_over(
         number = max(ready, key=lambda one: one["reach"] or 0)["number"]
     if number == before["master"]:
         return True, f"{broker} {number} is the master already, in epoch {before['epoch']}"
-    answer = await _asked(target, controllers, Want(broker, number))
+    answer = await _asked(target, controllers, ElectRequest(broker, number))
     if answer.refusal:
         return False, answer.refusal
     began = time.monotonic()
@@ -264,7 +264,7 @@ async def hand_over(
         if now is not None and now["epoch"] > before["epoch"] and now["master"]:
             master, epoch, took = now["master"], now["epoch"], time.monotonic() - began
             return master == number, f"{broker} {master} is the master in epoch {epoch}, after {took:.1f} s"
-        await anyio.sleep(LOOK_SECONDS)
+        await anyio.sleep(SCAN_SECONDS)
     return False, f"{broker} {number} is not the master after {seconds:g} s; see `rmq controller status`"
 
 
@@ -288,7 +288,7 @@ async def _leading(target: Target, controllers: str) -> tuple[dict[str, Any] | N
     return leading, "" if leading is not None else f"no controller leads ({each})"
 
 
-def _operate(target: Target, controllers: str, question: Question) -> None:
+def _operate(target: Target, controllers: str, question: Request) -> None:
     answer = run(_asked, target, controllers, question)
     if answer.refusal:
         refuse(answer.refusal)
@@ -300,11 +300,11 @@ def _operate(target: Target, controllers: str, question: Question) -> None:
 @asynccontextmanager
 async def _pool(target: Target) -> AsyncIterator[Pool]:
     from rmq.client.client import SigningPool
-    from rmq.remoting.endpoint import RefusingEndpoint
+    from rmq.remoting.endpoint import ClientOnlyEndpoint
     from rmq.remoting.network import TcpNetwork
     from rmq.remoting.pool import Pool
 
-    arguments = TcpNetwork(), RefusingEndpoint()
+    arguments = TcpNetwork(), ClientOnlyEndpoint()
     pool = (
         SigningPool(target.credentials, *arguments, tls=target.tls)
         if target.credentials
@@ -386,7 +386,7 @@ def _signed(request: Command) -> Command:
     return request if secret is None else secret.sign(request, wall_clock_ms(), os.urandom(16))
 
 
-async def _asked(target: Target, controllers: str, question: Question) -> Answer:
+async def _asked(target: Target, controllers: str, question: Request) -> Answer:
     """The answer of the controller that leads: each is asked, and the one that they name."""
     from rmq.controller.raft import NotLeader
     from rmq.controller.requests import answer_of, request_of

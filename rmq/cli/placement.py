@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rmq.client.admin import Admin
 
-LOOK_SECONDS: Final = 1.0
+SCAN_SECONDS: Final = 1.0
 """Between two looks at what is left at a broker."""
 STILL_SECONDS: Final = 31.0
 """For so long no message must have come: producers ask for routes every 30 s."""
@@ -56,7 +56,7 @@ async def emptied(admin: Admin, broker: str, topic: str, seconds: float) -> str:
         if (text := ", ".join(waits)) != shown:
             shown = text
             echo(f"{broker}: {text}", err=True)
-        await anyio.sleep(LOOK_SECONDS)
+        await anyio.sleep(SCAN_SECONDS)
 
 
 async def _stored(admin: Admin, broker: str, topic: str) -> int:

@@ -23,13 +23,13 @@ from attrs import Factory, define, field, frozen
 
 from rmq.broker.__main__ import parse, settings
 from rmq.broker.config import BrokerConfig
-from rmq.broker.runtime.sibling_processes import LINE, Spread, new_line
+from rmq.broker.runtime.sibling_processes import LINE, TopicFanout, new_line
 from rmq.cli.output import echo, fail
 from rmq.config import dump_properties, parse_addresses, parse_properties
 from rmq.errors import ConfigError, RmqError
 from rmq.plugin import METRICS, Answer, Asked, Page
 from rmq.remoting.address import join_address, split_address
-from rmq.remoting.loop import bare_errors
+from rmq.remoting.loop import unwrap_groups
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.tls import TlsConfig
 from rmq.server.health import Health
@@ -194,7 +194,7 @@ class Fleet:
     """Where they say how they are, by the words of sd_notify(3)."""
     stop: trio.Event
     """Ends all."""
-    spread: Spread
+    spread: TopicFanout
     """Has topics that a send makes at one made at all."""
     processes: dict[str, trio.Process] = field(factory=dict)
     pages: dict[str, str] = field(factory=dict)
@@ -389,8 +389,8 @@ def main(count: int, arguments: list[str], port: int = 0) -> int:
 async def _serve(brokers: list[Member], beside: list[Member], config: BrokerConfig) -> int:
     health, stop, brokers_ended = Health(), trio.Event(), trio.Event()
     pages: dict[str, Page] = {}
-    with tempfile.TemporaryDirectory(prefix="rmq-") as folder, bare_errors():
-        fleet = Fleet(health, pathlib.Path(folder), stop, Spread([member.name for member in brokers]))
+    with tempfile.TemporaryDirectory(prefix="rmq-") as folder, unwrap_groups():
+        fleet = Fleet(health, pathlib.Path(folder), stop, TopicFanout([member.name for member in brokers]))
         for member in (*beside, *brokers):
             health.lacks(member.name, "it starts")
         pages["/metrics"] = pages["/"] = fleet.page

@@ -38,7 +38,7 @@ from rmq.client.produce.producer import Producer
 from rmq.client.session.results import SendResult
 from rmq.errors import LocalProtocolError, check_callable, check_number, check_type
 from rmq.message import Message, StoredMessage, validate_group
-from rmq.remoting.loop import TaskScope, bare_errors
+from rmq.remoting.loop import TaskGroupScope, unwrap_groups
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -308,10 +308,10 @@ class App(Generic[S]):
             self._producer = await stack.enter_async_context(client.producer(self.group))
             if self._setup is not None:
                 self.state = await stack.enter_async_context(self._setup(self))
-            scope = await stack.enter_async_context(TaskScope())
+            scope = await stack.enter_async_context(TaskGroupScope())
             left: list[anyio.Event] = []
             stack.push_async_callback(self._leave, left)
-            with bare_errors():
+            with unwrap_groups():
                 async with anyio.create_task_group() as opening:  # each waits for brokers, again and again
                     for registration in self._registered.values():
                         opening.start_soon(scope.tasks.start, self._consume, client, registration, left)
@@ -347,7 +347,7 @@ class App(Generic[S]):
         group, end = registration.group, anyio.Event()
         handle = registration.of_messages(self._reply)
         try:
-            with bare_errors():
+            with unwrap_groups():
                 async with anyio.create_task_group() as tasks:
                     member = client.consumer(group, registration.topics, **registration.options)
                     async with member as consumer:

@@ -37,7 +37,7 @@ from rmq.client.session.results import SendResult
 from rmq.client.threads.loop_thread import LoopThread, loop_thread, wait_for
 from rmq.errors import LocalProtocolError
 from rmq.message import Message, MessageQueue, StoredMessage
-from rmq.remoting.loop import bare_errors, poster
+from rmq.remoting.loop import thread_safe_call, unwrap_groups
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -167,7 +167,7 @@ class Producer(_Entered[async_producer.Producer]):
                 async with limiter:
                     results[number] = await self._inner.send(message)
 
-            with bare_errors():
+            with unwrap_groups():
                 async with anyio.create_task_group() as tasks:
                     for number, message in enumerate(messages):
                         tasks.start_soon(send, number, message)
@@ -234,7 +234,7 @@ class Consumer(_Entered[async_consumer.Consumer]):
         super().__init__(portal, inner)
         self._ended: deque[async_delivery.Delivery] = deque()
         self._is_posted = False
-        self._post = portal.call(poster)
+        self._post = portal.call(thread_safe_call)
 
     def _ended_well(self, delivery: async_delivery.Delivery) -> None:
         """Have a delivery finished in the loop's thread, soon, together with others."""

@@ -46,7 +46,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.signature import Credentials, Prover
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Limits
-from rmq.remoting.loop import Startable, TaskScope, check_loop, running_loop
+from rmq.remoting.loop import AsyncResource, TaskGroupScope, check_loop, running_loop
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.tls import TlsConfig
@@ -54,7 +54,7 @@ from rmq.remoting.tls import TlsConfig
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
 
-S = TypeVar("S", bound=Startable)
+S = TypeVar("S", bound=AsyncResource)
 
 # Who a client is: its address and its id.
 
@@ -220,7 +220,7 @@ def connect(
     )
 
 
-class Client(Startable):
+class Client(AsyncResource):
     """One application's connections to a cluster, shared by all its producers and consumers. Made by
     `connect`.
     """
@@ -261,8 +261,8 @@ class Client(Startable):
         self._plugins = tuple(plugins)
         self._session: Session | None = None
         self._loop: object | None = None
-        self._scope = TaskScope()
-        self._made: WeakSet[Startable] = WeakSet()
+        self._scope = TaskGroupScope()
+        self._made: WeakSet[AsyncResource] = WeakSet()
         self._now_ms = wall_clock_ms  # rmq.testing has its own
         self._limits: Limits | None = None  # of connections; likewise
 

@@ -40,7 +40,7 @@ MEMBERS_MAX = 7
 
 
 @frozen
-class Want:
+class ElectRequest:
     """An operator's wish: this replica is to be the next master of the set."""
 
     name: str
@@ -48,7 +48,7 @@ class Want:
 
 
 @frozen
-class Add:
+class AddMember:
     """An operator's wish: who listens there is to be one more of the controllers. It was started with
     `controllerJoins`, gets the log first, and is a member once it has it."""
 
@@ -56,7 +56,7 @@ class Add:
 
 
 @frozen
-class Drop:
+class RemoveMember:
     """An operator's wish: who listens there is to be none of the controllers any more."""
 
     address: str
@@ -82,7 +82,7 @@ class Answer:
     is_behind: bool = False
 
 
-Question = Heartbeat | Register | AlterInSync | Adopt | Remove | Want | Add | Drop
+Request = Heartbeat | Register | AlterInSync | Adopt | Remove | ElectRequest | AddMember | RemoveMember
 Reply = Callable[[Answer | NotLeader], None]
 
 
@@ -102,7 +102,7 @@ class Controller:
         self._electing: dict[str, int] = {}  # set -> index of the entry that elects
         self._leasing = 0  # index of the entry that changes the lease
 
-    def ask(self, question: Question, reply: Reply, now: float) -> None:
+    def submit(self, question: Request, reply: Reply, now: float) -> None:
         """Answer, now or later; each question is answered once, unless this controller stops before."""
         self.settle(now)
         if not self.raft.is_leading(now):
@@ -111,11 +111,11 @@ class Controller:
         match question:
             case Heartbeat():
                 reply(self._heard(question, now))
-            case Want():
+            case ElectRequest():
                 reply(self._wanted(question, now))
-            case Add():
+            case AddMember():
                 reply(self._add(question.address, now))
-            case Drop():
+            case RemoveMember():
                 self._drop(question.address, reply, now)
             case _:
                 refusal = self._refused(question, now)
@@ -196,7 +196,7 @@ class Controller:
             "", known, heartbeat.number, is_leased, lease_s, hands_over, members, leaving, is_behind
         )
 
-    def _wanted(self, want: Want, now: float) -> Answer:
+    def _wanted(self, want: ElectRequest, now: float) -> Answer:
         known = self.sets.sets.get(want.name)
         if known is None:
             names = ", ".join(sorted(self.sets.sets)) or "none"
@@ -219,7 +219,7 @@ class Controller:
     def _add(self, address: str, now: float) -> Answer:
         raft = self.raft
         refusal = refused_address(raft.address, address)
-        if address in raft.members and address not in raft.forgetful:
+        if address in raft.members and address not in raft.lost_journal:
             return Answer(controllers=self._members())
         if address in raft.members:
             # A majority may rest on what it has forgotten, its votes among it.

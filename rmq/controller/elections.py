@@ -194,7 +194,7 @@ class Elections:
         self._wanted.pop(name, None)
         if wanted in in_sync:
             return self._elect(broker_set, wanted, in_sync)
-        if self._has_resigned(broker_set):
+        if self._has_stepped_down(broker_set):
             in_sync = [number for number in in_sync if number != broker_set.master] or in_sync
         elif broker_set.master in living and not self._heard[name, broker_set.master][1].hangs:
             return None  # it lost its lease and is back: the next heartbeat renews it
@@ -221,7 +221,7 @@ class Elections:
         heard_at, heartbeat = self._heard[name, number]
         return heartbeat.reach != UNKNOWN and now < heard_at + self.lease_s / 2
 
-    def _has_resigned(self, broker_set: BrokerSet) -> bool:
+    def _has_stepped_down(self, broker_set: BrokerSet) -> bool:
         heard = self._heard.get((broker_set.name, broker_set.master))
         return heard is not None and heard[1].resigned and heard[1].epoch == broker_set.epoch
 

@@ -18,8 +18,8 @@ from rmq.protocol.server_auth import ServerAuth
 from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
-from rmq.remoting.limits import Budget
-from rmq.server.deferred import SavedAnswers, error_response
+from rmq.remoting.limits import MemoryBudget
+from rmq.server.deferred import DeferredSaves, error_response
 from rmq.server.plugin_host import NoMessages, PluginHost, at_once
 from rmq.shares import Gateways, by_account_and_address
 
@@ -28,9 +28,12 @@ _error_response = partial(error_response, log)
 
 
 class ControllerEndpoint(Endpoint):
-    """Admits requests as a name server does: those of servers by the cluster secret where there is one, the
-    others by the plugins; then `requests` answers. `on_wanted()` is called when `saved_answers` has a file to
-    write; without it files are written at once."""
+    """Endpoint of a controller: `requests` answers what is admitted.
+
+    A request of a server must be signed with the cluster secret, if there is one; plug-ins admit the other
+    requests. `on_wanted()` is called when `deferred_saves` has a file to write; without it files are written
+    at once.
+    """
 
     def __init__(
         self,
@@ -39,18 +42,18 @@ class ControllerEndpoint(Endpoint):
         *,
         cluster: ServerAuth | None = None,
         acceptors: Mapping[str, Acceptor] | None = None,
-        budget: Budget | None = None,
+        budget: MemoryBudget | None = None,
         on_wanted: Callable[[], None] | None = None,
     ) -> None:
         self.config = config
         self.requests = requests
         self.acceptors: Mapping[str, Acceptor] = acceptors or {}
-        self.budget = budget or Budget()
+        self.budget = budget or MemoryBudget()
         self._cluster = cluster
         self._handlers: dict[int, Any] = dict(requests.handlers())
         self._hooks = Hooks()
         holders_of = by_account_and_address(Gateways(config.trusted_gateways))
-        self.saved_answers = SavedAnswers(self._respond, _error_response, on_wanted, holders_of)
+        self.deferred_saves = DeferredSaves(self._respond, _error_response, on_wanted, holders_of)
 
     def host(self, wall_ms: Callable[[], int]) -> PluginHost:
         """The controller as its plug-ins see it."""

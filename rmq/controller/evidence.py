@@ -33,7 +33,7 @@ SAVE_SECONDS: Final = 10.0
 """Between two entries of the log that keep confirmed points."""
 SAVED_SETS: Final = 1_000
 """Confirmed points in one entry."""
-COMPLAIN_SECONDS: Final = 60.0
+WARNING_SECONDS: Final = 60.0
 """Between two log lines about the same replica."""
 
 
@@ -92,9 +92,9 @@ class Evidence:
             self._confirmed[name] = _later(point, self._confirmed.get(name, (0, 0)))
         if number == broker_set.master and heartbeat.knows[0] == epoch and not self.is_behind(broker_set):
             self._inherited.discard(name)  # its living master knows no more than the table
-        self._look_at_log(heartbeat, broker_set, now)
+        self._check_log(heartbeat, broker_set, now)
 
-    def _look_at_log(self, heartbeat: Heartbeat, broker_set: BrokerSet, now: float) -> None:
+    def _check_log(self, heartbeat: Heartbeat, broker_set: BrokerSet, now: float) -> None:
         name, number = broker_set.name, heartbeat.number
         if heartbeat.reach == UNKNOWN:
             return
@@ -109,7 +109,7 @@ class Evidence:
                 log.warning("replica %d of %s has what was confirmed", number, name)
             return
         said = self._lost.get((name, number))
-        if said is not None and now < said + COMPLAIN_SECONDS:
+        if said is not None and now < said + WARNING_SECONDS:
             return
         self._lost[name, number] = now
         log.error(
@@ -210,7 +210,7 @@ class Evidence:
 
     def _complain(self, name: str, now: float, text: str, numbers: Collection[int]) -> None:
         if now >= self._complained.get(name, now):
-            self._complained[name] = now + COMPLAIN_SECONDS
+            self._complained[name] = now + WARNING_SECONDS
             log.error(f"%s: no master is elected, {text}", name, ", ".join(map(str, numbers)))
 
     def elected(self, name: str, *, is_unclean: bool) -> None:

@@ -15,7 +15,7 @@ class UnknownCommand(RmqError):
     hint = "start this controller with the version of the one that leads, or a later one"
 
 
-class Machine(Protocol):
+class StateMachine(Protocol):
     """The use of the log. The same entries in the same order must do the same everywhere."""
 
     def apply(self, data: bytes) -> Any:

@@ -32,9 +32,9 @@ from rmq.controller.journal import (
     Snapshot,
     members_entry,
 )
-from rmq.controller.machine import Applied, Machine, UnknownCommand
+from rmq.controller.machine import Applied, StateMachine, UnknownCommand
 from rmq.controller.messages import Message, decode
-from rmq.controller.recall import SOMEBODY, Place, Recall
+from rmq.controller.recall import UNKNOWN_VOTE, Place, Recall
 from rmq.errors import RemoteProtocolError, RmqError
 
 log = logging.getLogger("rmq.controller")
@@ -105,7 +105,7 @@ class Raft:
         me: str,
         address: str,
         journal: Journal,
-        machine: Machine,
+        machine: StateMachine,
         *,
         now: float,
         chance: random.Random,
@@ -127,15 +127,15 @@ class Raft:
         self._machine = machine
         self._chance = chance
         self._heard_at = now  # it may have heard a leader just before it stopped
-        self._election_at = now + self._patience()
+        self._election_at = now + self._election_timeout()
         self._heartbeat_at = math.inf
         self._led_at = -math.inf
         self._votes: set[str] = set()
-        self._next: dict[str, int] = {}
-        self._match: dict[str, int] = {}
-        self.forgetful: set[str] = set()
+        self._next_index: dict[str, int] = {}
+        self._match_index: dict[str, int] = {}
+        self.lost_journal: set[str] = set()
         """A leader's: members that had more of the log than they have, and were given it again."""
-        self._flying: set[str] = set()  # who has not answered entries yet
+        self._inflight: set[str] = set()  # who has not answered entries yet
         self._answered: dict[str, float] = {}  # when that was sent which a member answered last
         self._first = 0  # a leader's: the index of its first entry
         self._learners: dict[str, str] = {}  # a leader's: who shall become a member, once it has the log
@@ -227,8 +227,8 @@ class Raft:
         self._check_change()
         if self.members.get(member) != address:
             self._learners[member] = address
-            self._next[member] = self._journal.last + 1
-            self._match[member] = 0
+            self._next_index[member] = self._journal.last + 1
+            self._match_index[member] = 0
             self._send_entries(member, now)
 
     def remove(self, member: str, now: float) -> tuple[int, int] | None:
@@ -237,7 +237,7 @@ class Raft:
         """
         self._check_change()
         self._learners.pop(member, None)
-        self.forgetful.discard(member)
+        self.lost_journal.discard(member)
         members = self.members
         if member not in members:
             return None
@@ -255,7 +255,7 @@ class Raft:
         index = self._journal.last + 1
         self._journal.append(index, [entry])
         for member in self._others():
-            if member not in self._flying:
+            if member not in self._inflight:
                 self._send_entries(member, now)
         self._advance(now)
         return index, entry.term
@@ -277,32 +277,32 @@ class Raft:
         if not self._recall.is_done:
             if now >= self._recall_at:
                 self._recall_at = now + self.timing.heartbeat_s
-                self._recall.complain(now)
+                self._recall.warn(now)
                 for member in self._recall.silent:
                     self._send(member, self._message("recall", sent_at=self._recall.token))
             return
         if self.role is Role.LEADER and self.stopped:
-            self._follow(self.term, now)
+            self._become_follower(self.term, now)
         elif self.role is Role.LEADER:
             if max(self._led_at, self.lease_until(now)) + self.timing.election_s < now:
                 log.warning("%s leads no more: most of the controllers do not answer", self.me)
-                self._follow(self.term, now)
+                self._become_follower(self.term, now)
             elif now >= self._heartbeat_at:
                 self._heartbeat_at = now + self.timing.heartbeat_s
                 for member in self._others():
                     self._send_entries(member, now)
         elif now >= self._election_at:
-            self._election_at = now + self._patience()
+            self._election_at = now + self._election_timeout()
             may_ask = not self.stopped and not self.is_blank and self.me in self.members
             if may_ask and self._last_place() >= self._recall.place:
-                self._ask(now, pre=True)
+                self._campaign(now, pre=True)
 
-    def _patience(self) -> float:
+    def _election_timeout(self) -> float:
         return self.timing.election_s * self._chance.uniform(1.0, 2.0)
 
     # ---- elections ----
 
-    def _ask(self, now: float, *, pre: bool) -> None:
+    def _campaign(self, now: float, *, pre: bool) -> None:
         """Ask all for a vote, or, with `pre`, whether they would give one: only with the yes of a majority
         the term grows, so that who cannot win disturbs nobody."""
         self.role, self.leader, self._votes = Role.PRE_CANDIDATE if pre else Role.CANDIDATE, "", {self.me}
@@ -317,27 +317,27 @@ class Raft:
         for member in self.members:
             if member != self.me:
                 self._send(member, request)
-        self._count(now)
+        self._poll_votes(now)
 
-    def _count(self, now: float) -> None:
+    def _poll_votes(self, now: float) -> None:
         if len(self._votes & set(self.members)) < self._quorum():
             return
         if self.role is Role.PRE_CANDIDATE:
-            self._ask(now, pre=False)
+            self._campaign(now, pre=False)
         elif self.role is Role.CANDIDATE:
-            self._lead(now)
+            self._become_leader(now)
 
-    def _lead(self, now: float) -> None:
+    def _become_leader(self, now: float) -> None:
         log.warning("%s leads the controllers in term %d", self.me, self.term)
         self.role, self.leader, self._led_at = Role.LEADER, self.me, now
-        self._answered, self._learners, self._flying = {}, {}, set()
-        self._next = dict.fromkeys(self.members, self._journal.last + 1)
-        self._match = dict.fromkeys(self.members, 0)
-        self.forgetful = set()
+        self._answered, self._learners, self._inflight = {}, {}, set()
+        self._next_index = dict.fromkeys(self.members, self._journal.last + 1)
+        self._match_index = dict.fromkeys(self.members, 0)
+        self.lost_journal = set()
         self._heartbeat_at = now + self.timing.heartbeat_s
         self._first, _ = self._propose(Entry(self.term, NOOP), now)
 
-    def _is_bound(self, now: float) -> bool:
+    def _in_lease(self, now: float) -> bool:
         """Whether somebody else may count on this member's not voting, or it may have forgotten that."""
         if self.is_blank:
             return True
@@ -376,31 +376,31 @@ class Raft:
         if not recall.is_done:
             return
         if now >= self._election_at:
-            self._election_at = now + self._patience()
+            self._election_at = now + self._election_timeout()
         if recall.term or journal.is_doubtful:
             log.warning("%s takes part again, and forgot what it did before term %d", self.me, recall.term)
             term = max(recall.term, journal.term)
-            journal.doubt(True, term, SOMEBODY if term == recall.term else journal.vote or SOMEBODY)
-            self._look_at_doubt()
+            journal.doubt(True, term, UNKNOWN_VOTE if term == recall.term else journal.vote or UNKNOWN_VOTE)
+            self._check_doubt()
 
-    def _look_at_doubt(self) -> None:
+    def _check_doubt(self) -> None:
         """Trust the journal as soon as it has all that the others had."""
         if self._journal.is_doubtful and self._others() and self._last_place() >= self._recall.place:
             self.trust()
 
-    def _on_ask(self, message: Message, now: float) -> None:
-        if self._is_bound(now):
+    def _on_pre_vote(self, message: Message, now: float) -> None:
+        if self._in_lease(now):
             return
         granted = message.term >= self.term and self._is_up_to_date(message)
         # One who asks for less than our term learns of it by the answer.
         term = message.term if granted else self.term
         self._send(message.sender, self._message("asked", granted=granted, term=term))
 
-    def _on_vote(self, message: Message, now: float) -> None:
-        if self._is_bound(now):
+    def _on_request_vote(self, message: Message, now: float) -> None:
+        if self._in_lease(now):
             return
         if message.term > self.term:
-            self._follow(message.term, now)
+            self._become_follower(message.term, now)
         granted = (
             message.term == self.term
             and self._journal.vote in ("", message.sender)
@@ -408,27 +408,27 @@ class Raft:
         )
         if granted and not self._journal.vote:
             self._journal.save(self.term, message.sender)
-            self._election_at = now + self._patience()
+            self._election_at = now + self._election_timeout()
         self._send(message.sender, self._message("voted", granted=granted))
 
-    def _on_voted(self, message: Message, now: float) -> None:
+    def _on_vote_resp(self, message: Message, now: float) -> None:
         pre = message.kind == "asked"
         if message.term > self.term and not (pre and message.granted):
-            self._follow(message.term, now)
+            self._become_follower(message.term, now)
         elif (
             message.granted
             and self.role is (Role.PRE_CANDIDATE if pre else Role.CANDIDATE)
             and message.term == self.term + pre
         ):
             self._votes.add(message.sender)
-            self._count(now)
+            self._poll_votes(now)
 
-    def _follow(self, term: int, now: float) -> None:
+    def _become_follower(self, term: int, now: float) -> None:
         """Be a follower, in a term that may be new."""
         if term > self.term:
             self._journal.save(term, "")
         if self.role is Role.LEADER:
-            self._election_at = now + self._patience()
+            self._election_at = now + self._election_timeout()
         self.role, self.leader, self._heartbeat_at = Role.FOLLOWER, "", math.inf
 
     # ---- the log ----
@@ -442,16 +442,16 @@ class Raft:
     def _send_entries(self, member: str, now: float) -> None:
         """Send what a member lacks, or that there is nothing new: both keep it from electing another."""
         journal = self._journal
-        after = self._next.setdefault(member, journal.last + 1) - 1
+        after = self._next_index.setdefault(member, journal.last + 1) - 1
         if after < journal.base:
-            self._flying.add(member)
+            self._inflight.add(member)
             is_learner = member in self._learners
             install = self._message("install", snapshot=journal.snapshot, sent_at=now, is_learner=is_learner)
             self._send(member, install)
             return
         entries = journal.slice(after + 1, self._entries_max, BYTES_MAX)
         if entries:
-            self._flying.add(member)
+            self._inflight.add(member)
         self._send(
             member,
             self._message(
@@ -472,11 +472,11 @@ class Raft:
             return False
         if message.term > self.term or self.role is not Role.FOLLOWER:
             assert message.term > self.term or self.role is not Role.LEADER, "two leaders of one term"
-            self._follow(message.term, now)
-        self.leader, self._heard_at, self._election_at = message.sender, now, now + self._patience()
+            self._become_follower(message.term, now)
+        self.leader, self._heard_at, self._election_at = message.sender, now, now + self._election_timeout()
         return True
 
-    def _on_append(self, message: Message, now: float) -> None:
+    def _on_append_entries(self, message: Message, now: float) -> None:
         if not self._on_leader(message, now):
             return
         journal, entries, after = self._journal, message.entries, message.index
@@ -493,7 +493,7 @@ class Raft:
                 continue
             assert number > self.commit, "a leader takes back what was committed"
             journal.append(number, entries[number - after - 1 :])
-            self._look_at_doubt()
+            self._check_doubt()
             break
         # Behind `matched` there may be entries of an earlier leader.
         self._commit_to(min(message.commit, matched))
@@ -509,7 +509,7 @@ class Raft:
             after -= 1
         return after
 
-    def _on_install(self, message: Message, now: float) -> None:
+    def _on_install_snapshot(self, message: Message, now: float) -> None:
         if not self._on_leader(message, now):
             return
         snapshot = message.snapshot
@@ -518,7 +518,7 @@ class Raft:
         if snapshot.index > self.applied:
             self._journal.install(snapshot)
             self._restore(snapshot)
-            self._look_at_doubt()
+            self._check_doubt()
             self.commit, self.applied = max(self.commit, snapshot.index), snapshot.index
         self._answer(message, granted=True, index=snapshot.index)
 
@@ -533,46 +533,46 @@ class Raft:
         )
         self._send(message.sender, answer)
 
-    def _on_appended(self, message: Message, now: float) -> None:
+    def _on_append_entries_resp(self, message: Message, now: float) -> None:
         member = message.sender
         if message.term > self.term:
-            self._follow(message.term, now)
-        if message.term < self.term or self.role is not Role.LEADER or member not in self._match:
+            self._become_follower(message.term, now)
+        if message.term < self.term or self.role is not Role.LEADER or member not in self._match_index:
             return
         if message.index > self._journal.last:
             raise RemoteProtocolError(f"{member} has entry {message.index}, and nobody ever had")
         if message.sent_at > now:
             raise RemoteProtocolError(f"{member} answers what was never sent")
-        self._flying.discard(member)
+        self._inflight.discard(member)
         is_late = message.sent_at <= self._answered.get(member, -math.inf)
         self._answered[member] = max(self._answered.get(member, -math.inf), message.sent_at)
-        match = self._match[member]
+        match = self._match_index[member]
         if message.is_blank and member in self.members:
-            self._note_forgetful(member)
+            self._note_lost_journal(member)
         if not message.granted and message.index < match and not is_late:
             # Not counted on any more for what it had, and it gets that again. A vote may be forgotten, too.
-            self._note_forgetful(member)
-            self._match[member] = match = message.index
+            self._note_lost_journal(member)
+            self._match_index[member] = match = message.index
         if message.granted:
-            self._match[member] = match = max(match, message.index)
-            self._next[member] = max(self._next[member], match + 1)
+            self._match_index[member] = match = max(match, message.index)
+            self._next_index[member] = max(self._next_index[member], match + 1)
         else:
-            self._next[member] = max(match, min(self._next[member] - 2, message.index)) + 1
+            self._next_index[member] = max(match, min(self._next_index[member] - 2, message.index)) + 1
         self._advance(now)
         if self.role is Role.LEADER:
             self._promote(member, now)
-            if self._next[member] <= self._journal.last and member not in self._flying:
+            if self._next_index[member] <= self._journal.last and member not in self._inflight:
                 self._send_entries(member, now)
 
-    def _note_forgetful(self, member: str) -> None:
-        if member not in self.forgetful:
-            self.forgetful.add(member)
+    def _note_lost_journal(self, member: str) -> None:
+        if member not in self.lost_journal:
+            self.lost_journal.add(member)
             log.error("%s has lost its journal: drop it, and add it with an empty folder", member)
 
     def _promote(self, member: str, now: float) -> None:
         """Let a learner vote, once it has all that is committed: before, it could only hold the others up."""
         address = self._learners.get(member)
-        if address is None or self._match[member] < self.commit:
+        if address is None or self._match_index[member] < self.commit:
             return
         if self._journal.members()[0] <= self.commit:
             del self._learners[member]
@@ -582,7 +582,7 @@ class Raft:
         """Commit what a majority has."""
         last = self._journal.last
         have = sorted(
-            (last if one == self.me else self._match.get(one, 0) for one in self.members), reverse=True
+            (last if one == self.me else self._match_index.get(one, 0) for one in self.members), reverse=True
         )
         agreed = have[self._quorum() - 1]
         # Entries of earlier terms only with one of this: a majority that has them does not keep another
@@ -590,7 +590,7 @@ class Raft:
         if agreed > self.commit and self._journal.term_at(agreed) == self.term:
             self._commit_to(agreed)
             if self.me not in self.members and self._journal.members()[0] <= self.commit:
-                self._follow(self.term, now)
+                self._become_follower(self.term, now)
 
     def _commit_to(self, index: int) -> None:
         self.commit = max(self.commit, index)
@@ -658,16 +658,16 @@ class Raft:
             return  # who counts on its word may do so in vain
         match message.kind:
             case "ask":
-                self._on_ask(message, now)
+                self._on_pre_vote(message, now)
             case "vote":
-                self._on_vote(message, now)
+                self._on_request_vote(message, now)
             case "asked" | "voted":
-                self._on_voted(message, now)
+                self._on_vote_resp(message, now)
             case "append":
-                self._on_append(message, now)
+                self._on_append_entries(message, now)
             case "install":
-                self._on_install(message, now)
+                self._on_install_snapshot(message, now)
             case "appended":
-                self._on_appended(message, now)
+                self._on_append_entries_resp(message, now)
             case kind:
                 raise RemoteProtocolError(f"a message of kind {kind!r}")

@@ -19,9 +19,9 @@ from typing import Final
 
 log = logging.getLogger("rmq.controller")
 
-SOMEBODY: Final = "?"
+UNKNOWN_VOTE: Final = "?"
 """The vote of a term in which this member may have voted for a candidate that it has forgotten."""
-COMPLAIN_SECONDS: Final = 60.0
+WARNING_SECONDS: Final = 60.0
 
 Place = tuple[int, int]
 """The term and the index of an entry. The place of its last entry orders a log among others."""
@@ -36,7 +36,7 @@ class Recall:
         self._me = me
         self.token = token
         self._silent = set(others)
-        self._complain_at: float | None = None
+        self._next_warning_at: float | None = None
         self.term = 0
         """The highest term that an answer named."""
         self.place: Place = (0, 0)
@@ -58,12 +58,12 @@ class Recall:
             self._silent.discard(member)
             self.term, self.place = max(self.term, term), max(self.place, place)
 
-    def complain(self, now: float) -> None:
+    def warn(self, now: float) -> None:
         """Log the names of silent members: not at once, then once a minute."""
-        if self._complain_at is None:
-            self._complain_at = now + COMPLAIN_SECONDS / 6
-        elif now >= self._complain_at and not self.is_done:
-            self._complain_at = now + COMPLAIN_SECONDS
+        if self._next_warning_at is None:
+            self._next_warning_at = now + WARNING_SECONDS / 6
+        elif now >= self._next_warning_at and not self.is_done:
+            self._next_warning_at = now + WARNING_SECONDS
             log.error(
                 "%s has lost its journal or a part of it, or was none of the controllers yet: it takes no"
                 " part before these have said what they know: %s",

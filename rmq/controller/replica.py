@@ -40,13 +40,13 @@ class Replica:
         self.broker_set: BrokerSet | None = None
         self.epoch = 0
         self.acknowledged = 0
-        self.confirmed: int | None = None
+        self.high_watermark: int | None = None
         """Up to where all that are waited for have the log, now and in every later epoch, as far as this
         replica knows; None before it knows anything. Consumers read no further."""
         self._drift = drift
         self._lag_s = lag_s
         self._lease_until = -math.inf
-        self.has_resigned = False
+        self.has_stepped_down = False
         self._reach: dict[int, int] = {}
         self._caught_up_at: dict[int, float] = {}
         self._proposed: set[tuple[int, ...]] = set()
@@ -72,12 +72,12 @@ class Replica:
 
     def lease(self, epoch: int, asked_at: float, lease_s: float) -> None:
         """The controllers let this replica act as master of an epoch, as an answer to what was asked then."""
-        if epoch == self.epoch and not self.has_resigned:
+        if epoch == self.epoch and not self.has_stepped_down:
             self._lease_until = max(self._lease_until, asked_at + lease_s * (1 - self._drift))
 
-    def resign(self) -> None:
+    def step_down(self) -> None:
         """Act no more in this epoch, whatever the controllers answer, before they are told so."""
-        self.has_resigned, self._lease_until = True, -math.inf
+        self.has_stepped_down, self._lease_until = True, -math.inf
 
     # ---- roles ----
 
@@ -86,7 +86,7 @@ class Replica:
         before it asks for the lease."""
         assert self.broker_set is not None, "no set is known"
         self.epoch, self.epochs = epoch, begun(self.epochs, epoch, end)
-        self._lease_until, self.has_resigned = -math.inf, False
+        self._lease_until, self.has_stepped_down = -math.inf, False
         self._reach, self._proposed = {}, set()
         self._caught_up_at = dict.fromkeys(self.broker_set.in_sync, now)
 
@@ -94,7 +94,7 @@ class Replica:
         """Follow the master of an epoch, whose epochs these are, with a log that was cut to the common end,
         on the disk too: it is a part of the master's then, whatever of it a crash takes."""
         self.epoch, self.epochs = epoch, epochs
-        self._lease_until, self.has_resigned = -math.inf, False
+        self._lease_until, self.has_stepped_down = -math.inf, False
 
     def is_master(self, now: float) -> bool:
         """Whether it may take and acknowledge messages now."""
@@ -125,7 +125,7 @@ class Replica:
     def _possible(self, broker_set: BrokerSet) -> frozenset[int]:
         return frozenset(broker_set.in_sync).union(*self._proposed)
 
-    def safe_offset(self, flushed: int, now: float, *, least: int = 1) -> int:
+    def ack_limit(self, flushed: int, now: float, *, least: int = 1) -> int:
         """Up to where messages are acknowledged now; `flushed` is our own disk. With fewer than `least` in
         sync, and without a lease, no more than before."""
         known = self.broker_set
@@ -138,8 +138,8 @@ class Replica:
         acknowledged it does not begin at the end of the log that an epoch begins with."""
         agreed = self.agreed(flushed, now)
         if agreed is not None:
-            self.confirmed = max(self.confirmed or 0, agreed)
-        return self.confirmed
+            self.high_watermark = max(self.high_watermark or 0, agreed)
+        return self.high_watermark
 
     def agreed(self, flushed: int, now: float) -> int | None:
         """Up to where all that are waited for have said in this epoch that they have the log; None unless
@@ -160,7 +160,7 @@ class Replica:
         wanted = {self.number}
         for number in known.replicas:
             is_behind = now - self._caught_up_at.get(number, -math.inf) > self._lag_s
-            has_all = self._reach.get(number, -1) >= max(self.acknowledged, self.confirmed or 0)
+            has_all = self._reach.get(number, -1) >= max(self.acknowledged, self.high_watermark or 0)
             if not is_behind and (number in known.in_sync or has_all):
                 wanted.add(number)
         found = tuple(sorted(wanted))

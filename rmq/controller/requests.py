@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rmq.controller.controller import Add, Answer, Controller, Drop, Question, Want
+from rmq.controller.controller import AddMember, Answer, Controller, ElectRequest, RemoveMember, Request
 from rmq.controller.heartbeat import Heartbeat
 from rmq.controller.raft import NotLeader
 from rmq.controller.sets import NOBODY, Adopt, AlterInSync, Register, Remove
@@ -48,17 +48,27 @@ def needs_secret(request: Command, *, asks_accounts: bool) -> bool:
 
 
 _OF_BROKERS: Final[Mapping[str, type[Any]]] = {
-    one.__name__: one for one in (Heartbeat, Register, AlterInSync, Adopt)
+    "Heartbeat": Heartbeat,
+    "Register": Register,
+    "AlterInSync": AlterInSync,
+    "Adopt": Adopt,
 }
-_OF_OPERATORS: Final[Mapping[str, type[Any]]] = {one.__name__: one for one in (Want, Remove, Add, Drop)}
+_OF_OPERATORS: Final[Mapping[str, type[Any]]] = {
+    "Want": ElectRequest,
+    "Remove": Remove,
+    "Add": AddMember,
+    "Drop": RemoveMember,
+}
+"""Kind on the wire -> request. The kinds stay as released versions send them."""
+_KINDS: Final = {kind: name for name, kind in {**_OF_BROKERS, **_OF_OPERATORS}.items()}
 
 
 # ---- the asking side ----
 
 
-def request_of(question: Question) -> Command:
+def request_of(question: Request) -> Command:
     """A question as a request."""
-    name = type(question).__name__
+    name = _KINDS[type(question)]
     code = CONTROLLER_ASK if name in _OF_BROKERS else CONTROLLER_OPERATE
     return Command.request(code, body=msgspec.json.encode({"kind": name, "question": question}))
 
@@ -146,7 +156,7 @@ class ControllerRequests:
         if controller is None:
             reply(NotLeader(""))
         else:
-            self._guarded(lambda: controller.ask(question, reply, self.clock()))
+            self._guarded(lambda: controller.submit(question, reply, self.clock()))
 
     def _on_status(self, request: Command, connection: Connection, now_ms: int) -> Command:
         return request.reply(body=msgspec.json.encode(self.status()))
@@ -183,7 +193,7 @@ class ControllerRequests:
             "elections": raft.elections,
             "members": raft.members,
             "joining": raft.learners,
-            "forgetful": sorted(raft.forgetful),
+            "forgetful": sorted(raft.lost_journal),
             "stopped": raft.stopped,
             "blank": raft.is_blank,
             "leaseMs": round(controller.elections.setting_s * 1000),
@@ -245,11 +255,11 @@ class ControllerRequests:
         ]
 
 
-def _question(body: bytes, kinds: Mapping[str, type[Any]]) -> Question:
+def _question(body: bytes, kinds: Mapping[str, type[Any]]) -> Request:
     try:
         given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         kind = kinds[msgspec.json.decode(given["kind"], type=str)]
-        question: Question = msgspec.json.decode(given["question"], type=kind)
+        question: Request = msgspec.json.decode(given["question"], type=kind)
     except (msgspec.MsgspecError, KeyError) as error:
         raise RemoteProtocolError(f"no question to a controller: {error}") from None
     return question

@@ -45,9 +45,9 @@ from rmq.protocol.codes import CONTROLLER_MESSAGE
 from rmq.protocol.command import Command
 from rmq.protocol.server_auth import ClusterSecret, ServerAuth
 from rmq.remoting.address import join_address
-from rmq.remoting.endpoint import RefusingEndpoint
-from rmq.remoting.limits import Budget
-from rmq.remoting.loop import Alarm, bare_errors, restarting
+from rmq.remoting.endpoint import ClientOnlyEndpoint
+from rmq.remoting.limits import MemoryBudget
+from rmq.remoting.loop import Wakeup, supervise, unwrap_groups
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import serve
@@ -103,7 +103,7 @@ class Member:
         self._chance = chance or random.Random()
         self._health = health or Health()
         self._folder = os.path.expanduser(config.controller_path)
-        self._changed = Alarm()
+        self._changed = Wakeup()
         self._queues: dict[str, MemoryObjectSendStream[bytes]] = {}
         self._timing = Timing(election_s=config.controller_election_ms / 1000)
 
@@ -114,7 +114,7 @@ class Member:
         wrote it, and StoreLocked when another process has it; later errors are logged, and it is opened
         again."""
         lock = self._disk.lock(f"{self._folder}/lock")
-        self._requests.on_change = self._changed.ring
+        self._requests.on_change = self._changed.set
         try:
             async with anyio.create_task_group() as nursery:
                 journal = self._start()
@@ -225,8 +225,8 @@ async def running_member(
     health: Health | None = None,
 ) -> AsyncIterator[None]:
     """A `Member` that runs while the block does. Raises as `Member.run`."""
-    with bare_errors():
-        async with Pool(network, RefusingEndpoint(), tls=tls) as pool, anyio.create_task_group() as nursery:
+    with unwrap_groups():
+        async with Pool(network, ClientOnlyEndpoint(), tls=tls) as pool, anyio.create_task_group() as nursery:
             member = Member(config, requests, own, known, pool=pool, disk=disk, secret=secret, health=health)
             await nursery.start(member.run)
             yield
@@ -260,15 +260,15 @@ async def run(
     network = network or TcpNetwork()
     secret = cluster_secret(config.cluster_secret_file)
     requests = ControllerRequests(clock)
-    saving = Alarm() if isinstance(network, TcpNetwork) else None  # in a simulation files take no time
+    saving = Wakeup() if isinstance(network, TcpNetwork) else None  # in a simulation files take no time
     stop = anyio.Event() if stop is None else stop
     endpoint = ControllerEndpoint(
         config,
         requests,
         cluster=ServerAuth(secret, wall_clock_ms) if secret is not None else None,
         acceptors={CLIENTS: acceptor(config)},
-        budget=Budget(config.connection_buffer_bytes),
-        on_wanted=None if saving is None else saving.ring,
+        budget=MemoryBudget(config.connection_buffer_bytes),
+        on_wanted=None if saving is None else saving.set,
     )
     hooks = load(named(config), plugin_settings or {}, endpoint.host(wall_clock_ms))
     hooks.no_doors("controller")
@@ -276,13 +276,13 @@ async def run(
     health = health or Health()
     health.lacks("port", "it does not listen yet")
     address = join_address(config.bind_address, config.listen_port)
-    with bare_errors():
+    with unwrap_groups():
         async with served_pages(network, config, health) as served, anyio.create_task_group() as nursery:
             served.pages.update(hooks.pages())
             if saving is not None:
-                nursery.start_soon(keep_writing, endpoint.saved_answers, saving)
+                nursery.start_soon(keep_writing, endpoint.deferred_saves, saving)
             for name, plugin in hooks.tasks:
-                nursery.start_soon(restarting, f"plugin {name}", plugin.run)
+                nursery.start_soon(supervise, f"plugin {name}", plugin.run)
             addresses = await nursery.start(
                 partial(
                     serve,

@@ -37,14 +37,14 @@ from rmq.plugin import Hooks
 from rmq.protocol import headers
 from rmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicRouteData
 from rmq.protocol.codes import LanguageCode, MQVersion, RequestCode, ResponseCode
-from rmq.protocol.command import SURE_BYTES, Command, check_body
+from rmq.protocol.command import SMALLEST_BODY_LIMIT, Command, check_body
 from rmq.protocol.fields import Body
 from rmq.protocol.server_auth import ServerAuth
 from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
-from rmq.remoting.limits import Budget, turn_is_over
-from rmq.server.deferred import SavedAnswers, error_response
+from rmq.remoting.limits import MemoryBudget, turn_is_over
+from rmq.server.deferred import DeferredSaves, error_response
 from rmq.shares import Gateways, by_account_and_address, by_address
 
 log = logging.getLogger("rmq.namesrv")
@@ -85,7 +85,7 @@ class NameServer(Endpoint):
     and says whether it will. With `cluster` only servers that have its secret register; `masters` knows who
     led before this start. `clock` is in seconds, for how long a chunk may take. `acceptors` let peers in, by
     the names of their ports; `budget` bounds what peers may make us hold. `on_wanted()` is called when
-    `saved_answers` has a file to write; without it files are written at once. `on_deadline()` is called when
+    `deferred_saves` has a file to write; without it files are written at once. `on_deadline()` is called when
     `step` is due earlier than it said; without it a broker whose name is taken is refused at once.
     """
 
@@ -100,7 +100,7 @@ class NameServer(Endpoint):
         cluster: ServerAuth | None = None,
         clock: Callable[[], float] = lambda: 0.0,
         acceptors: Mapping[str, Acceptor] | None = None,
-        budget: Budget | None = None,
+        budget: MemoryBudget | None = None,
         masters: Masters | None = None,
         on_wanted: Callable[[], None] | None = None,
         on_deadline: Callable[[], None] | None = None,
@@ -115,7 +115,7 @@ class NameServer(Endpoint):
         self.routes = RouteTable(limits, lambda source: of_address(source.peer_address))
         self.kv_configs = kv_configs
         self.acceptors: Mapping[str, Acceptor] = acceptors or {}
-        self.budget = budget or Budget()
+        self.budget = budget or MemoryBudget()
         self._now_ms = now_ms
         self._clock = clock
         self._save_settings = save_settings
@@ -128,7 +128,7 @@ class NameServer(Endpoint):
         self.controller_metrics: Callable[[], list[Metric]] = list
         self._hooks = Hooks()
         holders_of = by_account_and_address(Gateways(config.trusted_gateways))
-        self.saved_answers = SavedAnswers(self._respond, _error_response, on_wanted, holders_of)
+        self.deferred_saves = DeferredSaves(self._respond, _error_response, on_wanted, holders_of)
         self._clashes = Clashes(self._register_again, self._refuse, on_deadline)
 
     def use_controller(self, requests: ControllerRequests) -> None:
@@ -212,7 +212,7 @@ class NameServer(Endpoint):
         """The response to one request; None when it comes later."""
         handler = self._handlers.get(request.code)
         try:
-            if len(request.body) > SURE_BYTES:
+            if len(request.body) > SMALLEST_BODY_LIMIT:
                 check_body(request.code, len(request.body), 0)
             if self._cluster is not None and self._needs_secret(request):
                 self._cluster.check(request)
@@ -304,7 +304,7 @@ class NameServer(Endpoint):
 
     def _with_masters(self, request: Command, connection: Connection, response: Command) -> Command | None:
         """The response once it is saved who leads."""
-        return self.saved_answers.answer(request, connection, self._masters.save, lambda _: response)
+        return self.deferred_saves.answer(request, connection, self._masters.save, lambda _: response)
 
     def _unregister(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
         header = request.read(headers.UnRegisterBrokerRequestHeader)
@@ -374,7 +374,7 @@ class NameServer(Endpoint):
             log.info("%s puts %s of %s", connection.peer_address, header.key, header.namespace)
             return request.reply()
 
-        return self.saved_answers.answer(request, connection, put, then)
+        return self.deferred_saves.answer(request, connection, put, then)
 
     def _get_kv(self, request: Command, connection: Connection, now_ms: int) -> Command:
         header = request.read(headers.GetKVConfigRequestHeader)
@@ -391,7 +391,7 @@ class NameServer(Endpoint):
             log.info("%s deletes %s of %s", connection.peer_address, header.key, header.namespace)
             return request.reply()
 
-        return self.saved_answers.answer(request, connection, delete, then)
+        return self.deferred_saves.answer(request, connection, delete, then)
 
     def _kv_namespace(self, request: Command, connection: Connection, now_ms: int) -> Command:
         header = request.read(headers.GetKVListByNamespaceRequestHeader)
@@ -415,7 +415,7 @@ class NameServer(Endpoint):
             log.info("%s changes settings: %s", connection.peer_address, changes)
             return request.reply()
 
-        return self.saved_answers.answer(request, connection, partial(self._keep, changes), then)
+        return self.deferred_saves.answer(request, connection, partial(self._keep, changes), then)
 
     def _changed(self, changes: Mapping[str, str]) -> NamesrvConfig:
         try:

@@ -45,9 +45,9 @@ from rmq.protocol.headers import GetRouteInfoRequestHeader
 from rmq.protocol.server_auth import ServerAuth
 from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import join_address
-from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
-from rmq.remoting.limits import Budget
-from rmq.remoting.loop import Alarm, bare_errors, current_loop, restarting
+from rmq.remoting.endpoint import ClientOnlyEndpoint, Endpoint
+from rmq.remoting.limits import MemoryBudget
+from rmq.remoting.loop import Wakeup, current_loop, supervise, unwrap_groups
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import serve
@@ -93,14 +93,14 @@ async def run(
     send, receive = anyio.create_memory_object_stream[Lookup](WAITING_LOOKUPS)
     production = parse_addresses(config.product_namesrv_addr, "productNamesrvAddr")
     asks = config.cluster_test and bool(production)
-    deadline = Alarm()
-    saving = Alarm() if isinstance(network, TcpNetwork) else None  # in a simulation files take no time
+    deadline = Wakeup()
+    saving = Wakeup() if isinstance(network, TcpNetwork) else None  # in a simulation files take no time
     server = _name_server(
         config,
         partial(_take, send) if asks else None,
         acceptor(config),
-        saving.ring if saving is not None else None,
-        deadline.ring,
+        saving.set if saving is not None else None,
+        deadline.set,
     )
     requests = ControllerRequests(lease_clock)
     if config.controllers:
@@ -116,13 +116,13 @@ async def run(
         served.pages.update(hooks.pages())
         nursery.start_soon(_expire, server, deadline)
         if saving is not None:
-            nursery.start_soon(keep_writing, server.saved_answers, saving)
+            nursery.start_soon(keep_writing, server.deferred_saves, saving)
         if tls.tls_cert_path:
-            nursery.start_soon(_look_at_certificate, server, tls.tls_cert_path)
+            nursery.start_soon(_check_certificate, server, tls.tls_cert_path)
         for name, plugin in hooks.tasks:
-            nursery.start_soon(restarting, f"plugin {name}", plugin.run)
+            nursery.start_soon(supervise, f"plugin {name}", plugin.run)
         if asks:
-            nursery.start_soon(_look_up, receive, Pool(network, RefusingEndpoint(), tls=tls), production)
+            nursery.start_soon(_look_up, receive, Pool(network, ClientOnlyEndpoint(), tls=tls), production)
         addresses = await nursery.start(
             partial(
                 serve,
@@ -152,7 +152,7 @@ async def run(
         nursery.cancel_scope.cancel()
 
 
-async def _look_at_certificate(server: NameServer, path: str) -> NoReturn:
+async def _check_certificate(server: NameServer, path: str) -> NoReturn:
     while True:
         server.certificate_end = await anyio.to_thread.run_sync(certificate_end, path)
         await anyio.sleep(CERTIFICATE_SECONDS)
@@ -170,7 +170,7 @@ async def _entered(
 
 @asynccontextmanager
 async def _nursery() -> AsyncIterator[anyio.abc.TaskGroup]:
-    with bare_errors():
+    with unwrap_groups():
         async with anyio.create_task_group() as nursery:
             yield nursery
 
@@ -198,7 +198,7 @@ def _name_server(
         cluster=ServerAuth(secret, wall_clock_ms) if secret is not None else None,
         clock=current_loop().now,
         acceptors={CLIENTS: clients},
-        budget=Budget(config.connection_buffer_bytes),
+        budget=MemoryBudget(config.connection_buffer_bytes),
         masters=_masters(config),
         on_wanted=on_wanted,
         on_deadline=on_deadline,
@@ -212,7 +212,7 @@ def _masters(config: NamesrvConfig) -> Masters:
     return Masters(partial(replace_file, file), read_file(file), _now_ms())
 
 
-async def _expire(server: NameServer, deadline: Alarm) -> NoReturn:
+async def _expire(server: NameServer, deadline: Wakeup) -> NoReturn:
     while True:
         now_ms = _now_ms()
         delay_ms = server.step(now_ms) - now_ms

@@ -20,7 +20,7 @@ from rmq.protocol.json import JAVA
 if TYPE_CHECKING:
     from attrs import define, frozen
 else:
-    from rmq.late_attrs import define, frozen
+    from rmq.lazy_attrs import define, frozen
 
 ConsumeType = Annotated[str, codes.ConsumeType]
 MessageModel = Annotated[str, codes.MessageModel]

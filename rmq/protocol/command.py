@@ -204,7 +204,7 @@ KIB: Final = 1024
 OTHERS_BYTES: Final = 256 * KIB
 """The longest body of requests that `BODY_BYTES` does not name: 3,000 queues of a lock, 1,000 topics of a
 subscription."""
-SURE_BYTES: Final = 64 * KIB
+SMALLEST_BODY_LIMIT: Final = 64 * KIB
 """Every request may have a body up to this, so that its limit need not be looked up."""
 
 BODY_BYTES: Final[Mapping[int, int]] = {

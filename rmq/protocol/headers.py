@@ -25,7 +25,7 @@ from rmq.protocol.fields import REQUIRED, Int32, Int64, decode, encode
 if TYPE_CHECKING:
     from attrs import define, frozen
 else:
-    from rmq.late_attrs import define, frozen
+    from rmq.lazy_attrs import define, frozen
 
 __all__ = [
     "REQUEST_HEADERS",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmq.remoting.address import Address, join_address, split_address
 from rmq.remoting.connection import Connection
-from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
+from rmq.remoting.endpoint import ClientOnlyEndpoint, Endpoint
 from rmq.remoting.limits import Limits
 from rmq.remoting.network import Network, TcpNetwork, open_stream
 from rmq.remoting.pool import Pool
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Acceptor",
     "Address",
+    "ClientOnlyEndpoint",
     "Connection",
     "Endpoint",
     "Limits",
     "Listener",
     "Network",
     "Pool",
-    "RefusingEndpoint",
     "Stream",
     "TcpNetwork",
     "TlsConfig",

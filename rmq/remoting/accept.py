@@ -19,10 +19,10 @@ import trio
 
 from rmq.errors import RemoteProtocolError
 from rmq.remoting.limits import Limits
-from rmq.remoting.loop import bare_errors, broken, broken_errors, current_loop
+from rmq.remoting.loop import broken, current_loop, disconnect_errors, unwrap_groups
 from rmq.remoting.stream import PrefixedStream, Stream
 from rmq.remoting.tls import TlsContexts, tls_server
-from rmq.remoting.upgrades import WebSocketAccess
+from rmq.remoting.websocket_policy import WebSocketAccess
 
 FRAME = 0x00
 TLS = 0x16
@@ -61,7 +61,7 @@ async def accept_stream(
     if current_loop().name != "trio":
         raise RemoteProtocolError("the peer wants a WebSocket, which needs trio; this is asyncio")
     accept_websocket = await _websocket()
-    with bare_errors():
+    with unwrap_groups():
         async with trio.open_nursery() as nursery:
             with _within(limits.handshake_seconds, "did not finish its WebSocket handshake"):
                 stream = await accept_websocket(nursery, PrefixedStream(first, stream), access)
@@ -120,7 +120,7 @@ async def remove_tls(
 async def _secured(stream: Stream, tls: TlsContexts) -> Stream:
     try:
         return await tls_server(stream, tls)
-    except broken_errors() as error:
+    except disconnect_errors() as error:
         if isinstance(error.__cause__, ssl.SSLError):  # else the peer just went away
             raise RemoteProtocolError(f"TLS handshake: {error}") from error
         raise

@@ -38,7 +38,7 @@ _TRIED: Final = (1 << 20, 65_536, 10_240)
 """Limits of descriptors where the hard one is no number that may be set, as on macOS."""
 
 PAUSE_SECONDS: Final = 0.1
-COMPLAIN_SECONDS: Final = 10.0
+WARNING_SECONDS: Final = 10.0
 _BUGS: Final = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EADDRINUSE, errno.EOPNOTSUPP}
 """Errors of accept() that say nothing of a peer, the network or the system, but that it is no listener."""
 
@@ -48,7 +48,7 @@ YOUNG_SECONDS: Final = 10.0
 """A guest counts as a handshake on its way for so long."""
 WAIT_SECONDS: Final = 10.0
 """A connection over its address's rate waits for so long at most before it is refused."""
-LOOK_SECONDS: Final = 0.02
+SCAN_SECONDS: Final = 0.02
 """How often those that wait are looked at."""
 KNOWN_MAX: Final = 1_000
 """Addresses remembered whose peers have proved themselves: their guests are cut off last."""
@@ -141,7 +141,7 @@ class Acceptor:
         self._known: dict[str, None] = {}  # addresses whose peers have proved themselves, the last one last
         self._waiting: dict[str, deque[tuple[Guest, anyio.Event]]] = {}
         self._is_looking = False
-        self._complain_at = 0.0
+        self._next_warning_at = 0.0
 
     @classmethod
     def of(cls, limits: Limits, gateways: Gateways | None = None) -> Acceptor:
@@ -275,8 +275,8 @@ class Acceptor:
 
     def _complain(self, listener: Listener, error: OSError) -> None:
         now = anyio.current_time()
-        if now >= self._complain_at:
-            self._complain_at = now + COMPLAIN_SECONDS
+        if now >= self._next_warning_at:
+            self._next_warning_at = now + WARNING_SECONDS
             log.error("cannot accept on %s, trying again: %s", listener.address, error)
 
     # --- turns ---
@@ -339,7 +339,7 @@ class Acceptor:
                     turn.set()
                 if not queue:
                     del self._waiting[key]
-            await anyio.sleep(LOOK_SECONDS)
+            await anyio.sleep(SCAN_SECONDS)
         self._is_looking = False
 
 

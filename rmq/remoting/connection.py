@@ -33,10 +33,10 @@ from rmq.remoting.limits import (
     TIGHT_SECONDS,
     UNPROVED_FACTOR,
     UNPROVED_SECONDS,
-    Budget,
     Limits,
+    MemoryBudget,
 )
-from rmq.remoting.loop import Waiter, bare_errors, current_loop, lost_errors
+from rmq.remoting.loop import Waiter, current_loop, disconnect_or_close_errors, unwrap_groups
 from rmq.remoting.pending_requests import Deadlines, PendingRequest, Silence
 from rmq.remoting.stream import Buffer, Outbox, Stream
 
@@ -64,7 +64,7 @@ class Connection:
         *,
         limits: Limits | None = None,
         first: bytes = b"",
-        budget: Budget | None = None,
+        budget: MemoryBudget | None = None,
         signer: Callable[[Command], Command] | None = None,
         poller: Poller | AsyncioPoller | None = None,
     ) -> None:
@@ -94,7 +94,7 @@ class Connection:
         self._wanted = min(FIRST_READ_BYTES, self._limits.receive_bytes)
         self._at_end = False  # the poller has read to the stream's end
         self._rest: list[Command] = []  # requests of the last chunk whose turn has not come
-        self._budget = budget or Budget(1 << 62)
+        self._budget = budget or MemoryBudget(1 << 62)
         self._held = 0  # bytes of ours that the budget knows of
         self._watched_bytes = min(self._limits.outbox_bytes, self._limits.pause_bytes)
         self._taken_at = math.inf  # when the peer last took bytes, while some wait for it
@@ -182,7 +182,7 @@ class Connection:
     def flush(self) -> None:
         """Send what waits now, as far as the peer takes it: for an endpoint that goes on after its answer."""
         if self._outbox.size and not self.is_closed:
-            with suppress(*lost_errors()):  # the next send, or the next read, meets it again
+            with suppress(*disconnect_or_close_errors()):  # the next send, or the next read, meets it again
                 self._flush_now()
 
     def answer(self, frames: bytes) -> None:
@@ -192,7 +192,7 @@ class Connection:
             return
         try:
             self._outbox.send(self._stream, frames)
-        except lost_errors():
+        except disconnect_or_close_errors():
             pass  # as above
         if self._outbox.size:
             self._reply_bytes = self._outbox.size
@@ -246,9 +246,9 @@ class Connection:
             self.close(f"a frame was not complete after {self._limits.frame_seconds:g} s")
             log.warning("closing %s: %s", self.peer_address, self.reason)
         elif self._budget.is_tight and self._held > SMALL_BYTES and now - self._half_since > self._patience():
-            self.cut(f"a frame was not complete after {self._patience():g} s, while others need the memory")
+            self.abort(f"a frame was not complete after {self._patience():g} s, while others need the memory")
         elif now - self._taken_at > self._limits.stall_seconds and self._is_stalled(now):
-            self.cut(f"its peer took nothing for {self._limits.stall_seconds:g} s")
+            self.abort(f"its peer took nothing for {self._limits.stall_seconds:g} s")
         elif now - self.active_at >= self._limits.idle_seconds and not self._pending:
             self.close(f"idle for {self._limits.idle_seconds:g} s")
             log.info("closing %s: %s", self.peer_address, self.reason)
@@ -261,7 +261,7 @@ class Connection:
         """Serve the connection until it ends, then close the stream and tell the endpoint. Whatever ends it
         is logged, not raised: what one peer sends must not end the service of the others; cancelled, too."""
         try:
-            with bare_errors():
+            with unwrap_groups():
                 async with anyio.create_task_group() as self._tasks:
                     try:
                         self._deadlines.begin(self._tasks)
@@ -317,7 +317,7 @@ class Connection:
                 if not self._received(await receive(self._wanted)):
                     break
             self._end("closed by the peer", None)
-        except lost_errors() as error:
+        except disconnect_or_close_errors() as error:
             self._end(f"lost: {error}", error)
         except RemoteProtocolError as error:
             log.warning("closing %s: %s", self.peer_address, error)
@@ -437,7 +437,7 @@ class Connection:
             try:
                 if self._flush_now():
                     return
-            except lost_errors() as error:
+            except disconnect_or_close_errors() as error:
                 self._end(f"lost: {error}", error)
                 return
         self._send_late()
@@ -461,7 +461,7 @@ class Connection:
                 self.active_at = self._now()
                 self._late = self._new_waiter()
                 await self._late.wait()
-        except lost_errors() as error:
+        except disconnect_or_close_errors() as error:
             self._end(f"lost: {error}", error)
         except Exception as error:
             self._failed(error)
@@ -471,7 +471,7 @@ class Connection:
         if self._is_blocked:
             return False
         outbox = self._outbox
-        outbox.drop(self._stream.send_now(outbox.pieces()))
+        outbox.consume(self._stream.send_now(outbox.peek()))
         if outbox.size:
             return False
         self._reply_bytes = 0
@@ -502,25 +502,25 @@ class Connection:
             self._make_room()
 
     async def _send_some(self) -> None:
-        stream, pieces = self._stream, self._outbox.pieces()
+        stream, pieces = self._stream, self._outbox.peek()
         if stream.sends_now:  # cancelled, it is still known what was sent
             await stream.wait_send_all_might_not_block()
-            self._outbox.drop(stream.send_now(pieces))
+            self._outbox.consume(stream.send_now(pieces))
         else:
             self._is_torn = True
             await stream.send_all(pieces[0])
             self._is_torn = False
-            self._outbox.drop(len(pieces[0]))
+            self._outbox.consume(len(pieces[0]))
 
     def _grown(self) -> None:
         """More waits than a peer that reads leaves there."""
         if self._outbox.size > self._limits.outbox_bytes:
             waiting = f"{self._outbox.size} bytes are waiting (limit {self._limits.outbox_bytes})"
-            self.cut(f"its peer does not read: {waiting}")
+            self.abort(f"its peer does not read: {waiting}")
         else:
             self._count()
 
-    def cut(self, reason: str) -> None:
+    def abort(self, reason: str) -> None:
         """End it at once: nothing more is sent."""
         if not self.is_closed:
             log.warning("closing %s: %s", self.peer_address, reason)
@@ -599,7 +599,7 @@ class Connection:
         if self._silence.is_broken(over, self._heard_at, now):
             self.fell_silent = True
             silent = now - self._silence.since
-            self.cut(f"its peer has been silent for {silent:.3g} s, since a request that it did not answer")
+            self.abort(f"its peer has been silent for {silent:.3g} s, since a request that it did not answer")
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -620,7 +620,7 @@ class Connection:
             try:
                 if self._outbox.size and not (self._is_mute or self._is_torn or self._flush_now()):
                     await self._flush()
-            except lost_errors() as error:
+            except disconnect_or_close_errors() as error:
                 log.debug("%s: lost while closing: %s", self.peer_address, error)
             self._outbox.clear()
             await self._stream.aclose()

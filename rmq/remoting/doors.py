@@ -21,8 +21,8 @@ import attrs
 from rmq.doors import Door, DoorHost
 from rmq.errors import AccessDenied, RemoteProtocolError, ResponseError
 from rmq.remoting.acceptor import Acceptor, Guest
-from rmq.remoting.limits import SMALL_BYTES, UNPROVED_FACTOR, Budget, Limits
-from rmq.remoting.loop import Alarm, broken_errors, lost_errors
+from rmq.remoting.limits import SMALL_BYTES, UNPROVED_FACTOR, Limits, MemoryBudget
+from rmq.remoting.loop import Wakeup, disconnect_errors, disconnect_or_close_errors
 from rmq.remoting.stream import Listener, Stream, close_at_once
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,9 @@ PIECE_BYTES = 64 * 1024
 class DoorConnection:
     """The `rmq.doors.DoorStream` of one peer. `first` are bytes that were read already."""
 
-    def __init__(self, door: Door, stream: Stream, first: bytes, limits: Limits, budget: Budget) -> None:
+    def __init__(
+        self, door: Door, stream: Stream, first: bytes, limits: Limits, budget: MemoryBudget
+    ) -> None:
         self._door = door
         self.peer_address, self.local_address = stream.peer, stream.local
         self.state: dict[str, Any] = {}
@@ -50,7 +52,7 @@ class DoorConnection:
         self._outbox: list[bytes] = []
         self._unsent = 0
         self._active_at = self._taken_at = anyio.current_time()
-        self._written = Alarm()
+        self._written = Wakeup()
         self._room = anyio.Event()
         self._is_empty = anyio.Event()
         self._scope = anyio.CancelScope()
@@ -129,9 +131,9 @@ class DoorConnection:
         self._outbox.append(data)
         self._unsent += len(data)
         if self._unsent > self._limits.outbox_bytes:
-            self.cut(f"its peer does not read: {self._unsent} bytes wait")
+            self.abort(f"its peer does not read: {self._unsent} bytes wait")
             return
-        self._written.ring()
+        self._written.set()
         self._account()
 
     async def drain(self) -> None:
@@ -155,8 +157,8 @@ class DoorConnection:
                         if self._unsent <= self._limits.pause_bytes:
                             self._room.set()
                 self._is_empty.set()
-        except lost_errors() as error:
-            self.cut(f"lost: {error}")
+        except disconnect_or_close_errors() as error:
+            self.abort(f"lost: {error}")
 
     # ---- the end ----
 
@@ -167,7 +169,7 @@ class DoorConnection:
             self._room.set()
             self._scope.cancel()
 
-    def cut(self, reason: str) -> None:
+    def abort(self, reason: str) -> None:
         """End at once, and forget what is held."""
         log.warning("closing %s: %s", self.peer_address, reason)
         self.close(reason)
@@ -192,9 +194,9 @@ class DoorConnection:
         if self.is_closed:
             return math.inf
         if now - self._partial_since >= limits.frame_seconds:
-            self.cut(f"a request was not complete after {limits.frame_seconds:g} s")
+            self.abort(f"a request was not complete after {limits.frame_seconds:g} s")
         elif self._unsent and now - self._taken_at >= limits.stall_seconds:
-            self.cut(f"its peer took nothing for {limits.stall_seconds:g} s")
+            self.abort(f"its peer took nothing for {limits.stall_seconds:g} s")
         elif now - self._active_at >= limits.idle_seconds:
             self.close(f"idle for {limits.idle_seconds:g} s")
             log.info("closing %s: %s", self.peer_address, self.reason)
@@ -249,7 +251,7 @@ class DoorConnection:
             await door.serve(self, host)
         except (RemoteProtocolError, AccessDenied, ResponseError) as error:
             log.warning("closing %s at door %s: %s", self.peer_address, door.name, error)
-        except lost_errors() as error:
+        except disconnect_or_close_errors() as error:
             log.debug("%s at door %s: %s", self.peer_address, door.name, error)
         except Exception as error:
             text = "closing %s: door %s failed: %s"
@@ -281,7 +283,7 @@ class DoorServer:
         *,
         accept: Accept,
         limits: Limits,
-        budget: Budget,
+        budget: MemoryBudget,
     ) -> None:
         self._doors = [door for door in doors if door.first_bytes]
         self._visitor = visitor
@@ -306,7 +308,7 @@ class DoorServer:
                 await self._converse(door, stream, first, guest)
         except RemoteProtocolError as error:
             log.warning("closing %s at door %s: %s", raw.peer, door.name, error)
-        except broken_errors() as error:
+        except disconnect_errors() as error:
             log.debug("%s at door %s: %s", raw.peer, door.name, error)
 
     async def converse(self, stream: Stream, first: bytes, guest: Guest) -> None:

@@ -69,7 +69,7 @@ class Endpoint(Protocol):
         return
 
 
-class RefusingEndpoint(Endpoint):
+class ClientOnlyEndpoint(Endpoint):
     """The endpoint of connections on which nobody should ask us anything: every request is refused."""
 
     def handle(self, requests: list[Command], connection: Connection) -> None:

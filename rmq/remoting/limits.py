@@ -116,10 +116,10 @@ LEFT: Final = 7 / 8
 """To what share of the budget use is brought down by cutting peers off, so that this happens seldom."""
 
 
-class Holder(Protocol):
+class BudgetHolder(Protocol):
     """Somebody for whom a Budget counts bytes, such as a connection; told apart by identity."""
 
-    def cut(self, reason: str) -> None:
+    def abort(self, reason: str) -> None:
         """End at once, and forget what is held."""
 
     def expire(self, now: float) -> object:
@@ -129,7 +129,7 @@ class Holder(Protocol):
         """How long nothing has become of what is held: those with most are cut off first."""
 
 
-class Budget:
+class MemoryBudget:
     """The bytes that peers make this process hold, unsent answers and unfinished frames, and for whom.
 
     Every connection has bounds of its own, but thousands of them together would still fill the memory. Past
@@ -146,7 +146,7 @@ class Budget:
         """How many were cut off."""
         self.on_held: list[Callable[[], None]] = []
         """Called when somebody holds something after nobody did."""
-        self._holders: dict[Holder, int] = {}
+        self._holders: dict[BudgetHolder, int] = {}
 
     @property
     def is_tight(self) -> bool:
@@ -160,11 +160,11 @@ class Budget:
             while self.is_tight:
                 await anyio.sleep(RELIEF_SECONDS / 20)
 
-    def holders(self) -> list[Holder]:
+    def holders(self) -> list[BudgetHolder]:
         """Who holds something now."""
         return list(self._holders)
 
-    def hold(self, holder: Holder, size: int) -> None:
+    def hold(self, holder: BudgetHolder, size: int) -> None:
         """Note what somebody holds now, in bytes; may cut off the largest holders, this one too."""
         assert size >= 0
         self.held += size - self._holders.get(holder, 0)
@@ -188,7 +188,7 @@ class Budget:
             size = self._holders.pop(holder)
             self.held -= size
             self.cuts += 1
-            holder.cut(f"it held {size} bytes for longest, and the budget of {self.most} is used up")
+            holder.abort(f"it held {size} bytes for longest, and the budget of {self.most} is used up")
 
 
 ADDRESSES_MAX: Final = 10_000

@@ -1,4 +1,4 @@
-"""The few event-loop primitives of the hot path, in trio's own form or through anyio, and `Alarm`.
+"""The few event-loop primitives of the hot path, in trio's own form or through anyio, and `Wakeup`.
 
 anyio's versions work on both loops; the loops' own cost a third less per wait, so a stream and a connection
 ask once which loop runs them and keep the functions. On asyncio trio is not loaded, for that takes 50 ms.
@@ -101,14 +101,14 @@ def busy(text: str) -> Exception:
     return anyio.BusyResourceError(text) if trio is None else trio.BusyResourceError(text)
 
 
-def broken_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+def disconnect_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
     """To be caught where `broken` may be raised, and those others."""
     trio = sys.modules.get("trio")
     known: tuple[type[Exception], ...] = (anyio.BrokenResourceError, *others)
     return known if trio is None else (trio.BrokenResourceError, *known)
 
 
-def lost_errors() -> tuple[type[Exception], ...]:
+def disconnect_or_close_errors() -> tuple[type[Exception], ...]:
     """To be caught where `broken` or `closed` may be raised."""
     trio = sys.modules.get("trio")
     ours = (anyio.BrokenResourceError, anyio.ClosedResourceError)
@@ -207,7 +207,7 @@ def check_loop(opened_on: object | None, what: str) -> None:
         )
 
 
-def poster() -> Callable[..., object]:
+def thread_safe_call() -> Callable[..., object]:
     """What has a function called with its arguments in this loop soon, from any thread. It raises
     RuntimeError when the loop has ended."""
     if current_loop().name == "trio":
@@ -219,18 +219,18 @@ def poster() -> Callable[..., object]:
     return asyncio.get_running_loop().call_soon_threadsafe
 
 
-class Alarm:
-    """Wakes the one task that waits for it: `ring` may come any number of times before it looks."""
+class Wakeup:
+    """Wakes the one task that waits for it: `set` may come any number of times before it looks."""
 
-    __slots__ = ("_has_rung", "_waiter")
+    __slots__ = ("_is_set", "_waiter")
 
     def __init__(self) -> None:
-        self._has_rung = False
+        self._is_set = False
         self._waiter: Waiter | None = None
 
-    def ring(self) -> None:
+    def set(self) -> None:
         """Wake the task that waits, or the next that waits."""
-        self._has_rung = True
+        self._is_set = True
         if self._waiter is not None:
             self._waiter.resolve(None)
 
@@ -240,11 +240,11 @@ class Alarm:
         Cancelled: a ring that nobody has seen is kept for the next wait.
         """
         assert self._waiter is None, "an alarm wakes one task"
-        if self._has_rung:
+        if self._is_set:
             await anyio.lowlevel.checkpoint()
         else:
             await self._sleep(deadline)
-        rang, self._has_rung = self._has_rung, False
+        rang, self._is_set = self._is_set, False
         return rang
 
     async def _sleep(self, deadline: float) -> None:
@@ -275,7 +275,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def bare_errors() -> Iterator[None]:
+def unwrap_groups() -> Iterator[None]:
     """Put round a task group that callers do not see: one error comes out as itself, never a group of them.
 
     When several tasks failed at once, Ctrl-C comes before all others, and then the first; its notes name the
@@ -298,7 +298,7 @@ def bare_errors() -> Iterator[None]:
         raise error from error.__cause__
 
 
-def doubled(first: float, times: int, longest: float) -> float:
+def exponential_backoff(first: float, times: int, longest: float) -> float:
     """A pause of `first` seconds doubled `times` times, at most `longest` seconds.
 
     `times` may be any number: a server that is away for a day is tried tens of thousands of times, while a
@@ -307,7 +307,7 @@ def doubled(first: float, times: int, longest: float) -> float:
     return min(first * 2.0 ** min(times, 60), longest)
 
 
-async def restarting(
+async def supervise(
     what: str,
     run: Callable[[], Awaitable[None]],
     *,
@@ -329,7 +329,7 @@ async def restarting(
         pause = min(2 * pause, longest_pause)
 
 
-async def in_slices(work: Generator[None, None, T]) -> T:
+async def run_cooperatively(work: Generator[None, None, T]) -> T:
     """Do long work that yields now and then; others are served in between. Returns what it returns."""
     while True:
         try:
@@ -340,7 +340,7 @@ async def in_slices(work: Generator[None, None, T]) -> T:
         await anyio.lowlevel.checkpoint()
 
 
-class TaskScope:
+class TaskGroupScope:
     """Tasks that live exactly as long as the block.
 
     Cancelling the block from outside does not reach them: whoever leaves in an orderly way still needs
@@ -383,7 +383,7 @@ class TaskScope:
         out at the end."""
         self._is_detached = True
 
-    async def __aenter__(self) -> TaskScope:
+    async def __aenter__(self) -> TaskGroupScope:
         on_asyncio = sniffio.current_async_library() == "asyncio"
         if on_asyncio or self._is_detached:
             await self._enter_alone(on_asyncio)
@@ -523,10 +523,10 @@ def _is_shielded(task: asyncio.Task[Any], around: Any) -> bool:
     return False
 
 
-class Startable:
+class AsyncResource:
     """What is entered with `async with`, or opened by `start` and closed by `aclose`."""
 
-    _scope: TaskScope
+    _scope: TaskGroupScope
     _is_started = False
 
     async def start(self) -> Self:

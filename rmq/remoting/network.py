@@ -16,7 +16,7 @@ from rmq.errors import ConfigError, ConnectFailed, RmqError
 from rmq.remoting import tcp
 from rmq.remoting.address import Address, split_address
 from rmq.remoting.limits import Limits
-from rmq.remoting.loop import bare_errors, broken_errors, current_loop
+from rmq.remoting.loop import current_loop, disconnect_errors, unwrap_groups
 from rmq.remoting.stream import Listener, Stream
 from rmq.remoting.tls import TlsConfig, TlsContexts, tls_client
 
@@ -68,7 +68,7 @@ async def open_stream(
         if target.is_websocket:
             import trio  # for those who need it
 
-            stack.enter_context(bare_errors())
+            stack.enter_context(unwrap_groups())
             nursery = await stack.enter_async_context(trio.open_nursery())
         stream = await _Dial(network, target, tls or TlsContexts(TlsConfig())).within(limits, nursery)
         try:
@@ -100,7 +100,7 @@ class _Dial:
         except BaseException as error:
             if self._stream is not None:
                 await _close_at_once(self._stream)
-            if isinstance(error, RmqError) or not isinstance(error, (OSError, *broken_errors())):
+            if isinstance(error, RmqError) or not isinstance(error, (OSError, *disconnect_errors())):
                 raise
             raise ConnectFailed(
                 str(self._target), f"{self._stage}: {error or type(error).__name__}"
@@ -123,7 +123,7 @@ class _Dial:
 
 
 async def _close(stream: Stream) -> None:
-    with suppress(OSError, *broken_errors()):  # it is gone either way
+    with suppress(OSError, *disconnect_errors()):  # it is gone either way
         await stream.aclose()
 
 

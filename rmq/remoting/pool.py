@@ -26,7 +26,14 @@ from rmq.remoting.asyncio_poller import AsyncioPoller, asyncio_poller
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Limits
-from rmq.remoting.loop import asyncio_loop, bare_errors, check_loop, current_loop, doubled, running_loop
+from rmq.remoting.loop import (
+    asyncio_loop,
+    check_loop,
+    current_loop,
+    exponential_backoff,
+    running_loop,
+    unwrap_groups,
+)
 from rmq.remoting.network import Network, open_stream
 from rmq.remoting.stream import Stream
 from rmq.remoting.tls import TlsConfig, TlsContexts
@@ -102,7 +109,7 @@ class Pool:
         self._poller = asyncio_poller()
         self._context = copy_context()
         try:
-            with bare_errors():
+            with unwrap_groups():
                 async with anyio.create_task_group() as self._tasks:
                     task_status.started()
                     await self._expire()
@@ -246,7 +253,7 @@ class Pool:
             self._on_change(link.address, cause)
 
     def _failed(self, link: _Link, cause: object) -> None:
-        pause = doubled(FIRST_PAUSE_SECONDS, link.failures, LONGEST_PAUSE_SECONDS)
+        pause = exponential_backoff(FIRST_PAUSE_SECONDS, link.failures, LONGEST_PAUSE_SECONDS)
         link.failures += 1
         link.error = cause
         link.retry_at = self._now() + pause * self._chance.uniform(0.5, 1.0)
@@ -267,7 +274,7 @@ class Pool:
 
     async def __aenter__(self) -> Self:
         self._stack = AsyncExitStack()
-        self._stack.enter_context(bare_errors())
+        self._stack.enter_context(unwrap_groups())
         self._owner = await self._stack.enter_async_context(anyio.create_task_group())
         await self._owner.start(self.run)
         return self

@@ -18,13 +18,13 @@ from rmq.remoting.acceptor import Acceptor, Guest
 from rmq.remoting.connection import Connection
 from rmq.remoting.doors import DoorServer
 from rmq.remoting.endpoint import Endpoint
-from rmq.remoting.limits import Budget, Limits
-from rmq.remoting.loop import Alarm, broken_errors
+from rmq.remoting.limits import Limits, MemoryBudget
+from rmq.remoting.loop import Wakeup, disconnect_errors
 from rmq.remoting.network import Network
 from rmq.remoting.poller import Poller
 from rmq.remoting.stream import Listener, Stream
 from rmq.remoting.tls import TlsConfig, TlsContexts
-from rmq.remoting.upgrades import WebSocketAccess
+from rmq.remoting.websocket_policy import WebSocketAccess
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ async def serve(
     tls: TlsConfig | None = None,
     acceptor: Acceptor | None = None,
     access: WebSocketAccess | None = None,
-    budget: Budget | None = None,
+    budget: MemoryBudget | None = None,
     task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Listen on all of `addresses` and serve; `started` gets the addresses as bound, in the same order.
@@ -83,7 +83,7 @@ async def serve_listeners(
     tls: TlsConfig | None = None,
     acceptor: Acceptor | None = None,
     access: WebSocketAccess | None = None,
-    budget: Budget | None = None,
+    budget: MemoryBudget | None = None,
     poller: Poller | None = None,
     doors: DoorServer | None = None,
     task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
@@ -116,7 +116,7 @@ class Server:
         limits: Limits,
         tls: TlsConfig | None = None,
         access: WebSocketAccess | None = None,
-        budget: Budget | None = None,
+        budget: MemoryBudget | None = None,
         poller: Poller | None = None,
         doors: DoorServer | None = None,
     ) -> None:
@@ -126,9 +126,9 @@ class Server:
         # Peers that take nothing are holders, which are looked at more often.
         self._idle_limits = attrs.evolve(limits, stall_seconds=math.inf)
         self._access = access
-        self._budget = budget or Budget()
-        self._held = Alarm()
-        self._budget.on_held.append(self._held.ring)
+        self._budget = budget or MemoryBudget()
+        self._held = Wakeup()
+        self._budget.on_held.append(self._held.set)
         self._poller = poller
         self._tls = TlsContexts(tls or TlsConfig())
         if self._tls.mode != "disabled":
@@ -163,7 +163,7 @@ class Server:
                     await self._converse(stream, first, guest)
         except RemoteProtocolError as error:
             log.warning("closing %s: %s", raw.peer, error)
-        except broken_errors() as error:
+        except disconnect_errors() as error:
             log.debug("%s: %s", raw.peer, error)
 
     def _accepted(self, raw: Stream, guest: Guest) -> AbstractAsyncContextManager[tuple[Stream, bytes]]:

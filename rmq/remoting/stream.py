@@ -244,8 +244,8 @@ class Outbox:
             self._buffers.extend(data)
             self.size += sum(map(len, data))
 
-    def pieces(self) -> list[Buffer]:
-        """All that waits, as few pieces, in order. It stays queued until `drop` says that it was sent."""
+    def peek(self) -> list[Buffer]:
+        """All that waits, as few pieces, in order. It stays queued until `consume` says that it was sent."""
         buffers = self._buffers
         fresh = len(buffers) - self._packed
         if fresh > 1:
@@ -256,7 +256,7 @@ class Outbox:
         self._packed = len(buffers)
         return buffers
 
-    def drop(self, sent: int) -> None:
+    def consume(self, sent: int) -> None:
         """Forget the first `sent` bytes."""
         assert 0 <= sent <= self.size
         self.taken += sent
@@ -293,11 +293,11 @@ class Outbox:
             self._packed = 1
         else:
             self.add(frame)
-            sent = stream.send_now(self.pieces())
-        self.drop(sent)
+            sent = stream.send_now(self.peek())
+        self.consume(sent)
 
     def clear(self) -> None:
-        self.drop(self.size)
+        self.consume(self.size)
 
 
 def _pack(buffers: Sequence[Buffer]) -> list[Buffer]:

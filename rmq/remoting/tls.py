@@ -25,7 +25,7 @@ from attrs import evolve, fields, fields_dict, frozen
 
 from rmq.config import one_of, read_file, setting
 from rmq.errors import ConfigError, InvalidType
-from rmq.remoting.loop import broken, broken_errors, closed, lost_errors
+from rmq.remoting.loop import broken, closed, disconnect_errors, disconnect_or_close_errors
 from rmq.remoting.stream import Buffer, ByteStream, Stream
 
 log = logging.getLogger(__name__)
@@ -397,7 +397,7 @@ class TlsStream(ByteStream):
         """Send the alert that OpenSSL made, and let the peer hang up first: a socket that is closed with
         unread bytes is reset, and the reset would discard the alert.
         """
-        with suppress(*broken_errors()), anyio.move_on_after(ALERT_SECONDS):
+        with suppress(*disconnect_errors()), anyio.move_on_after(ALERT_SECONDS):
             self._stream.send_now([self._outgoing.read()])
             while await self._stream.receive_some(_READ_BYTES):
                 pass
@@ -504,7 +504,7 @@ class TlsStream(ByteStream):
         transport."""
         if not self._is_closed:
             self._is_closed = True
-            with suppress(ssl.SSLError, *lost_errors()):
+            with suppress(ssl.SSLError, *disconnect_or_close_errors()):
                 self._close_notify()
         await self._stream.aclose()
 

@@ -12,7 +12,7 @@ import wsproto.utilities
 
 from rmq.errors import RemoteProtocolError
 from rmq.remoting.stream import Buffer, PrefixedStream, Stream
-from rmq.remoting.upgrades import WebSocketAccess as WebSocketAccess
+from rmq.remoting.websocket_policy import WebSocketAccess as WebSocketAccess
 
 log = logging.getLogger(__name__)
 

@@ -242,7 +242,7 @@ class Waiting:
         self.fail = fail
 
 
-class SavedAnswers:
+class DeferredSaves:
     """Files that are written beside the event loop, one after the other, and the answers that wait for that:
     a sync of the disk may take a second, and no other request waits for it.
 

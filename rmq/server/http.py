@@ -15,9 +15,9 @@ import anyio
 from rmq.errors import ConfigError, PortInUse
 from rmq.plugin import METRICS, Answer, Asked, Page
 from rmq.remoting.address import join_address
-from rmq.remoting.loop import bare_errors
+from rmq.remoting.loop import unwrap_groups
 from rmq.remoting.network import Network
-from rmq.remoting.upgrades import WebSocketAccess
+from rmq.remoting.websocket_policy import WebSocketAccess
 from rmq.server.health import Health
 from rmq.server.process import Supervisor
 from rmq.server.settings import ServerSettings
@@ -25,7 +25,7 @@ from rmq.server.settings import ServerSettings
 if TYPE_CHECKING:
     from attrs import frozen
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 log = logging.getLogger("rmq.http")
 
@@ -119,7 +119,7 @@ async def served_pages(network: Network, config: ServerSettings, health: Health)
         raise PortInUse(error.address, "metricsPort") from None
     log.info("health and metrics on http://%s/ready and /metrics", listener.address)
     served = Served(health_pages(health, token), listener.address)
-    with bare_errors():
+    with unwrap_groups():
         async with anyio.create_task_group() as nursery:
             nursery.start_soon(serve, listener, served.pages, hosts)
             yield served

@@ -16,7 +16,7 @@ from rmq.config import dump_properties, from_options, read_file
 from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
 from rmq.plugin import PluginRefused
 from rmq.remoting.acceptor import raise_descriptor_limit
-from rmq.remoting.loop import bare_errors
+from rmq.remoting.loop import unwrap_groups
 from rmq.server.health import Health
 from rmq.server.http import tell_supervisor
 from rmq.server.log_limit import start_log
@@ -147,7 +147,7 @@ async def run_until_signalled(
     raise_descriptor_limit()
     return_large_blocks()
     stop, also = trio.Event(), dict[str, str]()
-    with bare_errors():
+    with unwrap_groups():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(
                 partial(obey, config, stop, reload=reload, parts=lambda: parts() + health.text())

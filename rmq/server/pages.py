@@ -11,9 +11,9 @@ import h11
 
 from rmq.plugin import Answer, Asked, Page
 from rmq.remoting.acceptor import Acceptor, Guest
-from rmq.remoting.loop import broken_errors
+from rmq.remoting.loop import disconnect_errors
 from rmq.remoting.stream import Listener, Stream
-from rmq.remoting.upgrades import WebSocketAccess
+from rmq.remoting.websocket_policy import WebSocketAccess
 from rmq.server.http import PROBES
 
 READ_BYTES: Final = 4096
@@ -62,7 +62,7 @@ class _Desk:
         try:
             with anyio.move_on_after(SECONDS):
                 await self._converse(stream, guest)
-        except broken_errors(h11.LocalProtocolError) as error:
+        except disconnect_errors(h11.LocalProtocolError) as error:
             log.debug("a request broke off: %s", error)
 
     async def _converse(self, stream: Stream, guest: Guest) -> None:

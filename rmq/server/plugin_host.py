@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rmq.metrics import Metric
     from rmq.plugin import OnAppended, Peer
     from rmq.protocol.command import Command
-    from rmq.server.deferred import SavedAnswers
+    from rmq.server.deferred import DeferredSaves
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class Served(Protocol):
         """The configuration that holds now, frozen."""
 
     @property
-    def saved_answers(self) -> SavedAnswers:
+    def deferred_saves(self) -> DeferredSaves:
         """The files that are written beside the loop."""
 
 
@@ -123,13 +123,13 @@ class PluginHost:
         self, request: Command, peer: Peer, write: Callable[[], T], then: Callable[[T], Command]
     ) -> Command | None:
         """As `rmq.plugin.Host.answer_saved`."""
-        return self._server.saved_answers.answer(request, peer, write, then)
+        return self._server.deferred_saves.answer(request, peer, write, then)
 
     def save(
         self, write: Callable[[], T], then: Callable[[T], None], fail: Callable[[Exception], None]
     ) -> None:
         """As `rmq.plugin.Host.save`."""
-        self._server.saved_answers.save(write, then, fail)
+        self._server.deferred_saves.save(write, then, fail)
 
     def metrics(self) -> Sequence[Metric]:
         """As `rmq.plugin.Host.metrics`."""

@@ -13,12 +13,12 @@ from rmq.remoting.accept import accept_stream
 from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import join_address
 from rmq.remoting.doors import DoorConnection, DoorServer, Visitor
-from rmq.remoting.limits import Budget, Limits
+from rmq.remoting.limits import Limits, MemoryBudget
 from rmq.remoting.network import Network
 from rmq.remoting.server import open_listeners
 from rmq.remoting.stream import Listener
 from rmq.remoting.tls import TlsContexts
-from rmq.remoting.upgrades import WebSocketAccess
+from rmq.remoting.websocket_policy import WebSocketAccess
 from rmq.server.profile import connection_rate
 from rmq.server.settings import ServerSettings
 from rmq.shares import Gateways
@@ -117,7 +117,7 @@ def door_server(
     config: ServerSettings,
     tls: TlsContexts,
     access: WebSocketAccess,
-    budget: Budget,
+    budget: MemoryBudget,
 ) -> DoorServer | None:
     """The server of these doors; None without any. `visitor(door name, connection)` makes a peer's host."""
     if not doors:

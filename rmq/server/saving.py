@@ -1,4 +1,4 @@
-"""Writing the files of `SavedAnswers` in a thread, and answering the requests that wait for them."""
+"""Writing the files of `DeferredSaves` in a thread, and answering the requests that wait for them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, NoReturn
 
 import anyio.to_thread
 
-from rmq.remoting.loop import Alarm
-from rmq.server.deferred import SavedAnswers
+from rmq.remoting.loop import Wakeup
+from rmq.server.deferred import DeferredSaves
 
 RunBlocking = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs a function that blocks, and returns its result."""
 
 
-async def write_files(answers: SavedAnswers, run: RunBlocking = anyio.to_thread.run_sync) -> None:
+async def write_files(answers: DeferredSaves, run: RunBlocking = anyio.to_thread.run_sync) -> None:
     """Write the files that wait, one after the other, and answer. Cancelled: the file that is being
     written is written whole, and its request gets no answer."""
     while (one := answers.next()) is not None:
@@ -26,7 +26,7 @@ async def write_files(answers: SavedAnswers, run: RunBlocking = anyio.to_thread.
             answers.written(one, result)
 
 
-async def keep_writing(answers: SavedAnswers, wanted: Alarm) -> NoReturn:
+async def keep_writing(answers: DeferredSaves, wanted: Wakeup) -> NoReturn:
     """`write_files`, and again whenever `wanted` is set. Cancelled: as that."""
     while True:
         await write_files(answers)

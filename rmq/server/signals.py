@@ -21,7 +21,7 @@ DUMP: Final = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGQUIT") if 
 
 PARENT: Final = "RMQ_PARENT"
 """In a server's environment: the id of the process that looks after it, without which it stops."""
-LOOK_SECONDS: Final = 0.5
+SCAN_SECONDS: Final = 0.5
 """How often it looks for that one."""
 
 log = logging.getLogger("rmq.signals")
@@ -61,7 +61,7 @@ async def stop_without_parent(stop: trio.Event) -> None:
         if os.getppid() != parent:
             log.error("the process %d that looks after this one has gone: stopping", parent)
             stop.set()
-        await trio.sleep(LOOK_SECONDS)
+        await trio.sleep(SCAN_SECONDS)
 
 
 def tasks_text() -> str:

@@ -21,8 +21,8 @@ from rmq.client.session.routes import Route
 from rmq.errors import NETWORK_ERRORS, NoRoute, ResponseError, RmqError
 from rmq.message import NOT_SENDABLE_TOPICS, MessageQueue
 from rmq.protocol.record import decode_record
-from rmq.remoting.loop import bare_errors
-from rmq.spark.offsets import Offsets, Place, Places
+from rmq.remoting.loop import unwrap_groups
+from rmq.spark.offsets import Offsets, Places, QueueOffset
 from rmq.spark.options import ConnectOptions, ReadOptions
 
 T = TypeVar("T")
@@ -244,7 +244,7 @@ class Cluster:
     async def _bounds(self, queue: MessageQueue) -> tuple[int, int]:
         return await self._consumer.min_offset(queue), await self._consumer.max_offset(queue)
 
-    async def _place(self, queue: MessageQueue, offset: int) -> Place | None:
+    async def _place(self, queue: MessageQueue, offset: int) -> QueueOffset | None:
         answer = await self._consumer.pull_raw(queue, offset, max_messages=1)
         if not answer.body:
             return None
@@ -275,7 +275,7 @@ class Cluster:
             async with limit:
                 answers[queue] = await self._patiently(question, queue, waits_for=NoRoute)
 
-        with bare_errors():
+        with unwrap_groups():
             async with anyio.create_task_group() as tasks:
                 for queue in queues:
                     tasks.start_soon(ask, queue)

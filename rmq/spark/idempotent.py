@@ -46,7 +46,7 @@ def producer_id(prefix: str, queue: MessageQueue | None) -> str:
     return prefix if queue is None else f"{prefix}@{queue.queue_id}"
 
 
-class Homes:
+class BrokerPartitioner:
     """Where rows go that choose no queue: `queues` are those of their topic, on brokers that may have it."""
 
     def __init__(self, queues: Sequence[MessageQueue]) -> None:

@@ -29,10 +29,10 @@ Offsets = dict[MessageQueue, int]
 Bounds = Mapping[MessageQueue, tuple[int, int]]
 """Queue -> (offset of the oldest message, offset that the next one will get)."""
 
-Place = tuple[int, int]
+QueueOffset = tuple[int, int]
 """Where a message stands and since when: its physical offset in the broker's commit log and its store time in
 ms. A topic that was deleted and made again has other messages at the same queue offsets, at other places."""
-Places = dict[MessageQueue, Place]
+Places = dict[MessageQueue, QueueOffset]
 
 VERSION: Final = 1
 WITH_PLACES: Final = 2
@@ -62,7 +62,7 @@ class QueueRange:
 
 
 def offsets_tree(
-    offsets: Mapping[MessageQueue, int], places: Mapping[MessageQueue, Place] | None = None
+    offsets: Mapping[MessageQueue, int], places: Mapping[MessageQueue, QueueOffset] | None = None
 ) -> dict[str, Any]:
     """The value whose JSON text is the canonical one; of version 2 with `places` of the messages before."""
     tree = {"v": VERSION, "topics": _nested(offsets)}

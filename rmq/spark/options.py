@@ -23,8 +23,8 @@ from rmq.errors import ConfigError
 from rmq.message import MessageQueue, validate_group, validate_topic
 from rmq.protocol.signature import Credentials
 from rmq.remoting.tls import TlsConfig
-from rmq.spark.given_options import load_options, names_in
 from rmq.spark.offsets import EARLIEST, LATEST, Offsets, parse_offsets
+from rmq.spark.option_parsing import load_options, names_in
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB

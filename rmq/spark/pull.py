@@ -28,7 +28,7 @@ from rmq.errors import NETWORK_ERRORS, CorruptRecord, NoRoute, ServiceNotAvailab
 from rmq.message import MessageQueue
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.record import decode_record
-from rmq.remoting.loop import bare_errors
+from rmq.remoting.loop import unwrap_groups
 from rmq.spark.cluster import Loop, client_of
 from rmq.spark.offsets import QueueRange, lost
 from rmq.spark.options import ReadOptions
@@ -187,7 +187,7 @@ class RangeReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._tasks.cancel_scope.cancel()
-        with bare_errors():
+        with unwrap_groups():
             await self._tasks.__aexit__(None, None, None)
 
     async def next(self) -> tuple[bytes, np.ndarray[Any, Any]] | None:

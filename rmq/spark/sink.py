@@ -57,7 +57,7 @@ from rmq.spark.encoding import (
     keyed_schema,
     property_texts,
 )
-from rmq.spark.idempotent import Homes, Line, producer_id
+from rmq.spark.idempotent import BrokerPartitioner, Line, producer_id
 from rmq.spark.options import MIB, WriteOptions, write_options
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def _paced(parts: Iterable[pa.RecordBatch], rate: int) -> Iterator[pa.RecordBatc
     if not rate:
         yield from parts
         return
-    pace = Pace(rate)
+    pace = RateLimiter(rate)
     for part in parts:
         for at in range(0, len(part), pace.step):
             one = part.slice(at, pace.step)
@@ -229,7 +229,7 @@ class Sender:
         self._last: dict[MessageQueue, Future[None]] = {}
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}
         self._lines: dict[tuple[str, MessageQueue | None], Line] = {}
-        self._homes: dict[str, Homes] = {}
+        self._homes: dict[str, BrokerPartitioner] = {}
         self._is_able: dict[str, bool] = {}
         self.requests = 0
         self.late = 0
@@ -312,9 +312,9 @@ class Sender:
                 home = queue or self._homes_of(topic).queue(line.producer, number)
                 self._start_once(outgoing, queue, home)
 
-    def _homes_of(self, topic: str) -> Homes:
+    def _homes_of(self, topic: str) -> BrokerPartitioner:
         if topic not in self._homes:
-            self._homes[topic] = Homes(self._loop.call(self._find_homes, topic))
+            self._homes[topic] = BrokerPartitioner(self._loop.call(self._find_homes, topic))
         return self._homes[topic]
 
     def _send_single(
@@ -438,7 +438,7 @@ LATE_SECONDS: Final = 1.0
 
 
 @define
-class Pace:
+class RateLimiter:
     """Lets `rate` a second through: `wait(count)` returns when the next `count` may go."""
 
     rate: int

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rmq.store.checkpoint import Checkpoint
     from rmq.store.consumequeue import ConsumeQueue
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 WAY_ON: Final = (
     "restore the file from a backup or a replica, give up what is missing with `rmq store repair DIR"

@@ -18,7 +18,7 @@ from rmq.protocol import json
 if TYPE_CHECKING:
     from attrs import frozen
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 
 @frozen

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from attrs import define
 else:
-    from rmq.late_attrs import define
+    from rmq.lazy_attrs import define
 
 FOUND = "FOUND"
 NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"

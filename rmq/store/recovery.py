@@ -39,7 +39,7 @@ from rmq.store.segments import Progress, no_progress
 if TYPE_CHECKING:
     from attrs import define, frozen
 else:
-    from rmq.late_attrs import define, frozen
+    from rmq.lazy_attrs import define, frozen
 
 log = logging.getLogger("rmq.store")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rmq.store.queues import Queues
     from rmq.store.reput import Reput
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 log = logging.getLogger("rmq.store")
 

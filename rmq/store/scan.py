@@ -39,7 +39,7 @@ from rmq.store.segments import Segments
 if TYPE_CHECKING:
     from attrs import frozen
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 BLANK_SIZE = 8
 SECTOR = 512

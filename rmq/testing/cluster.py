@@ -37,7 +37,7 @@ from rmq.protocol.bodies import TopicRouteData
 from rmq.protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from rmq.protocol.headers import GetRouteInfoRequestHeader
 from rmq.remoting.limits import Limits
-from rmq.remoting.loop import TaskScope, current_loop
+from rmq.remoting.loop import TaskGroupScope, current_loop
 from rmq.remoting.network import Network
 from rmq.store.config import StoreConfig
 from rmq.testing.clock import virtual_time
@@ -123,7 +123,7 @@ class Cluster:
         self._now: Callable[[], float] = anyio.current_time
         self._has_own_time = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._scope = TaskScope()
+        self._scope = TaskGroupScope()
 
     def __getitem__(self, broker: str) -> BrokerFront:
         return self.brokers[broker]
@@ -132,7 +132,7 @@ class Cluster:
         """Start all servers; the name servers know the brokers and the topics then. Raises as the services
         of both."""
         self._folder = tempfile.TemporaryDirectory(prefix="rmq-")
-        self._scope = TaskScope()
+        self._scope = TaskGroupScope()
         self._time = ExitStack()
         is_memory = isinstance(self.network, MemoryNetwork) and not self._is_real_time
         self._has_own_time = self._is_real_time or (is_memory and self._time.enter_context(virtual_time()))

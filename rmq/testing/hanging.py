@@ -15,7 +15,7 @@ from typing import Any, Final, Self, TypeVar
 import anyio
 import trio
 
-LOOK_SECONDS: Final = 0.02
+SCAN_SECONDS: Final = 0.02
 """How often what hangs is looked at."""
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ async def run(work: Callable[[], T]) -> T:
     turns.turn()
     try:
         while not turns.is_done:
-            await anyio.sleep(LOOK_SECONDS)
+            await anyio.sleep(SCAN_SECONDS)
             if turns.may_go_on():
                 turns.turn()
     finally:

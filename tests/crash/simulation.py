@@ -27,8 +27,8 @@ from rmq.protocol.codes import SYS_COMMIT, SYS_PREPARED, SYS_ROLLBACK, RequestCo
 from rmq.protocol.command import Command
 from rmq.protocol.headers import EndTransactionRequestHeader, UpdateConsumerOffsetRequestHeader
 from rmq.protocol.record import decode_records, encode_batch, host_bytes
-from rmq.remoting.endpoint import RefusingEndpoint
-from rmq.remoting.loop import bare_errors
+from rmq.remoting.endpoint import ClientOnlyEndpoint
+from rmq.remoting.loop import unwrap_groups
 from rmq.remoting.pool import Pool
 from rmq.store.config import FlushDiskType, StoreConfig
 from rmq.store.store import Store
@@ -77,7 +77,7 @@ def simulate(scenario: Callable[[], Awaitable[None]], seed: int) -> None:
         patch.setattr(scheduler, "_r", random.Random(seed))
         # A loop that fails for another reason than its disk, and would be started again, is a fault.
         patch.setattr(service, "ENDURED", (StoreError, OSError))
-        with bare_errors():
+        with unwrap_groups():
             trio.run(scenario, clock=MockClock(autojump_threshold=0))
 
 
@@ -221,7 +221,7 @@ class World:
 
     def pool(self) -> Pool:
         """Connections of the producers."""
-        return Pool(self.network.host(OTHERS[0]), RefusingEndpoint())
+        return Pool(self.network.host(OTHERS[0]), ClientOnlyEndpoint())
 
 
 @define(eq=False)

@@ -115,7 +115,7 @@ class Stream:
         some seconds longer; then kill all of it."""
         began, process = self.steps(), self.start(every=0.1, maxOffsetsPerTrigger=400)
         deadline = time.monotonic() + START_SECONDS
-        restarting = threading.Thread(target=self.restart, args=(broker, away))
+        supervise = threading.Thread(target=self.restart, args=(broker, away))
         try:
             while self.steps() < began + steps:
                 if (
@@ -124,16 +124,16 @@ class Stream:
                     assert "to connect back" in process.said(), process.said()
                     process = self.start(every=0.1, maxOffsetsPerTrigger=400)
                 assert time.monotonic() < deadline, process.said()
-                if self.steps() > began and not restarting.ident:
-                    restarting.start()
+                if self.steps() > began and not supervise.ident:
+                    supervise.start()
                 time.sleep(0.02)
             time.sleep(seconds)
         finally:
             signal_all(process, signal.SIGKILL)
             process.kill()
-            if not restarting.ident:
-                restarting.start()
-            restarting.join(120)
+            if not supervise.ident:
+                supervise.start()
+            supervise.join(120)
 
 
 def campaign(stream: Stream, kills: int, seed: int) -> Writers:

@@ -26,7 +26,7 @@ from rmq.protocol.bodies import KVTable
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.record import decode_records
-from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.store.config import StoreConfig
@@ -146,7 +146,7 @@ def read_folder(folder: pathlib.Path) -> Found:
 async def until_stopped(address: str) -> str:
     """Until a slave says that it follows no more; why."""
     with trio.fail_after(60):
-        async with Pool(TcpNetwork(), RefusingEndpoint()) as pool:
+        async with Pool(TcpNetwork(), ClientOnlyEndpoint()) as pool:
             while True:
                 answer = await pool.call(address, Command.request(RequestCode.GET_BROKER_RUNTIME_INFO), 5)
                 state = dict(KVTable.from_json(answer.body).table).get("replication", "")

@@ -13,12 +13,12 @@ from rmq.broker.broker import Broker
 from rmq.broker.delay.delay_levels import Schedule
 from rmq.broker.delay.timers import Timers
 from rmq.broker.disk_work import DiskWork
-from rmq.broker.replication.failover import replica
-from rmq.broker.replication.failover.replica import Control
+from rmq.broker.replication.failover import replica_manager
+from rmq.broker.replication.failover.replica_manager import ReplicaManager
 from rmq.broker.replication.failover.role import FailoverReplica
-from rmq.broker.replication.failover.table_acks import RowWaits
-from rmq.broker.replication.table_replication import TableFeed
-from rmq.broker.runtime.failover_service import _Controlled
+from rmq.broker.replication.failover.table_acks import TableAcks
+from rmq.broker.replication.table_replication import TableSender
+from rmq.broker.runtime.failover_service import FailoverService
 from rmq.broker.tables.queue_locks import Locks
 from rmq.broker.transactions import Transactions
 from rmq.controller.epochs import Epochs
@@ -68,39 +68,39 @@ def _shorter(mine: Epochs, my_end: int, others: Epochs, other_end: int) -> int:
     return min(my_end, other_end)
 
 
-BROKER_BUGS["cut to the shorter log, whatever is in it"] = planted((replica, "common_end", _shorter))
+BROKER_BUGS["cut to the shorter log, whatever is in it"] = planted((replica_manager, "common_end", _shorter))
 
 
-def _acknowledges_all(self: Control) -> int:
+def _acknowledges_all(self: ReplicaManager) -> int:
     return self.flushed()
 
 
 BROKER_BUGS["acknowledged when the master alone has it"] = planted(
-    (Control, "safe_offset", _acknowledges_all)
+    (ReplicaManager, "ack_limit", _acknowledges_all)
 )
 
 
-def _not_refused(self: Control) -> str:
+def _not_refused(self: ReplicaManager) -> str:
     return ""
 
 
 BROKER_BUGS["an old master goes on acknowledging"] = planted(
-    (Control, "refusal", _not_refused), (Control, "safe_offset", _acknowledges_all)
+    (ReplicaManager, "refusal", _not_refused), (ReplicaManager, "ack_limit", _acknowledges_all)
 )
 
 
-def _all(self: Control, number: int, reach: int) -> None:
+def _all(self: ReplicaManager, number: int, reach: int) -> None:
     self._replica.report(number, self._replica.epoch, 1 << 60, 1 << 60, self._clock())
 
 
-BROKER_BUGS["a slave is believed to have all"] = planted((Control, "report", _all))
+BROKER_BUGS["a slave is believed to have all"] = planted((ReplicaManager, "report", _all))
 
 
 def _acts_on(self: Replica) -> None:
-    self.has_resigned = True
+    self.has_stepped_down = True
 
 
-BROKER_BUGS["who has resigned acts on"] = planted((Replica, "resign", _acts_on))
+BROKER_BUGS["who has resigned acts on"] = planted((Replica, "step_down", _acts_on))
 
 
 def _not_cut(self: Queues, log_end: int) -> None:
@@ -159,36 +159,38 @@ BROKER_BUGS["the clock of leases stands still with its machine"] = planted((Set,
 
 
 def _in_full(self: Replica, epoch: int, asked_at: float, lease_s: float) -> None:
-    if epoch == self.epoch and not self.has_resigned:
+    if epoch == self.epoch and not self.has_stepped_down:
         self._lease_until = max(self._lease_until, asked_at + lease_s)
 
 
 BROKER_BUGS["a lease is not shortened by the drift of clocks"] = planted((Replica, "lease", _in_full))
 
-_feed = TableFeed.note
+_feed = TableSender.note
 
 
-def _no_offsets(self: TableFeed, now: float) -> Any:
+def _no_offsets(self: TableSender, now: float) -> Any:
     self._offsets = []
     return _feed(self, now)
 
 
-BROKER_BUGS["followers are told no offsets of groups"] = planted((TableFeed, "note", _no_offsets))
+BROKER_BUGS["followers are told no offsets of groups"] = planted((TableSender, "note", _no_offsets))
 
 
-def _everything(self: Control) -> int | None:
+def _everything(self: ReplicaManager) -> int | None:
     return None
 
 
-BROKER_BUGS["consumers read what only the master has"] = planted((Control, "confirmed", _everything))
+BROKER_BUGS["consumers read what only the master has"] = planted(
+    (ReplicaManager, "high_watermark", _everything)
+)
 
 
-def _not_looked_at(self: _Controlled, broker: Broker) -> None:
+def _not_looked_at(self: FailoverService, broker: Broker) -> None:
     pass
 
 
 BROKER_BUGS["a master stays although its disk takes nothing"] = planted(
-    (_Controlled, "_look_at_disk", _not_looked_at)
+    (FailoverService, "_check_disk", _not_looked_at)
 )
 
 
@@ -244,9 +246,9 @@ BROKER_BUGS["what was delivered at its time stays in memory"] = planted((Timers,
 
 
 def _told_before(
-    self: RowWaits, table: str, changes: Any, request: Any, connection: Any, response: Any
+    self: TableAcks, table: str, changes: Any, request: Any, connection: Any, response: Any
 ) -> Any:
     return response
 
 
-BROKER_BUGS["a commit is answered before the replicas have it"] = planted((RowWaits, "answer", _told_before))
+BROKER_BUGS["a commit is answered before the replicas have it"] = planted((TableAcks, "answer", _told_before))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from rmq.broker.tables.offsets import decode_offsets
-from rmq.broker.tables.versioned import drain
+from rmq.broker.tables.versioned import run_to_end
 from rmq.errors import RmqError
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
@@ -55,8 +55,8 @@ class Commits:
     def _all_have(self, found: Set, node: Node, offset: int, since: float) -> None:
         """All in sync have it that ran since then."""
         assert node.broker is not None
-        assert node.broker.role.control is not None
-        in_sync = node.broker.role.control.in_sync
+        assert node.broker.role.manager is not None
+        in_sync = node.broker.role.manager.in_sync
         for one in found.nodes:
             if one.stop is not None and one.started_at < since and one.number() in in_sync:
                 self._floors[one.host] = max(offset, self._floors.get(one.host, 0))
@@ -64,7 +64,7 @@ class Commits:
     def lost_power(self, node: Node, left: MemoryDisk) -> None:
         """A replica has this left of its disk: it lost power, or ended while the disk failed."""
         data = left.load("/store/config/consumerOffset.json")
-        saved = drain(decode_offsets(data)).get(f"T@{GROUP}", {}).get(0, 0) if data else 0
+        saved = run_to_end(decode_offsets(data)).get(f"T@{GROUP}", {}).get(0, 0) if data else 0
         self._floors[node.host] = min(saved, self._floors.get(node.host, 0))
 
     def look(self, acting: list[Node]) -> None:

@@ -112,10 +112,10 @@ class Locks:
     def _all_know(self, found: Set, node: Node, key: tuple[MessageQueue, str], asked_at: float) -> None:
         """All in sync know the lock that ran when it was asked for."""
         assert node.broker is not None
-        control = node.broker.role.control
-        assert control is not None
+        manager = node.broker.role.manager
+        assert manager is not None
         for one in found.nodes:
-            if one.stop is not None and one.started_at < asked_at and one.number() in control.in_sync:
+            if one.stop is not None and one.started_at < asked_at and one.number() in manager.in_sync:
                 known = self._known.setdefault(one.host, {})
                 if known.get(key, -1.0) < one.started_at:
                     known[key] = trio.current_time()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.sim.brokers import Node
 
 
-LOOK_SECONDS: Final = 0.05
+SCAN_SECONDS: Final = 0.05
 """Between two looks at masters."""
 
 

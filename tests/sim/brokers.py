@@ -28,7 +28,7 @@ from rmq.broker.config import BrokerConfig
 from rmq.broker.runtime import failover_service
 from rmq.client.client import Client
 from rmq.client.produce.producer import Producer
-from rmq.controller.controller import Want
+from rmq.controller.controller import ElectRequest
 from rmq.controller.raft import NotLeader
 from rmq.controller.requests import answer_of, request_of
 from rmq.errors import RmqError, StoreError
@@ -36,7 +36,7 @@ from rmq.message import Message, StoredMessage
 from rmq.protocol.codes import CONTROLLER_STATUS, LANGUAGE
 from rmq.protocol.command import Command
 from rmq.protocol.record import decode_record
-from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.pool import Pool
 from rmq.store.audit import check as audit
 from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
@@ -52,7 +52,7 @@ from tests.sim.broker_locks import MEMBERS, Locks
 from tests.sim.broker_memory import check_memory, waiting
 from tests.sim.broker_reader import Reader
 from tests.sim.broker_traffic import (
-    LOOK_SECONDS,
+    SCAN_SECONDS,
     Delays,
     Traffic,
     Transactions,
@@ -95,18 +95,18 @@ class Node:
 
     def number(self) -> int:
         """Its number in the set; 0 before it has one."""
-        control = None if self.broker is None else getattr(self.broker.role, "control", None)
-        return 0 if control is None else control.number
+        manager = None if self.broker is None else getattr(self.broker.role, "manager", None)
+        return 0 if manager is None else manager.number
 
-    def has_resigned(self) -> bool:
+    def has_stepped_down(self) -> bool:
         """Whether it must act no more in its epoch."""
-        control = None if self.broker is None else getattr(self.broker.role, "control", None)
-        return control is not None and control.replica is not None and control.replica.has_resigned
+        manager = None if self.broker is None else getattr(self.broker.role, "manager", None)
+        return manager is not None and manager.replica is not None and manager.replica.has_stepped_down
 
     def epoch_led(self) -> int:
         """The epoch that it leads, or follows."""
-        control = None if self.broker is None else getattr(self.broker.role, "control", None)
-        return 0 if control is None or control.replica is None else control.led()[0]
+        manager = None if self.broker is None else getattr(self.broker.role, "manager", None)
+        return 0 if manager is None or manager.replica is None else manager.led()[0]
 
 
 class Set:
@@ -302,7 +302,7 @@ class Set:
         """Ask for a replica as the next master; whether the controllers take it."""
         for address in CONTROLLERS:
             try:
-                response = await self.pool.call(address, request_of(Want("s", number)), 5)
+                response = await self.pool.call(address, request_of(ElectRequest("s", number)), 5)
                 return not answer_of(response).refusal
             except (NotLeader, RmqError):
                 pass
@@ -350,7 +350,7 @@ class Set:
         broker = node.broker
         if node.stop is None or broker is None or broker.is_slave or not broker.role.is_in_set:
             return False
-        return broker.role.control.may_act()
+        return broker.role.manager.has_lease()
 
     async def send(self, producer: Producer, text: str) -> bool:
         try:
@@ -407,7 +407,7 @@ async def controlled_set(
 ) -> AsyncIterator[tuple[Set, Client]]:
     async with (
         Cluster(network=MemoryNetwork(seed=seed)) as cluster,
-        Pool(cluster.network, RefusingEndpoint()) as pool,
+        Pool(cluster.network, ClientOnlyEndpoint()) as pool,
         cluster.connect(send_timeout_ms=1000, heartbeat_interval_ms=heartbeat_ms) as client,
         trio.open_nursery() as nursery,
     ):
@@ -599,13 +599,13 @@ class BrokerSimulation:
             if len(acting) > 1:
                 raise Violation(f"{len(acting)} brokers act as master")
             for node in acting:
-                if node.has_resigned():
+                if node.has_stepped_down():
                     raise Violation(f"{node.host} acts as master after it has resigned")
             self._commits.look(acting)
             self._locks.look(acting)
             delays.look(acting)
             self._consumers.look()
-            await trio.sleep(LOOK_SECONDS)
+            await trio.sleep(SCAN_SECONDS)
 
     async def _check(self, found: Set) -> None:
         await trio.sleep(3)

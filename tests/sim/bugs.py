@@ -67,9 +67,9 @@ def _two_votes(self: Raft, message: Message, now: float) -> None:
         self._journal.vote = ""
 
 
-BUGS["votes twice in a term"] = before(Raft, "_on_vote", _two_votes)
+BUGS["votes twice in a term"] = before(Raft, "_on_request_vote", _two_votes)
 BUGS["votes for who lacks entries"] = planted((Raft, "_is_up_to_date", lambda self, message: True))
-BUGS["votes although the leader was heard"] = planted((Raft, "_is_bound", lambda self, now: False))
+BUGS["votes although the leader was heard"] = planted((Raft, "_in_lease", lambda self, now: False))
 
 
 def _forgetful(self: Raft, *arguments: Any, now: float, **rest: Any) -> None:
@@ -85,8 +85,10 @@ def _lease_from_answer(self: Raft, message: Message, now: float) -> None:
     _right_appended(self, evolve(message, sent_at=now), now)
 
 
-_right_appended = Raft._on_appended
-BUGS["lease from the answer, not from the question"] = planted((Raft, "_on_appended", _lease_from_answer))
+_right_appended = Raft._on_append_entries_resp
+BUGS["lease from the answer, not from the question"] = planted(
+    (Raft, "_on_append_entries_resp", _lease_from_answer)
+)
 
 
 def _long_lease(self: Raft, now: float) -> float:
@@ -121,8 +123,10 @@ def _no_check(self: Raft, message: Message, now: float) -> None:
     _right_append(self, message, now)
 
 
-_right_append = Raft._on_append
-BUGS["takes entries without comparing what stands before them"] = planted((Raft, "_on_append", _no_check))
+_right_append = Raft._on_append_entries
+BUGS["takes entries without comparing what stands before them"] = planted(
+    (Raft, "_on_append_entries", _no_check)
+)
 
 
 def _keeps_tail(self: Journal, first: int, entries: list[Entry]) -> None:
@@ -139,7 +143,7 @@ def _commit_all(self: Raft, message: Message, now: float) -> None:
         self._commit_to(min(message.commit, self._journal.last))
 
 
-BUGS["commits what the message did not match"] = planted((Raft, "_on_append", _commit_all))
+BUGS["commits what the message did not match"] = planted((Raft, "_on_append_entries", _commit_all))
 
 
 def _commit_last(self: Raft, message: Message, now: float) -> None:
@@ -148,7 +152,9 @@ def _commit_last(self: Raft, message: Message, now: float) -> None:
         self._commit_to(min(message.commit, self._journal.last))
 
 
-BUGS["commits up to the end of the log, not of what matched"] = planted((Raft, "_on_append", _commit_last))
+BUGS["commits up to the end of the log, not of what matched"] = planted(
+    (Raft, "_on_append_entries", _commit_last)
+)
 
 
 def _answer_last(self: Raft, message: Message, *, index: int, granted: bool = False) -> None:
@@ -180,8 +186,8 @@ def _no_restore(self: Raft, message: Message, now: float) -> None:
         self._machine = machine
 
 
-_right_install = Raft._on_install
-BUGS["takes a snapshot's place but not its state"] = planted((Raft, "_on_install", _no_restore))
+_right_install = Raft._on_install_snapshot
+BUGS["takes a snapshot's place but not its state"] = planted((Raft, "_on_install_snapshot", _no_restore))
 
 
 def _twice(self: Raft, index: int) -> None:
@@ -236,7 +242,7 @@ BUGS["a second change of members while one is open"] = planted((Raft, "_check_ch
 
 def _promote_while_open(self: Raft, member: str, now: float) -> None:
     address = self._learners.get(member)
-    if address is not None and self._match[member] >= self.commit:
+    if address is not None and self._match_index[member] >= self.commit:
         del self._learners[member]
         self._propose(journal.members_entry(self.term, {**self.members, member: address}), now)
 

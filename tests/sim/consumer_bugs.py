@@ -56,7 +56,7 @@ _stored_back = Send.send_back
 
 def _answered_early(self: Send, request: Command, connection: Connection, now_ms: int) -> Command | None:
     response = _stored_back(self, request, connection, now_ms)
-    returned = self._acknowledgement.pending.returned
+    returned = self._acknowledgement.pending.send_backs
     if not returned or returned[-1] is not request:
         return response
     returned.pop()

@@ -504,7 +504,7 @@ class Simulation:
         self.changes.add((raft.term, pending[0]))
         before = journal.entry(changes[-2]).members if len(changes) > 1 else journal.snapshot.members
         for name in raft.members.keys() - before.keys():
-            if raft._match[name] < raft.commit:
+            if raft._match_index[name] < raft.commit:
                 raise Violation(f"{member.name} makes {name} a member, which lacks what is committed")
 
     def check_leases(self) -> None:

@@ -101,10 +101,8 @@ def _without_own(self: Replica, flushed: int, now: float, *, least: int = 1) -> 
     return _right_safe(self, 1 << 60, now, least=least)
 
 
-_right_safe = Replica.safe_offset
-SET_BUGS["acknowledged before it is on the master's own disk"] = planted(
-    (Replica, "safe_offset", _without_own)
-)
+_right_safe = Replica.ack_limit
+SET_BUGS["acknowledged before it is on the master's own disk"] = planted((Replica, "ack_limit", _without_own))
 
 
 def _one_leads(self: Raft, now: float) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 from attrs import define, field
 
-from rmq.controller.controller import Answer, Controller, Question, Want
+from rmq.controller.controller import Answer, Controller, ElectRequest, Request
 from rmq.controller.elections import Elections
 from rmq.controller.heartbeat import Heartbeat
 from rmq.controller.raft import NotLeader, Raft
@@ -147,7 +147,7 @@ class SetSimulation(Simulation):
 
     # ---- brokers and what they ask ----
 
-    def ask(self, broker: Broker, question: Question, took: Callable[[Answer], None]) -> None:
+    def ask(self, broker: Broker, question: Request, took: Callable[[Answer], None]) -> None:
         """Ask all controllers; the answer of the leader comes back, unless it is lost."""
         life = broker.life
         if broker.name in self.broker_cuts:
@@ -165,7 +165,7 @@ class SetSimulation(Simulation):
             self.at(
                 when,
                 lambda name=name: self.call(
-                    name, lambda raft, now: self.controllers[name].ask(question, answered, now)
+                    name, lambda raft, now: self.controllers[name].submit(question, answered, now)
                 ),
             )
 
@@ -200,7 +200,7 @@ class SetSimulation(Simulation):
         if replica is None:
             self.register(broker)
             return
-        epoch = max(replica.epoch, broker.known)  # as `Control.heartbeat`
+        epoch = max(replica.epoch, broker.known)  # as `ReplicaManager.heartbeat`
         heartbeat = Heartbeat(
             "s",
             replica.number,
@@ -229,7 +229,7 @@ class SetSimulation(Simulation):
         return (0, 0) if known is None else (known.epoch, known.version)
 
     def agreed(self, broker: Broker, replica: Replica, now: float) -> tuple[int, int]:
-        """As `Control._agree`; records are whole here."""
+        """As `ReplicaManager._agree`; records are whole here."""
         agreed = replica.agreed(broker.flushed, now)
         if agreed is not None:
             before = broker.agreed[1] if broker.agreed[0] == replica.epoch else 0
@@ -390,7 +390,7 @@ class SetSimulation(Simulation):
         now = broker.clock(self.now)
         if not replica.is_master(now):
             return
-        safe = replica.safe_offset(broker.flushed, now)
+        safe = replica.ack_limit(broker.flushed, now)
         done = [at for at in broker.sent if at < safe]
         for at in done:
             value = broker.sent.pop(at)
@@ -471,7 +471,7 @@ class SetSimulation(Simulation):
             others = [number for number in replica.broker_set.in_sync if number != replica.number]
             if not others:
                 continue
-            self.ask(broker, Want("s", chance.choice(others)), lambda answer: None)
+            self.ask(broker, ElectRequest("s", chance.choice(others)), lambda answer: None)
             self.count("another master wanted")
             if chance.random() < 0.7:
                 over = self.now + max(one.elections.lease_s for one in self.controllers.values())

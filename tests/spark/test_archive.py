@@ -16,7 +16,7 @@ from rmq.errors import ConfigError
 from rmq.spark import archive, compact, read_archive
 from rmq.spark.pipelines import archive as archive_module
 from rmq.spark.pipelines.archive_folder import ArchiveFolder
-from rmq.spark.pipelines.progress import Progress
+from rmq.spark.pipelines.progress import JobProgress
 from tests.spark.cluster import Pair, running
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ def test_a_topic_is_archived_and_the_next_run_goes_on(
         pair.make_topic(topic, 2)
     pair.send("Arch", 100, tags="t", keys=("k",))
     pair.send("%DLQ%arch", 10)
-    seen: list[Progress] = []
+    seen: list[JobProgress] = []
     options = pair.options("Arch,%DLQ%arch", maxOffsetsPerTrigger=40)
     done = archive(spark, options, tmp_path / "a", watch=seen.append)
     assert (done.rows, done.batches, done.rewritten) == (110, 3, 0)
     assert [(part.topic, part.rows) for part in done.parts] == [("%DLQ%arch", 10), ("Arch", 100)]
     assert {part.date for part in done.parts} <= {datetime.now(UTC).date().isoformat(), done.parts[0].date}
-    assert seen[-1] == Progress(110, 110, "messages")
+    assert seen[-1] == JobProgress(110, 110, "messages")
     pair.send("Arch", 20, first=100)
     assert archive(spark, options, tmp_path / "a").rows == 20
     assert archive(spark, options, tmp_path / "a").rows == 0

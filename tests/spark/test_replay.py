@@ -15,8 +15,8 @@ from rmq.client import blocking
 from rmq.errors import ConfigError
 from rmq.message import Message
 from rmq.spark import Run, count_letters, dead_letters, replay, resend
-from rmq.spark.pipelines.progress import Progress, lag_of
-from rmq.spark.sink import Pace
+from rmq.spark.pipelines.progress import JobProgress, lag_of
+from rmq.spark.sink import RateLimiter
 from tests.spark.cluster import Pair, running
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def test_a_run_sends_each_row_once_however_often_it_is_started(
         pair.make_topic(topic, 2)
     pair.send("From", 100, tags="paid", keys=("k1", "k2"), properties={"amount": "7", "__SHARDINGKEY": "s"})
     rows = read(spark, pair, "From")
-    seen: list[Progress] = []
+    seen: list[JobProgress] = []
     half = replay(rows.where("queueId = 0"), pair.options("To"), Run("r1", tmp_path), watch=seen.append)
     assert (half.sent, half.already) == (50, 0)
     rest = replay(rows, pair.options("To"), Run("r1", tmp_path))  # as after a crash in the middle
@@ -92,7 +92,7 @@ def test_the_pace_is_the_rate(rate: int) -> None:
         slept.append(seconds)
         now[0] += seconds
 
-    pace = Pace(rate, clock=lambda: now[0], sleep=sleep)
+    pace = RateLimiter(rate, clock=lambda: now[0], sleep=sleep)
     count = 0
     while count < rate * 20:
         pace.wait(pace.step)

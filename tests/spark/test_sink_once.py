@@ -20,7 +20,7 @@ from rmq.client import blocking
 from rmq.errors import ConfigError, MessageIllegal, RequestCodeNotSupported
 from rmq.message import MessageQueue
 from rmq.spark.cluster import BrokersAway
-from rmq.spark.idempotent import BLOCK_ROWS, Homes, Line, producer_id
+from rmq.spark.idempotent import BLOCK_ROWS, BrokerPartitioner, Line, producer_id
 from rmq.spark.options import write_options
 from rmq.spark.sink import Sent, write_rows
 from tests.interop.rocketmq import Processes
@@ -311,7 +311,7 @@ def test_rows_are_numbered_and_cut_in_blocks(slices: Sequence[int]) -> None:
 
 def test_a_block_goes_to_one_broker_whatever_the_order_of_queues() -> None:
     queues = [MessageQueue("T", broker, number) for broker in ("b", "a", "c") for number in range(4)]
-    homes, others = Homes(queues), Homes(queues[::-1][:-2])
+    homes, others = BrokerPartitioner(queues), BrokerPartitioner(queues[::-1][:-2])
     chosen = Counter()
     for number in range(0, 300 * BLOCK_ROWS, BLOCK_ROWS // 2):
         home = homes.queue("run/0/1", number)

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from rmq.broker.config import BrokerConfig
-from rmq.broker.produce.send import RARE
+from rmq.broker.produce.send import SLOW_PATH_PROPERTIES
 from rmq.broker.produce.send_answers import Answers
-from rmq.broker.send_batches import RunBroker, make_broker
+from rmq.broker.send_batches import CompiledBroker, make_broker
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import AccessDenied, RemoteProtocolError
 from rmq.plugin import Hooks, StoredEvent
@@ -615,7 +615,11 @@ def test_long_traffic_comes_to_the_same_with_the_compiled_engine(seed: int) -> N
 
 
 KEY = "UNIQ_KEY\x01AC11"
-TEXTS = [f"{KEY}\x02WAIT\x01true\x02{name}\x01{value}" for name in sorted(RARE) for value in ("1", "true")]
+TEXTS = [
+    f"{KEY}\x02WAIT\x01true\x02{name}\x01{value}"
+    for name in sorted(SLOW_PATH_PROPERTIES)
+    for value in ("1", "true")
+]
 TEXTS += [
     f"{KEY}\x02{name}" for name in ("XWAIT\x01true", "WAIT\x01true\x02XWAIT\x01x", "a\x01bWAIT\x01true")
 ]
@@ -796,14 +800,14 @@ def test_runs_wait_for_disk_and_slave_and_are_told_when_neither_comes(
 @HAS_COMPILED
 def test_runs_are_taken_as_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[tuple[int, bool]] = []
-    take = RunBroker._take
+    take = CompiledBroker._take
 
-    def noted(broker: RunBroker, run: Any, connection: Any) -> bool:
+    def noted(broker: CompiledBroker, run: Any, connection: Any) -> bool:
         taken.append((run.count, take(broker, run, connection)))
         return taken[-1][1]
 
     pair = Pair()
-    monkeypatch.setattr(RunBroker, "_take", noted)
+    monkeypatch.setattr(CompiledBroker, "_take", noted)
     for binary in (False, True):
         pair.give(b"".join(pair.frame(binary=binary) for _ in range(10)))
         pair.give(pair.frame(binary=binary))

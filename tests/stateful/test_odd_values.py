@@ -161,7 +161,7 @@ class Trial:
         self.cases = [attrs.evolve(case, number=number) for number, case in enumerate(cases)]
         self.rig = Rig()
         self.slave = Rig(disk=MemoryDisk(2), store={"broker_role": BrokerRole.SLAVE}, broker_id=1)
-        self.asker = Wire("10.0.0.7:40007")
+        self.requester = Wire("10.0.0.7:40007")
         self.session = MasterSession(self.rig.store, 0.0)
         self.follower = SlaveSession(
             self.slave.broker.append_raw, lambda: self.slave.store.max_physical_offset, 0.0
@@ -176,7 +176,7 @@ class Trial:
     def run(self) -> list[str]:
         """Send, stop in each way, and look; returns what is wrong."""
         body = HeartbeatData("asker@1", [ProducerData("askers"), ProducerData("producers")]).to_json()
-        self.rig.one(Command.request(RequestCode.HEART_BEAT, None, body), wire=self.asker)
+        self.rig.one(Command.request(RequestCode.HEART_BEAT, None, body), wire=self.requester)
         victim = "UNIQ_KEY\x01victim\x02TIMER_DELAY_SEC\x0160"
         assert self.rig.one(send("Victims", b"victim", properties=victim)).code == 0
         for at in range(0, len(self.cases), CHUNK):
@@ -210,8 +210,8 @@ class Trial:
     def handle(self, requests: list[Command]) -> list[Command]:
         rig = self.rig
         rig.broker.handle(requests, rig.wire)  # type: ignore[arg-type]
-        for pushed in self.asker.take():
-            rig.broker.on_response(pushed.reply(0), self.asker)  # type: ignore[arg-type]
+        for pushed in self.requester.take():
+            rig.broker.on_response(pushed.reply(0), self.requester)  # type: ignore[arg-type]
         answers = rig.wire.take()
         for answer in answers:
             case = self.by_opaque.pop(answer.opaque, None)

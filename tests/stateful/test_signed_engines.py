@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from rmq_acl import AclPlugin
-from rmq_acl.senders import Senders
+from rmq_acl.authentication import Authentication
 
 from rmq.broker.plugin_host import plugin_host
 from rmq.plugin import hooks_of
@@ -72,7 +72,9 @@ class Guarded(Side):
             in_turns=in_turns, seed=1, sizes=sizes, waits="", plugins=False, compiled=COMPILED, **given
         )
         self.plugin = AclPlugin({}, _Host(plugin_host(self.broker), str(file)))  # type: ignore[arg-type]
-        self.plugin._senders = Senders(lambda: self.now_ms, lambda: self.now_ms / 1000, admins_must=False)
+        self.plugin._senders = Authentication(
+            lambda: self.now_ms, lambda: self.now_ms / 1000, admins_must=False
+        )
         self.broker.use_plugins(hooks_of([("acl", self.plugin)]))
         for topic in ("Orders", "New1"):
             self.broker.topics.create_retry(topic, 4, 6)

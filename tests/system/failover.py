@@ -37,7 +37,7 @@ from rmq.errors import NETWORK_ERRORS, RmqError
 from rmq.message import Message, MessageQueue
 from rmq.protocol.codes import CONTROLLER_STATUS
 from rmq.protocol.command import Command
-from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.pool import Pool
 from tests.ports import free_ports
@@ -250,7 +250,7 @@ async def run(
         if second:
             processes.start_second()
         async with (
-            Pool(TcpNetwork(), RefusingEndpoint()) as pool,
+            Pool(TcpNetwork(), ClientOnlyEndpoint()) as pool,
             rmq.connect(processes.namesrv, config=rmq.ClientConfig(send_timeout_ms=2000)) as client,
         ):
             await processes.until_in_sync(pool, size)

@@ -26,8 +26,8 @@ from rmq_metrics.text import ProcessMetrics, text_of
 from rmq.broker import __main__ as broker
 from rmq.broker.config import BrokerConfig
 from rmq.broker.plugin_host import plugin_host
-from rmq.broker.replication.failover.replica import Control, MemberFile
-from rmq.broker.tables.versioned import drain
+from rmq.broker.replication.failover.replica_manager import ReplicaIdentity, ReplicaManager
+from rmq.broker.tables.versioned import run_to_end
 from rmq.config import describe
 from rmq.controller.requests import ControllerRequests
 from rmq.metrics import Metric
@@ -49,8 +49,8 @@ SERVICES = {"broker": broker, "namesrv": namesrv}
 def metrics() -> list[Metric]:
     """Those of a broker and of a name server, which may have to do with controllers."""
     server = NameServer(NamesrvConfig(), now_ms=lambda: 0, kv_configs=KvConfigs(lambda data: None))
-    file = MemberFile(MemoryDisk(), "/store", Random(1))
-    control = Control(
+    file = ReplicaIdentity(MemoryDisk(), "/store", Random(1))
+    control = ReplicaManager(
         BrokerConfig(), file, address="a:10911", ha_address="a:10912", is_founder=True, clock=lambda: 0.0
     )
     return [
@@ -63,7 +63,7 @@ def metrics() -> list[Metric]:
 
 def metric_names() -> set[str]:
     """All that a scrape of a broker or a name server may show, as Prometheus knows it."""
-    text = drain(text_of(metrics())) + ProcessMetrics().text()
+    text = run_to_end(text_of(metrics())) + ProcessMetrics().text()
     names = set(re.findall(r"^# TYPE (\S+)", text.decode(), re.MULTILINE))
     return names | {f"{name}{end}" for name in names for end in ("_bucket", "_sum", "_count")}
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rmq.broker.admin.unread import queue_end, unread
 from rmq.broker.error_responses import error_response
-from rmq.broker.tables.versioned import drain
+from rmq.broker.tables.versioned import run_to_end
 from rmq.errors import for_code
 from rmq.message import MessageQueue
 from rmq.protocol import bodies, json
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from rmq.remoting.connection import Connection
     from rmq.store.store import Store
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 
 _LONG_MAX = 2**63 - 1
@@ -140,7 +140,7 @@ class _Begun:
     work: Slices[bytes]
 
 
-class LongAnswers:
+class SlicedAnswers:
     """The queue of answers that take longer than a slice. `on_wanted()` is called when one comes into it, so
     that a task runs the slices of `finish` between other work; without it an answer is finished at once.
     """
@@ -149,7 +149,7 @@ class LongAnswers:
         self, on_wanted: Callable[[], None] | None = None, holders_of: HoldersOf | None = None
     ) -> None:
         self._holders_of = holders_of or by_account_and_address()
-        self._on_wanted = on_wanted or (lambda: drain(self.finish()))
+        self._on_wanted = on_wanted or (lambda: run_to_end(self.finish()))
         self._line: Deferred[Connection, _Begun] = Deferred(LINE_MAX, "the long answers that are being made")
 
     def answer(self, request: Command, connection: Connection, work: Slices[bytes]) -> Command | None:
@@ -197,7 +197,7 @@ class LongAnswers:
 _NO_ENDS: Final = topic_offset(0, 0, 0)
 
 
-class Progress:
+class ConsumeProgress:
     """Answers from the tables of groups, clients and offsets beside the store."""
 
     def __init__(
@@ -205,10 +205,10 @@ class Progress:
         settings: Settings,
         store: Store,
         tables: Tables,
-        long_answers: LongAnswers,
+        sliced_answers: SlicedAnswers,
     ) -> None:
         self._settings = settings
-        self._long_answers = long_answers
+        self._sliced_answers = sliced_answers
         self._store = store
         self._topics = tables.topics
         self._groups = tables.groups
@@ -238,7 +238,7 @@ class Progress:
         topic = self._topics.get(name)
         if topic is None:
             raise for_code(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
-        return self._long_answers.answer(request, connection, self._topic_stats(topic))
+        return self._sliced_answers.answer(request, connection, self._topic_stats(topic))
 
     def _topic_stats(self, topic: TopicConfig) -> Slices[bytes]:
         """A row for each queue; of a topic that is asked for again before anything is stored, the last text.
@@ -280,12 +280,12 @@ class Progress:
 
     def _on_consume_stats(self, request: Command, connection: Connection, now: int) -> Command | None:
         header = request.read(GetConsumeStatsRequestHeader)
-        return self._long_answers.answer(request, connection, self._consume_stats(header, now))
+        return self._sliced_answers.answer(request, connection, self._consume_stats(header, now))
 
     def _on_all_consume_stats(self, request: Command, connection: Connection, now: int) -> Command | None:
         ordered = request.read(GetConsumeStatsInBrokerHeader).is_order
         work = self._all_consume_stats(connection.local_address, now, only_ordered=ordered)
-        return self._long_answers.answer(request, connection, work)
+        return self._sliced_answers.answer(request, connection, work)
 
     def _consume_stats(self, header: GetConsumeStatsRequestHeader, now: int) -> Slices[bytes]:
         group, done = header.consumer_group, 0
@@ -376,7 +376,7 @@ class Progress:
     def _on_time_span(self, request: Command, connection: Connection, now: int) -> Command | None:
         header = request.read(QueryConsumeTimeSpanRequestHeader)
         work = self._time_spans(header.group, self._topic(header.topic), now)
-        return self._long_answers.answer(request, connection, work)
+        return self._sliced_answers.answer(request, connection, work)
 
     def _time_spans(self, group: str, topic: TopicConfig, now: int) -> Slices[bytes]:
         name, parts, size = topic.topic_name, [], 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rmq.broker.admin.registration import Registration
     from rmq.broker.admin.topics_and_groups import Admin
     from rmq.broker.config import BrokerConfig
-    from rmq.broker.consume.long_polling import HeldPulls
+    from rmq.broker.consume.long_polling import ParkedPulls
     from rmq.broker.delay.delay_levels import Schedule
     from rmq.broker.delay.timers import Timers
     from rmq.broker.disk_work import DiskWork
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rmq.broker.tables.topics import Topics
     from rmq.broker.transactions import Transactions
     from rmq.remoting.acceptor import Acceptor
-    from rmq.remoting.limits import Budget
+    from rmq.remoting.limits import MemoryBudget
     from rmq.store.store import Store
 
 Row = tuple[tuple[str, ...], float]
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 QUEUES: Final = 50
 """So many queues with held pulls are named to an operator, those with the most."""
-LOOKS: Final = 250
+SCANS: Final = 250
 """So many queues, or rows, are looked at in one slice."""
 
 
@@ -59,7 +59,7 @@ class Measured(Protocol):
     groups: Groups
     offsets: Offsets
     clients: Clients
-    held_pulls: HeldPulls
+    parked_pulls: ParkedPulls
     acknowledgement: Acknowledgement
     transactions: Transactions
     schedule: Schedule
@@ -73,7 +73,7 @@ class Measured(Protocol):
     histograms: Histograms
     acceptors: Mapping[str, Acceptor]
     door_connections: dict[str, int]
-    budget: Budget
+    budget: MemoryBudget
     connections: int
 
     @property
@@ -99,7 +99,7 @@ def metrics_of(broker: Measured, *, queues: bool = False) -> Slices[list[Metric]
 def gauges_of(broker: Measured) -> dict[str, str]:
     """Rows of the runtime metrics that RocketMQ does not have."""
     return {
-        "heldPulls": str(broker.held_pulls.count),
+        "heldPulls": str(broker.parked_pulls.count),
         "diskHangs": broker.disk_work.hangs(),
         "sendsWaitingForDisk": str(broker.acknowledgement.disk.acks),
         "sendsWaitingForSlave": str(broker.acknowledgement.slaves.acks),
@@ -168,7 +168,7 @@ def _traffic(broker: Measured) -> Iterator[Metric]:
 def _in_slices(rows: Iterable[T], do: Callable[[T], None]) -> Slices[None]:
     for count, row in enumerate(rows, 1):
         do(row)
-        if count % LOOKS == 0:
+        if count % SCANS == 0:
             yield
 
 
@@ -214,7 +214,7 @@ def _lags(broker: Measured, each: bool) -> Slices[list[Metric]]:
             if each:
                 rows.append(((group, topic, str(queue_id)), behind))
             looks += 1
-            if looks % LOOKS == 0:
+            if looks % SCANS == 0:
                 yield
         sums.append(((group, topic), total))
     help = "Messages that the group has not consumed yet and that are still there"
@@ -272,7 +272,7 @@ def _waiting(broker: Measured) -> Iterator[Metric]:
     ]
     yield Metric("delay_backlog_messages", "gauge", "Delayed messages not delivered yet", levels, ("level",))
     rows: tuple[tuple[str, str, float], ...] = (
-        ("held_pulls", "Pulls that wait for messages", broker.held_pulls.count),
+        ("held_pulls", "Pulls that wait for messages", broker.parked_pulls.count),
         ("sends_waiting_disk", "Acknowledgements that wait for a sync", broker.acknowledgement.disk.acks),
         ("sends_waiting_slave", "Acknowledgements that wait for a slave", broker.acknowledgement.slaves.acks),
         (
@@ -336,7 +336,7 @@ def parts_text(broker: Measured) -> str:
             limit = str(value.limits[slowest]) if slowest < len(value.limits) else "more"
             mean = 1000 * value.total / count
             lines.append(f"{metric.name}  {count} times, {mean:.3f} ms on average, none over {limit} s")
-    held = sorted(broker.held_pulls.by_queue().items(), key=lambda row: -row[1])
+    held = sorted(broker.parked_pulls.by_queue().items(), key=lambda row: -row[1])
     lines += (f"pulls held for {topic} queue {number}  {count}" for (topic, number), count in held[:QUEUES])
     if len(held) > QUEUES:
         lines.append(f"and for {len(held) - QUEUES} more queues")

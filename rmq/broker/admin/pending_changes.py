@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from attrs import frozen
 
 from rmq.broker.error_responses import error_response
-from rmq.broker.tables.versioned import drain
+from rmq.broker.tables.versioned import run_to_end
 from rmq.errors import StoreError
 from rmq.server.deferred import Deferred
 from rmq.shares import NOBODY
@@ -125,7 +125,7 @@ class PendingChanges:
             return True
         made = table.made
         try:
-            drain(self._files.saving(name))()
+            run_to_end(self._files.saving(name))()
         except StoreError:
             undo()
             raise
@@ -139,7 +139,7 @@ class PendingChanges:
             table = self._files.versioned[name]
             made = table.made
             try:
-                drain(self._files.saving(name))()
+                run_to_end(self._files.saving(name))()
             except StoreError as error:
                 self.not_saved(name, error)
             else:

@@ -80,7 +80,7 @@ class Registration:
         self._is_compressed = False
         self._body_of: tuple[DataVersion, int] | None = None
         self._permission = settings.broker.broker_permission  # as told
-        settings.watch(self._look_at_permission)
+        settings.watch(self._check_permission)
 
     def valid_until(self, end: datetime | None) -> None:
         """The TLS certificate that clients are shown is valid until `end`; None without one."""
@@ -154,7 +154,7 @@ class Registration:
         if take_order and response.body:
             self._topics.set_ordered(KVTable.from_json(response.body).table)
 
-    def _look_at_permission(self) -> None:
+    def _check_permission(self) -> None:
         # Name servers take topics, and with them permissions, only with a version that they do not have.
         if self._permission != self._settings.broker.broker_permission:
             self._permission = self._settings.broker.broker_permission

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig, Settings
     from rmq.broker.state import Tables
     from rmq.protocol.command import Command
-    from rmq.server.deferred import SavedAnswers
+    from rmq.server.deferred import DeferredSaves
     from rmq.store.config import StoreConfig
     from rmq.store.store import Store
 
@@ -58,7 +58,7 @@ class Admin:
     """Handles what administrators ask: topics, groups and settings changed, state and metrics told, files
     removed.
 
-    `changes` has those of topics and groups answered when they are saved, `saved_answers` those of settings.
+    `changes` has those of topics and groups answered when they are saved, `deferred_saves` those of settings.
     `commit_pending()` commits what the running chunk has put, `gauges()` gives more rows of the runtime
     metrics, and `delay_offsets()` the table of delayOffset.json. `on_deleted(topic, queue_ids)` is called
     when a topic is deleted, with its queues that had messages.
@@ -71,7 +71,7 @@ class Admin:
         tables: Tables,
         *,
         changes: PendingChanges,
-        saved_answers: SavedAnswers,
+        deferred_saves: DeferredSaves,
         commit_pending: Callable[[], None],
         gauges: Callable[[], Mapping[str, str]],
         delay_offsets: Callable[[], Mapping[int, int]],
@@ -81,7 +81,7 @@ class Admin:
         self._settings = settings
         self.config_version = bodies.DataVersion(tables.stats.boot_ms, 0)
         self._changes = changes
-        self._saved_answers = saved_answers
+        self._deferred_saves = deferred_saves
         self._commit_pending = commit_pending
         self._gauges = gauges
         self._delay_offsets = delay_offsets
@@ -305,7 +305,7 @@ class Admin:
             return request.reply()
 
         self._changed(changes)  # what may not be is refused at once
-        return self._saved_answers.answer(request, connection, partial(self._keep, changes), take)
+        return self._deferred_saves.answer(request, connection, partial(self._keep, changes), take)
 
     def _keep(self, changes: Mapping[str, str]) -> None:
         """Write new values of settings into the file of settings. In any thread. Raises ResponseError when

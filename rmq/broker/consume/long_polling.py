@@ -103,12 +103,12 @@ class Reading(Holding, Protocol):
         """Close the connection behind the bytes that wait to be sent."""
 
 
-OnResult = Callable[["HeldRead", "Found | ResponseError"], None]
+OnResult = Callable[["ParkedRead", "Found | ResponseError"], None]
 """Called once, with the result of a held read or its refusal."""
 
 
 @define(eq=False)
-class HeldRead:
+class ParkedRead:
     """A read that found nothing. `offset` moves on over messages that its filter refused.
 
     `holders` are the names under which the row counts.
@@ -129,7 +129,7 @@ class HeldRead:
 
 
 @define(eq=False)
-class HeldPull(HeldRead):
+class ParkedPull(ParkedRead):
     """A pull that found nothing. `request` needs no text map and no body: `header` has all that is used
     again.
     """
@@ -151,12 +151,12 @@ class _Round:
     `has_more`: more messages have come meanwhile, so that those before them are to be tried once more.
     """
 
-    untried: list[HeldRead]
+    untried: list[ParkedRead]
     end: int
     has_more: bool = False
 
 
-class HeldPulls:
+class ParkedPulls:
     """The table of held pulls.
 
     `resume(pull, last)` tries a held pull again and says whether it answered; with `last` it must answer.
@@ -170,7 +170,7 @@ class HeldPulls:
     def __init__(
         self,
         clock: Callable[[], float],
-        resume: Callable[[HeldRead, bool], bool],
+        resume: Callable[[ParkedRead, bool], bool],
         on_deadline: Callable[[float], None],
     ) -> None:
         self.clock = clock
@@ -179,12 +179,12 @@ class HeldPulls:
         self.count = 0
         self.shares = Shares(0)
         self.is_silent = False
-        self._pulls: dict[tuple[str, int], dict[HeldRead, None]] = {}
+        self._pulls: dict[tuple[str, int], dict[ParkedRead, None]] = {}
         self._rounds: dict[tuple[str, int], _Round] = {}  # of queues with more pulls than a turn has room for
         self._tries = TRIES_OF_A_TURN
-        self._of_connection: dict[Reading, dict[HeldRead, None]] = {}
+        self._of_connection: dict[Reading, dict[ParkedRead, None]] = {}
         self._long: dict[Reading, int] = {}  # what expressions add
-        self._timers: list[tuple[float, int, HeldRead]] = []
+        self._timers: list[tuple[float, int, ParkedRead]] = []
         self._order = count()
 
     def by_queue(self) -> dict[tuple[str, int], int]:
@@ -201,7 +201,7 @@ class HeldPulls:
         pulls = self._pulls.get((topic, queue_id), ())
         return any(pull.header.consumer_group == group for pull in pulls)
 
-    def hold_pull(self, pull: HeldRead) -> None:
+    def park_pull(self, pull: ParkedRead) -> None:
         """Keep a pull until its queue grows past its offset, its time is over, or its connection closes."""
         connection, header = pull.connection, pull.header
         if connection.is_closed:
@@ -239,7 +239,7 @@ class HeldPulls:
             if next_offset > pull.offset and not pull.is_answered and self._resume(pull, False):
                 self._drop(pull)
 
-    def _begin_round(self, key: tuple[str, int], pulls: dict[HeldRead, None], end: int) -> None:
+    def _begin_round(self, key: tuple[str, int], pulls: dict[ParkedRead, None], end: int) -> None:
         round = self._rounds.get(key)
         if round is not None:
             round.end, round.has_more = end, True
@@ -290,7 +290,7 @@ class HeldPulls:
         for pull in self._of_connection.pop(connection, ()):
             self._drop(pull)
 
-    def finish_where(self, holds: Callable[[HeldRead], bool]) -> None:
+    def finish_where(self, holds: Callable[[ParkedRead], bool]) -> None:
         """Answer all pulls for which this holds, found or not."""
         if self.is_silent:
             return
@@ -319,16 +319,16 @@ class HeldPulls:
         for connection in {pull.connection: None for pull in waiting}:
             connection.finish("this broker is stopping")
 
-    def all_pulls(self) -> list[HeldRead]:
+    def all_pulls(self) -> list[ParkedRead]:
         """All that are held."""
         return [pull for pulls in self._pulls.values() for pull in pulls]
 
-    def _finish(self, pull: HeldRead) -> None:
+    def _finish(self, pull: ParkedRead) -> None:
         answered = self._resume(pull, True)
         assert answered
         self._drop(pull)
 
-    def _drop(self, pull: HeldRead) -> None:
+    def _drop(self, pull: ParkedRead) -> None:
         if (
             pull.is_answered
         ):  # its answer overfilled the outbox, which closed the connection, which dropped it
@@ -347,7 +347,7 @@ class HeldPulls:
             if not mine:
                 del self._of_connection[pull.connection]
 
-    def _count(self, pull: HeldRead, sign: int) -> None:
+    def _count(self, pull: ParkedRead, sign: int) -> None:
         """Count a pull, and what a long expression adds."""
         text, count = pull.header.subscription, sign
         if text and len(text) >= _LONG:

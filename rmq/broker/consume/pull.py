@@ -1,7 +1,7 @@
 """PULL_MESSAGE: the wire's shell over `read.Reader`, which decides what a consumer reads and when.
 
-A pull that finds nothing and may wait becomes a row of HeldPulls. In a set with controllers some clients are
-guided to another replica meanwhile.
+A pull that finds nothing and may wait becomes a row of `ParkedPulls`. In a set with controllers the answer
+names the preferred replica, for clients that read from replicas.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from rmq.broker.consume.long_polling import HeldPull
+from rmq.broker.consume.long_polling import ParkedPull
 from rmq.broker.consume.read import MOVED, NOT_FOUND, SUCCESS
 from rmq.errors import ResponseError
 from rmq.protocol.codes import MASTER_ID, PULL_COMMIT_OFFSET, PULL_SUSPEND, RequestCode
@@ -19,7 +19,7 @@ from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import Settings
-    from rmq.broker.consume.long_polling import Found, HeldRead
+    from rmq.broker.consume.long_polling import Found, ParkedRead
     from rmq.broker.consume.read import Reader
     from rmq.broker.role import ReadPreference
     from rmq.broker.state import Tables
@@ -42,37 +42,37 @@ class Pull:
         self._offsets = tables.offsets
         self._stats = tables.stats
         self._reader = reader
-        self._held_pulls = reader.held_pulls
+        self._held_pulls = reader.parked_pulls
         self._place = place
-        self._on_waiting: Callable[[HeldPull], None] | None = None
+        self._on_waiting: Callable[[ParkedPull], None] | None = None
         """Is told of pulls that wait here as they are to."""
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
         """What this part answers."""
         return {RequestCode.PULL_MESSAGE: self.pull}
 
-    def suggested(self, queue_id: int) -> int:
+    def preferred(self, queue_id: int) -> int:
         """The broker from which a client that is guided shall pull this queue."""
-        return self._place.suggested(queue_id)
+        return self._place.preferred(queue_id)
 
-    def waiting(self) -> list[HeldPull]:
+    def waiting(self) -> list[ParkedPull]:
         """Pulls of clients that are guided, if they are to wait here."""
         place = self._place
         if not place.is_here():
             return []
         held = self._held_pulls.all_pulls()
-        return [one for one in held if isinstance(one, HeldPull) and place.guides(one.request.language)]
+        return [one for one in held if isinstance(one, ParkedPull) and place.applies_to(one.request.language)]
 
-    def watch_waiting(self, on_waiting: Callable[[HeldPull], None] | None) -> None:
+    def watch_waiting(self, on_waiting: Callable[[ParkedPull], None] | None) -> None:
         """Call `on_waiting` with each pull that waits here as its client is told; None: no more."""
         self._on_waiting = on_waiting
 
-    def look_at_place(self) -> None:
+    def check_preference(self) -> None:
         """Send those to another broker that wait here, and should no more."""
         place = self._place
         if place.has_left():
             self._held_pulls.finish_where(
-                lambda one: isinstance(one, HeldPull) and place.guides(one.request.language)
+                lambda one: isinstance(one, ParkedPull) and place.applies_to(one.request.language)
             )
 
     def pull(self, request: Command, connection: Connection, now: int) -> Command | None:
@@ -107,11 +107,11 @@ class Pull:
         if not 0 <= wait_ms <= most:
             wait_ms = most if wait_ms > most else 0
         place, is_told = self._place, False
-        if place.guides(request.language):
+        if place.applies_to(request.language):
             is_told = place.is_here()
             wait_ms = wait_ms if is_told else min(wait_ms, ELSEWHERE_MS)
         request.shrink()  # senders choose how large the rest of it is
-        held = HeldPull(
+        held = ParkedPull(
             connection=connection,
             header=header,
             offset=header.queue_offset,
@@ -124,8 +124,8 @@ class Pull:
         if is_told and self._on_waiting is not None:
             self._on_waiting(held)
 
-    def _resumed(self, held: HeldRead, found: Found | ResponseError) -> None:
-        assert isinstance(held, HeldPull)
+    def _resumed(self, held: ParkedRead, found: Found | ResponseError) -> None:
+        assert isinstance(held, ParkedPull)
         request, connection = held.request, held.connection
         if isinstance(found, ResponseError):
             connection.reply(request.reply(found.code, found.remark))
@@ -145,8 +145,8 @@ class Pull:
         if self._settings.broker.slave_read_enable:
             suggested = group.which_broker_when_consume_slowly if result.suggests_slave else group.broker_id
         place = self._place
-        if place.guides(request.language):
-            suggested = place.suggested(header.queue_id)
+        if place.applies_to(request.language):
+            suggested = place.preferred(header.queue_id)
         if code == MOVED:
             code = self._reader.correct(header, result)
         offsets = (suggested, result.next_queue_offset, result.min_offset, result.max_offset)

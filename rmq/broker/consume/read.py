@@ -3,9 +3,10 @@
 `Reader` knows neither requests nor answers: `Pull` is its shell for the wire, and doors use it by
 `rmq.broker.doors`. A consumer asks by a value (`long_polling.Wanted`), of which the header of a pull is one.
 
-A read that finds nothing and may wait becomes a row of HeldPulls. When its queue grows it is tried again from
-the top, so that a group disabled meanwhile is refused; messages that its filter refuses only move its offset
-on. An offset out of range is corrected, and an OffsetMovedEvent is stored for RocketMQ's monitoring.
+A read that finds nothing and may wait becomes a row of `ParkedPulls`. When the queue grows, the read is tried
+again from the top, so that a group that was disabled is refused. Messages that the filter refuses only
+move the offset on. An offset out of range is corrected, and an OffsetMovedEvent is stored for RocketMQ's
+monitoring.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from rmq.broker.consume.long_polling import HeldPulls
+from rmq.broker.consume.long_polling import ParkedPulls
 from rmq.broker.filtering.filters import MessageFilter, record_properties, tag_matcher
 from rmq.broker.filtering.subscription import is_tag_type, parse_subscription
 from rmq.broker.tables.topics import unknown_topic
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from attrs import frozen
 
     from rmq.broker.config import BrokerConfig, Settings
-    from rmq.broker.consume.long_polling import Found, HeldRead, Reading, Wanted
+    from rmq.broker.consume.long_polling import Found, ParkedRead, Reading, Wanted
     from rmq.broker.filtering.filters import Filter
     from rmq.broker.role import Role
     from rmq.broker.state import Tables
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from rmq.store.reader import GetResult
     from rmq.store.store import Store
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 
 _CODES: Final = {
@@ -62,7 +63,7 @@ SUCCESS: Final = int(ResponseCode.SUCCESS)
 NOT_FOUND: Final = int(ResponseCode.PULL_NOT_FOUND)
 MOVED: Final = int(ResponseCode.PULL_OFFSET_MOVED)
 _RETRY: Final = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
-LOOKS: Final = 800
+SCANS: Final = 800
 _ROWS_MAX: Final = 20_000
 _SHORT_EXPRESSION: Final = 512
 _PLANS_SIZE_MAX: Final = 16 << 20
@@ -74,14 +75,14 @@ log = logging.getLogger("rmq.broker")
 
 
 @frozen
-class Plan:
+class SubscriptionPlan:
     """How to read for one subscription: a test of a unit's tags code, a test of a record; None passes all."""
 
     subscription: SubscriptionData
     matches: Callable[[int], bool] | None
     matches_record: Callable[[memoryview], bool] | None
     filter: Filter | None = None
-    looks: int = LOOKS
+    looks: int = SCANS
     """Messages that one pull asks the expression about: the longer it is, the more each of them costs."""
 
 
@@ -93,13 +94,13 @@ class Row:
     group: SubscriptionGroupConfig
     topic: TopicConfig
     model: str | None
-    plan: Plan
+    plan: SubscriptionPlan
 
 
 class Reader:
     """Reads queues for consumers.
 
-    Reads that wait are in `held_pulls`: `on_deadline(at)` is called with each new deadline, so that its
+    Reads that wait are in `parked_pulls`: `on_deadline(at)` is called with each new deadline, so that its
     `step` is called by then. `on_pulled` is called with messages that were handed out. `put(record)` stores a
     record of the broker's own and raises StoreError.
     """
@@ -125,14 +126,14 @@ class Reader:
         self._filters = tables.filters
         self._offsets = tables.offsets
         self._stats = tables.stats
-        self.held_pulls = HeldPulls(clock, self._resume, on_deadline)
+        self.parked_pulls = ParkedPulls(clock, self._resume, on_deadline)
         self._on_pulled = on_pulled
         self._put = put
         self._now_ms = now_ms
         self._role = role
         self._unconfirmed: set[tuple[str, int]] = set()
         """Queues of which somebody wanted more than that."""
-        self._plans: dict[tuple[str, str, str | None], Plan] = {}
+        self._plans: dict[tuple[str, str, str | None], SubscriptionPlan] = {}
         self._plans_size = 0
         self._rows: dict[tuple[str, str, int], Row] = {}
         self._refused: set[tuple[str, str]] = set()
@@ -149,13 +150,13 @@ class Reader:
         """Consumers may read further than before: try the pulls that wait for that."""
         if self._unconfirmed:
             queues, self._unconfirmed = self._unconfirmed, set()
-            self.held_pulls.turn()
+            self.parked_pulls.turn()
             for topic, queue_id in queues:
-                self.held_pulls.arrived(topic, queue_id, self._store.max_offset(topic, queue_id))
+                self.parked_pulls.arrived(topic, queue_id, self._store.max_offset(topic, queue_id))
 
     # ---- who may read what ----
 
-    def admit(self, wanted: Wanted, reading: Reading) -> tuple[SubscriptionGroupConfig, Plan]:
+    def admit(self, wanted: Wanted, reading: Reading) -> tuple[SubscriptionGroupConfig, SubscriptionPlan]:
         """The group of a consumer, and how to read for it. Raises ResponseError for a refusal.
 
         What the last read of the group from the queue found holds as long as all of it is as it was.
@@ -178,7 +179,7 @@ class Reader:
         self._keep(wanted, group, plan)
         return group, plan
 
-    def _keep(self, wanted: Wanted, group: SubscriptionGroupConfig, plan: Plan) -> None:
+    def _keep(self, wanted: Wanted, group: SubscriptionGroupConfig, plan: SubscriptionPlan) -> None:
         """Keep what was found for the next read, where it can be told that nothing of it has changed."""
         members = self._clients.consumer_group(wanted.consumer_group)
         topic = self._topics.get(wanted.topic)
@@ -201,7 +202,7 @@ class Reader:
             raise _forbidden(f"subscription group no permission, {name}")
         return group
 
-    def admit_take(self, wanted: Wanted, reading: Reading) -> Plan:
+    def admit_take(self, wanted: Wanted, reading: Reading) -> SubscriptionPlan:
         """How to read for a consumer that takes messages one by one, of one queue or, with a negative queue
         id, of any. Raises ResponseError for a refusal.
         """
@@ -216,7 +217,7 @@ class Reader:
         """Refuse pulls of a group from a topic. Raises ResponseError while one waits."""
         config = self._topics.get(topic)
         for queue_id in range(0 if config is None else config.read_queue_nums):
-            if self.held_pulls.has_of(topic, queue_id, group):
+            if self.parked_pulls.has_of(topic, queue_id, group):
                 raise _forbidden(
                     f"group {group} pulls topic {topic}: its messages cannot be taken one by one as well. "
                     "Stop the consumers that pull, or take by another group"
@@ -245,7 +246,7 @@ class Reader:
                 f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[{reading.peer_address}]",
             )
 
-    def _plan(self, wanted: Wanted, group: SubscriptionGroupConfig, reading: Reading) -> Plan:
+    def _plan(self, wanted: Wanted, group: SubscriptionGroupConfig, reading: Reading) -> SubscriptionPlan:
         self._check_queue(wanted, reading)
         if self._refused and (wanted.consumer_group, wanted.topic) in self._refused:
             raise _forbidden(
@@ -267,7 +268,7 @@ class Reader:
             plan = self._remember(key, self._plan_of_filter(subscription, known.matches, known))
         return plan
 
-    def _plan_of_request(self, wanted: Wanted, reading: Reading) -> Plan:
+    def _plan_of_request(self, wanted: Wanted, reading: Reading) -> SubscriptionPlan:
         expression = wanted.subscription or ""
         key = (wanted.topic, expression, wanted.expression_type or "TAG")
         plan = self._plans.get(key)
@@ -283,7 +284,7 @@ class Reader:
 
     def _registered(self, wanted: Wanted, group: SubscriptionGroupConfig) -> SubscriptionData:
         """The subscription that the group's members announced by heartbeat."""
-        members = self._clients.announcements.of(wanted.consumer_group)
+        members = self._clients.known_subscriptions.of(wanted.consumer_group)
         if members is None:
             raise for_code(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -321,17 +322,17 @@ class Reader:
             )
         return known
 
-    def _plan_of_tags(self, subscription: SubscriptionData) -> Plan:
+    def _plan_of_tags(self, subscription: SubscriptionData) -> SubscriptionPlan:
         topic, accepts = subscription.topic, None
         if self._settings.broker.filter_support_retry and topic.startswith(RETRY_PREFIX):
             accepts = self._filters.of_retries(topic.removeprefix(RETRY_PREFIX))
-        return Plan(subscription, tag_matcher(subscription), _of_record(accepts))
+        return SubscriptionPlan(subscription, tag_matcher(subscription), _of_record(accepts))
 
     def _plan_of_filter(
         self, subscription: SubscriptionData, accepts: MessageFilter | None, known: Filter | None = None
-    ) -> Plan:
-        looks = min(LOOKS, LOOKS * _SHORT_EXPRESSION // max(1, len(subscription.sub_string)))
-        return Plan(subscription, None, _of_record(accepts), known, looks)
+    ) -> SubscriptionPlan:
+        looks = min(SCANS, SCANS * _SHORT_EXPRESSION // max(1, len(subscription.sub_string)))
+        return SubscriptionPlan(subscription, None, _of_record(accepts), known, looks)
 
     def _check_switch(self, wanted: SubscriptionData) -> None:
         """Raise ResponseError where filters other than tags are not allowed: before anything is compiled."""
@@ -342,7 +343,7 @@ class Reader:
                 "set enablePropertyFilter=true on the broker",
             )
 
-    def _remember(self, key: tuple[str, str, str | None], plan: Plan) -> Plan:
+    def _remember(self, key: tuple[str, str, str | None], plan: SubscriptionPlan) -> SubscriptionPlan:
         """Keep a plan for the next pull, as long as all of them together are small."""
         size = _size_of(plan)
         before = self._plans.pop(key, None)
@@ -355,11 +356,13 @@ class Reader:
 
     # ---- reading ----
 
-    def get(self, wanted: Wanted, offset: int, plan: Plan, reading: Reading) -> tuple[GetResult, int]:
+    def get(
+        self, wanted: Wanted, offset: int, plan: SubscriptionPlan, reading: Reading
+    ) -> tuple[GetResult, int]:
         """The messages from an offset on, and the response code that this is. Raises ResponseError where the
         consumer must not be told another offset.
         """
-        limits, clock = self._settings.store, self.held_pulls.clock
+        limits, clock = self._settings.store, self.parked_pulls.clock
         # Somebody who pulls many queues over one connection may ask for more than it takes at a time.
         most = 1 if reading.is_busy else limits.max_transfer_count_on_message_in_memory
         reach = self._role.high_watermark()
@@ -394,14 +397,14 @@ class Reader:
         result, code = self.get(wanted, wanted.queue_offset, plan, reading)
         return group, result, code
 
-    def hold(self, held: HeldRead) -> None:
+    def hold(self, held: ParkedRead) -> None:
         """Keep a read until its queue grows past its offset, its time is over, or its connection closes.
         Raises ResponseError when too many wait.
         """
-        if self.held_pulls.count >= self._room:
+        if self.parked_pulls.count >= self._room:
             self._check_room(held.connection, held.holders)
         self._stats.miss()
-        self.held_pulls.hold_pull(held)
+        self.parked_pulls.park_pull(held)
 
     def handed_out(self, wanted: Wanted, result: GetResult, reading: Reading) -> None:
         """Count the messages that were given to a consumer."""
@@ -411,11 +414,11 @@ class Reader:
     def _check_room(self, reading: Reading, holders: Holders) -> None:
         """Raise ResponseError when as many pulls wait as may: in all, of a connection, of an account, or of
         an account's or address's share."""
-        config, held_pulls, busy = self._settings.broker, self.held_pulls, ""
-        shares = held_pulls.shares
+        config, parked_pulls, busy = self._settings.broker, self.parked_pulls, ""
+        shares = parked_pulls.shares
         shares.most = config.pull_thread_pool_queue_capacity
         places = (
-            (held_pulls.held_by(reading), config.max_held_pulls_of_connection, "maxHeldPullsOfConnection"),
+            (parked_pulls.held_by(reading), config.max_held_pulls_of_connection, "maxHeldPullsOfConnection"),
             (_of_account(shares, holders), config.max_held_pulls_of_account, "maxHeldPullsOfAccount"),
         )
         for held, most, setting in places:
@@ -427,7 +430,7 @@ class Reader:
             text = f"[OVERLOAD]system busy, start flow control for a while: {busy}"
             raise for_code(ResponseCode.SYSTEM_BUSY, text)
 
-    def _resume(self, held: HeldRead, last: bool) -> bool:
+    def _resume(self, held: ParkedRead, last: bool) -> bool:
         """Try a held read again; whether it is answered. A refusal is an answer."""
         wanted, reading = held.header, held.connection
         try:
@@ -498,7 +501,7 @@ def _of_account(shares: Shares, holders: Holders) -> int:
     return shares.held(holders[0]) if holders and is_account(holders[0]) else 0
 
 
-def _size_of(plan: Plan) -> int:
+def _size_of(plan: SubscriptionPlan) -> int:
     return _PLAN_SIZE + _PLAN_FACTOR * len(plan.subscription.sub_string)
 
 

@@ -70,7 +70,7 @@ class Corrections:
         before the first is copied.
         """
         if self._doubted:
-            self._look_at_doubted()
+            self._check_doubted()
         elif self._to_correct:
             self._copy_some()
         if self._doubted or self._to_correct:
@@ -78,7 +78,7 @@ class Corrections:
         self._have_copies.clear()
         return False
 
-    def _look_at_doubted(self) -> None:
+    def _check_doubted(self) -> None:
         for _ in range(min(STEP_LOOKS, len(self._doubted))):
             offset = self._doubted.popleft()
             if offset not in self._waiting:

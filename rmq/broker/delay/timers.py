@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from rmq.protocol.headers import RecallHandle
     from rmq.store.store import Store
 else:
-    from rmq.late_attrs import define
+    from rmq.lazy_attrs import define
 
 
 STEP_MESSAGES: Final = 100
@@ -213,7 +213,7 @@ class Timers:
 
     def step(self, now_ms: int) -> int:
         """Deliver what is due at `now_ms`; returns the time (ms) of the next step, now when more is due."""
-        self._look_at_clock(now_ms)
+        self._check_clock(now_ms)
         if self._deliver(now_ms):
             self.is_changed = True
         if self._groups or self._corrections.step() or self._roll(now_ms):
@@ -394,7 +394,7 @@ class Timers:
             raise failure
         return bool(rolled) or (bool(by_age) and looks > 0)
 
-    def _look_at_clock(self, now_ms: int) -> None:
+    def _check_clock(self, now_ms: int) -> None:
         """Doubt what waits when the wall clock was set back, while this ran or just before it began."""
         before, self._stepped_ms = self._stepped_ms, now_ms
         if not before and self._read:

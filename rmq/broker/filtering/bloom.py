@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from attrs import frozen
 
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 
 log = logging.getLogger("rmq.broker")

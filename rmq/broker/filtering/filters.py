@@ -27,7 +27,7 @@ from attrs import field
 from rmq.broker.filtering.bloom import BloomFilter
 from rmq.broker.filtering.sql92 import FilterSyntaxError, compile_sql
 from rmq.broker.filtering.subscription import ALL, VERSION_AHEAD_MS, is_tag_type, unparsable
-from rmq.broker.tables.versioned import Slices, drain
+from rmq.broker.tables.versioned import Slices, run_to_end
 from rmq.errors import ResponseError, for_code
 from rmq.message import PROPERTY_RETRY_TOPIC
 from rmq.protocol import json
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from rmq.broker.config import Settings
 else:
-    from rmq.late_attrs import define
+    from rmq.lazy_attrs import define
 
 
 SQL92: Final = "SQL92"
@@ -339,7 +339,7 @@ class FilterTable:
 
     def to_json(self) -> bytes:
         """The content of consumerFilter.json, made at once."""
-        return drain(self.text())
+        return run_to_end(self.text())
 
     def text(self) -> Slices[bytes]:
         """The content of consumerFilter.json; unsets `is_changed`. Each row is as it is when its turn comes:

@@ -27,7 +27,7 @@ from rmq.errors import RmqError
 if TYPE_CHECKING:
     from attrs import frozen
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 Properties = Mapping[str, str]
 Value = bool | int | float | str | None

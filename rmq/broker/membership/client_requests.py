@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from rmq.remoting.connection import Connection
     from rmq.store.store import Store
 else:
-    from rmq.late_attrs import define, frozen
+    from rmq.lazy_attrs import define, frozen
 
 
 log = logging.getLogger("rmq.broker")
@@ -82,7 +82,7 @@ class Call:
     opaque: int
     on_answer: OnAnswer
     seconds: float
-    asker: MemberConnection
+    requester: MemberConnection
 
 
 class PendingRequests:
@@ -115,7 +115,7 @@ class PendingRequests:
         command: Command,
         seconds: float,
         on_answer: OnAnswer,
-        asker: MemberConnection,
+        requester: MemberConnection,
     ) -> None:
         """Send a request to a client for another; `on_answer` is told of what comes of it, never before this
         returns. As many bytes as the body has count as kept until then.
@@ -125,10 +125,10 @@ class PendingRequests:
         """
         if to.is_closed:
             raise for_code(ResponseCode.SYSTEM_ERROR, f"the connection to {to.peer_address} has just ended")
-        size, holders = len(command.body), self._holders_of(asker)
-        self._check_room(to, asker, holders, size)
+        size, holders = len(command.body), self._holders_of(requester)
+        self._check_room(to, requester, holders, size)
         to.notify(command)  # first: nothing is to wait for a request that has no frame
-        call = Call(command.code, command.opaque, on_answer, seconds, asker)
+        call = Call(command.code, command.opaque, on_answer, seconds, requester)
         deadline = self.clock() + seconds
         row = self._calls.add(to, call, holders=holders, deadline=deadline, size=size)
         self._rows[to, command.opaque] = row
@@ -169,19 +169,21 @@ class PendingRequests:
 
     def _count(self, row: Row[MemberConnection, Call], sign: int) -> None:
         self._at.setdefault(row.key, Shares(2 * ROWS_OF_A_PEER)).add(row.holders, sign)
-        asker = row.value.asker
-        rows, size = self._of_asker.get(asker, (0, 0))
+        requester = row.value.requester
+        rows, size = self._of_asker.get(requester, (0, 0))
         if rows + sign:
-            self._of_asker[asker] = (rows + sign, size + sign * row.size)
+            self._of_asker[requester] = (rows + sign, size + sign * row.size)
         else:
-            del self._of_asker[asker]
+            del self._of_asker[requester]
 
-    def _check_room(self, to: MemberConnection, asker: MemberConnection, holders: Holders, size: int) -> None:
+    def _check_room(
+        self, to: MemberConnection, requester: MemberConnection, holders: Holders, size: int
+    ) -> None:
         """Raise ResponseError when too much is on its way: in all, at that client, for that connection, or
         for its account or address."""
-        asked, bytes_asked = self._of_asker.get(asker, (0, 0))
+        asked, bytes_asked = self._of_asker.get(requester, (0, 0))
         if asked >= ROWS_OF_A_PEER or bytes_asked + size > BYTES_OF_A_PEER:
-            raise _busy(f"{asked} of {bytes_asked} bytes for {asker.peer_address}")
+            raise _busy(f"{asked} of {bytes_asked} bytes for {requester.peer_address}")
         if full := self._calls.full(holders, size):
             raise _busy(full)
         if to in self._at and (full := self._at[to].full(holders)):
@@ -223,7 +225,7 @@ class ClientRequests:
     def _on_running_info(self, request: Command, connection: MemberConnection, now: int) -> None:
         header = request.read(GetConsumerRunningInfoRequestHeader)
         member = self._member(header.consumer_group, header.client_id)
-        self._pass_on(request, connection, member, {}, b"")
+        self._forward(request, connection, member, {}, b"")
 
     def _on_consume(self, request: Command, connection: MemberConnection, now: int) -> None:
         """Have a consumer consume one stored message at once; its answer tells how that went."""
@@ -233,7 +235,7 @@ class ClientRequests:
         if record is None:
             raise for_code(_FAILED, f"can not find message by the id, {header.msg_id}")
         added = {"brokerName": self._settings.broker.broker_name}
-        self._pass_on(request, connection, member, added, bytes(record))
+        self._forward(request, connection, member, added, bytes(record))
 
     def _member(self, group: str, client_id: str) -> Member:
         known = self._clients.consumer_group(group)
@@ -242,20 +244,25 @@ class ClientRequests:
                 return member
         raise for_code(_FAILED, f"The Consumer <{group}> <{client_id}> not online")
 
-    def _pass_on(
-        self, request: Command, asker: MemberConnection, member: Member, added: dict[str, str], body: bytes
+    def _forward(
+        self,
+        request: Command,
+        requester: MemberConnection,
+        member: Member,
+        added: dict[str, str],
+        body: bytes,
     ) -> None:
         """RocketMQ passes the header on as it is: with an administrator's signature, which the consumer could
         send to any server as another request."""
 
         def on_answer(answer: Command | RmqError) -> None:
             if isinstance(answer, RmqError):
-                asker.reply(request.reply(_code_of(answer), f"consumer <{member.client_id}>: {answer}"))
+                requester.reply(request.reply(_code_of(answer), f"consumer <{member.client_id}>: {answer}"))
             else:
-                asker.reply(request.reply(answer.code, answer.remark, answer.ext, answer.body))
+                requester.reply(request.reply(answer.code, answer.remark, answer.ext, answer.body))
 
         command = Command.request(request.code, unsigned(request.ext) | added, body)
-        self._pending.call(member.connection, command, CALL_SECONDS, on_answer, asker)
+        self._pending.call(member.connection, command, CALL_SECONDS, on_answer, requester)
 
     # --- the offsets that members have in memory ---
 
@@ -284,7 +291,7 @@ class Gathering:
     """Answers of several members to one question; a member that does not answer is left out."""
 
     request: Command
-    asker: MemberConnection
+    requester: MemberConnection
     missing: int
     table: dict[str, dict[MessageQueue, int]] = field(factory=dict)
 
@@ -300,7 +307,7 @@ class Gathering:
 
     def finish(self) -> None:
         """Answer who asked, with what has come."""
-        self.asker.reply(self.request.reply(body=GetConsumerStatusBody(self.table).to_json()))
+        self.requester.reply(self.request.reply(body=GetConsumerStatusBody(self.table).to_json()))
 
 
 def _physical_offset(message_id: str) -> int:
@@ -360,15 +367,15 @@ class RequestReply:
     def _on_reply(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
         header = request.read(SendMessageRequestHeader)
         properties = decode_properties(header.properties)
-        asker = properties.get(PROPERTY_REPLY_TO_CLIENT)
-        if asker is None:
+        requester = properties.get(PROPERTY_REPLY_TO_CLIENT)
+        if requester is None:
             remark = f"reply message properties[{PROPERTY_REPLY_TO_CLIENT}] is null"
             self._not_pushed(request, connection, now_ms, remark=remark)
-        to = self._clients.producer_connection(asker)
+        to = self._clients.producer_connection(requester)
         if to is None or to.is_closed:
-            remark = f"push reply message fail, channel of <{asker}> not found."
-            if self._clients.is_disputed(asker):
-                remark = f"push reply message fail, clients of several accounts have the id <{asker}>."
+            remark = f"push reply message fail, channel of <{requester}> not found."
+            if self._clients.is_disputed(requester):
+                remark = f"push reply message fail, clients of several accounts have the id <{requester}>."
             self._not_pushed(request, connection, now_ms, remark=remark)
         properties[PROPERTY_PUSH_REPLY_TIME] = str(now_ms)
         pushed = self._pushed(header, encode_properties(properties), connection, now_ms)
@@ -378,8 +385,8 @@ class RequestReply:
             if isinstance(answer, Command) and answer.code == ResponseCode.SUCCESS:
                 self._later(self._pushed_well, request, connection)
                 return
-            log.warning("reply to %s at %s is not taken: %s", asker, to.peer_address, _why(answer))
-            remark = f"push reply message to {asker} fail: {_why(answer)}"
+            log.warning("reply to %s at %s is not taken: %s", requester, to.peer_address, _why(answer))
+            remark = f"push reply message to {requester} fail: {_why(answer)}"
             self._later(partial(self._not_pushed, remark=remark), request, connection)
 
         self._pending.call(to, command, PUSH_SECONDS, on_answer, connection)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from rmq.broker.filtering.subscription import is_tag_type
-from rmq.broker.membership.known_subscriptions import Announcements
+from rmq.broker.membership.known_subscriptions import KnownSubscriptions
 from rmq.broker.membership.members import (
     ClientIds,
     Conflicts,
@@ -83,7 +83,7 @@ class Clients:
         self._topics = topics
         self._filters = filters
         self._consumers: dict[str, ConsumerGroup] = {}
-        self.announcements = Announcements(self._consumers, clock)
+        self.known_subscriptions = KnownSubscriptions(self._consumers, clock)
         self._producers: dict[str, dict[MemberConnection, Member]] = {}
         self._of_connection: dict[MemberConnection, set[tuple[str, str]]] = {}
         self._shares = Shares(settings.broker.max_group_members)
@@ -347,7 +347,7 @@ class Clients:
         self._filters.register(group.name, wanted, self._holders_of(member.connection))
         self._remember(member.connection, "consumer", group.name)
         if group.announced != announced:
-            self.announcements.changed(group.name)
+            self.known_subscriptions.changed(group.name)
         if is_new and consumer.unit_mode:
             log.warning("group %s: unit mode is ignored", group.name)
         return is_new or is_changed
@@ -391,7 +391,7 @@ class Clients:
 
         `now` is in ms of `clock`; returns when to come again: when the next can be silent, but not at once.
         """
-        self.announcements.expire(now)
+        self.known_subscriptions.expire(now)
         longest = now
         for connection, memberships in list(self._of_connection.items()):
             heard = {one: self._members(*one)[connection].heard_ms for one in memberships}
@@ -432,8 +432,8 @@ class Clients:
         elif kind == "consumer":
             left = self._consumers.pop(group)
             if is_cut:
-                self.announcements.left(left)
-            self.announcements.changed(group)
+                self.known_subscriptions.left(left)
+            self.known_subscriptions.changed(group)
             self._filters.unregister(group)
         elif not members:
             del self._producers[group]

@@ -1,4 +1,4 @@
-"""Announcements: what consumer groups subscribe to, beyond the connections over which they said so.
+"""KnownSubscriptions: what consumer groups subscribe to, beyond the connections over which they said so.
 
 Consumers announce it by heartbeat every 30 s, and a pull of a group that has announced nothing is refused. So
 RocketMQ's consumers read nothing for up to 30 s from a broker that has just started or has another role, or
@@ -31,7 +31,7 @@ TOLD_BYTES_MAX: Final = 256 << 10
 log = logging.getLogger("rmq.broker")
 
 
-class Announcements:
+class KnownSubscriptions:
     """What is known of all groups; a `StreamedTable`, whose rows are groups. `groups` are those that have
     members here, which come first; then come those that the master knows, then former ones. `clock` (seconds)
     only goes forward.
@@ -53,14 +53,14 @@ class Announcements:
             return former if self._ms() < until else None
         return known
 
-    def known(self) -> dict[str, ConsumerGroup]:
+    def all(self) -> dict[str, ConsumerGroup]:
         """What all groups have announced, without their members."""
         now = self._ms()
         former = {name: group for name, (group, until) in self._former.items() if now < until}
         own = {name: evolve(group, members={}) for name, group in self._groups.items()}
         return former | self._followed | own
 
-    def recall(self, known: Mapping[str, ConsumerGroup]) -> None:
+    def restore(self, known: Mapping[str, ConsumerGroup]) -> None:
         """Know for a while what this broker knew when it had another role."""
         for group in known.values():
             self._keep(group)
@@ -82,7 +82,7 @@ class Announcements:
 
     def names(self) -> list[str]:
         """The names of all rows, one for each group."""
-        return list(self.known())
+        return list(self.all())
 
     def text_of(self, names: Collection[str]) -> bytes:
         """What those of these groups that are there announce, as a heartbeat would."""
@@ -108,7 +108,9 @@ class Announcements:
             data.group_name: _group(data) for data in HeartbeatData.from_json(text).consumer_data_set
         }, None
 
-    def follow(self, rows: Mapping[str, ConsumerGroup], version: None, gone: Collection[str] | None) -> bool:
+    def apply_delta(
+        self, rows: Mapping[str, ConsumerGroup], version: None, gone: Collection[str] | None
+    ) -> bool:
         """A slave's: know these groups of the master's, and for a while only those that are gone; with None,
         all others are."""
         for name in self._followed.keys() - rows.keys() if gone is None else gone:

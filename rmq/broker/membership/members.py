@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Table = dict[tuple[str, str], set["MemberConnection"]]
 else:
-    from rmq.late_attrs import define
+    from rmq.lazy_attrs import define
 
 
 class MemberConnection(Protocol):

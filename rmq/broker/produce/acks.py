@@ -31,7 +31,7 @@ from attrs import define, field
 
 from rmq.broker.error_responses import topic_not_saved
 from rmq.broker.produce.send_answers import Ack, Answers
-from rmq.broker.replication.failover.table_acks import RowWaits
+from rmq.broker.replication.failover.table_acks import TableAcks
 from rmq.broker.replication.links import Replicas
 from rmq.errors import StoreError, for_code
 from rmq.message import dlq_topic, offset_message_id, retry_topic
@@ -60,7 +60,7 @@ log = logging.getLogger("rmq.broker")
 
 
 @define(eq=False)
-class Answered:
+class PlainAcks:
     """Requests, other than sends, that are answered without a header once the log is safe."""
 
     requests: list[Command]
@@ -105,7 +105,7 @@ class Calls:
         return len(self.calls)
 
 
-Acks = Union[list[Ack], Answered, Calls, "SendRun"]
+Acks = Union[list[Ack], PlainAcks, Calls, "SendRun"]
 
 
 def _acks_of(run: SendRun) -> list[Ack]:
@@ -117,26 +117,28 @@ def _acks_of(run: SendRun) -> list[Ack]:
 
 
 @define(eq=False)
-class Senders:
-    """Who gets an answer for one chunk: `waiting`, sends to be answered when the log is as safe as the
-    settings ask; `at_once`, sends with WAIT=false, when the log is written; `returned`, messages that a
-    consumer sent back, likewise. In a set with controllers all of them wait.
+class AckBatch:
+    """Requests of one chunk that get an acknowledgement.
+
+    `waiting`: sends that are acknowledged when the log is as safe as the settings ask. `ack_on_write`: sends
+    with WAIT=false, acknowledged when the log is written. `send_backs`: messages that a consumer sent back,
+    also acknowledged when the log is written. In a set with controllers all of them wait.
     """
 
     waiting: list[Ack] = field(factory=list)
-    at_once: list[Ack] = field(factory=list)
-    returned: list[Command] = field(factory=list)
+    ack_on_write: list[Ack] = field(factory=list)
+    send_backs: list[Command] = field(factory=list)
     run: SendRun | None = None
     """Sends that the compiled engine has put, the whole batch then, which could not be written."""
 
     def __len__(self) -> int:
-        return len(self.waiting) + len(self.at_once) + len(self.returned)
+        return len(self.waiting) + len(self.ack_on_write) + len(self.send_backs)
 
     def refuse(self, connection: Connection, code: int, remark: str) -> None:
         """Tell all of them that nothing is stored."""
-        for request, _, _ in self.waiting + self.at_once:
+        for request, _, _ in self.waiting + self.ack_on_write:
             connection.reply(request.reply(code, remark))
-        for request in self.returned + (self.run.commands() if self.run else []):
+        for request in self.send_backs + (self.run.commands() if self.run else []):
             connection.reply(request.reply(code, remark))
 
 
@@ -166,10 +168,10 @@ class Acknowledgement:
         self._topics = topics
         self._clock = clock
         self._on_sync_wanted = on_sync_wanted
-        self.pending = Senders()
+        self.pending = AckBatch()
         self.calls: list[Call] = []
         """Those of the batch that is being put."""
-        self._new_topics: list[tuple[Connection, Senders]] = []
+        self._new_topics: list[tuple[Connection, AckBatch]] = []
         self._new_topic_calls: list[Call] = []
         self.disk = ParkedSends(clock, histograms.flush_wait, on_deadline, self._on_disk)
         self.slaves = ParkedSends(clock, histograms.replication_wait, on_deadline, self._on_slave)
@@ -177,7 +179,7 @@ class Acknowledgement:
         self.replicas = Replicas(
             settings, role, self._advance, is_in_time=lambda session: self.rows.is_in_time(session)
         )
-        self.rows = RowWaits(
+        self.rows = TableAcks(
             self.replicas, clock, on_deadline, lambda: self._slave_seconds, settings.holders_of
         )
         self._settings = settings
@@ -201,16 +203,16 @@ class Acknowledgement:
 
     def records(self) -> list[Record]:
         """The records of the pending batch whose senders get an answer."""
-        stored = [records for _, _, records in self.pending.waiting + self.pending.at_once]
+        stored = [records for _, _, records in self.pending.waiting + self.pending.ack_on_write]
         return [record for records in stored if not isinstance(records, Batch) for record in records]
 
     def committed(self, connection: Connection) -> None:
         """The pending batch is written: answer its senders, or let them wait for what is missing."""
         senders = self.pending
-        if self._waits_for_more or self._topics.unsaved or senders.at_once or senders.returned:
-            self.pending = Senders()
+        if self._waits_for_more or self._topics.unsaved or senders.ack_on_write or senders.send_backs:
+            self.pending = AckBatch()
             self._answer(connection, senders)
-        elif senders.waiting:  # nothing is missing, as for most: spare them another `Senders`
+        elif senders.waiting:  # nothing is missing, as for most: spare them another `AckBatch`
             acks, senders.waiting = senders.waiting, []
             connection.write(self._answers.stored(acks))
         connection.flush()  # the books that follow are ours
@@ -224,12 +226,12 @@ class Acknowledgement:
 
     def refused(self, connection: Connection, code: int, remark: str) -> None:
         """The pending batch could not be written: nobody of it is told success."""
-        senders, self.pending = self.pending, Senders()
+        senders, self.pending = self.pending, AckBatch()
         senders.refuse(connection, code, remark)
 
     def forget(self) -> None:
         """Answer nobody of the pending batch: after a bug it is not known what of it is written."""
-        self.pending = Senders()
+        self.pending = AckBatch()
         self.calls_refused(ResponseCode.SYSTEM_ERROR, "it is not known whether the message is written")
 
     def calls_committed(self) -> None:
@@ -255,34 +257,34 @@ class Acknowledgement:
             for call in ready:
                 call.done(self._store.store_host, None)
 
-    def _answer(self, connection: Connection, senders: Senders) -> None:
+    def _answer(self, connection: Connection, senders: AckBatch) -> None:
         if self._topics.unsaved:
             senders = self._hold_for_topics(connection, senders)
         if self._role.awaits_replicas:
             self._park_all(connection, senders)
             return
-        waiting, at_once = senders.waiting, senders.at_once
+        waiting, ack_on_write = senders.waiting, senders.ack_on_write
         if waiting and self._waits_for_more:
             self._park(connection, waiting)
         else:
-            at_once = waiting + at_once if at_once else waiting
-        if at_once:
-            connection.write(self._answers.stored(at_once))
-        for request in senders.returned:
+            ack_on_write = waiting + ack_on_write if ack_on_write else waiting
+        if ack_on_write:
+            connection.write(self._answers.stored(ack_on_write))
+        for request in senders.send_backs:
             connection.reply(request.reply())
 
-    def _park_all(self, connection: Connection, senders: Senders) -> None:
-        if acks := senders.waiting + senders.at_once:
+    def _park_all(self, connection: Connection, senders: AckBatch) -> None:
+        if acks := senders.waiting + senders.ack_on_write:
             self._park(connection, acks)
-        if senders.returned:
-            self._park(connection, Answered(senders.returned))
+        if senders.send_backs:
+            self._park(connection, PlainAcks(senders.send_backs))
 
     def answer(self, request: Command, connection: Connection) -> Command | None:
         """The answer to a request whose effect is in the log now; None when it comes later, as in a set with
         controllers, where replicas must have the log so far."""
         if not self._role.awaits_replicas:
             return request.reply()
-        self._park(connection, Answered([request]))
+        self._park(connection, PlainAcks([request]))
         return None
 
     # ---- topics that a send has made ----
@@ -312,15 +314,15 @@ class Acknowledgement:
         for call in calls:
             call.done(self._store.store_host, for_code(*topic_not_saved(error)))
 
-    def _hold_for_topics(self, connection: Connection, senders: Senders) -> Senders:
+    def _hold_for_topics(self, connection: Connection, senders: AckBatch) -> AckBatch:
         """Keep those whose topic is not saved; returns the others."""
-        held, free = Senders(), Senders()
+        held, free = AckBatch(), AckBatch()
         for ack in senders.waiting:
             (held if self._is_to_new_topic(ack) else free).waiting.append(ack)
-        for ack in senders.at_once:
-            (held if self._is_to_new_topic(ack) else free).at_once.append(ack)
-        for request in senders.returned:
-            (held if self._is_returned_to_new_topic(request) else free).returned.append(request)
+        for ack in senders.ack_on_write:
+            (held if self._is_to_new_topic(ack) else free).ack_on_write.append(ack)
+        for request in senders.send_backs:
+            (held if self._is_send_back_to_new_topic(request) else free).send_backs.append(request)
         if held:
             self._new_topics.append((connection, held))
         return free
@@ -334,7 +336,7 @@ class Acknowledgement:
         named = getattr(request.header, "topic", None) or request.ext.get("topic") or request.ext.get("b")
         return named is None or named in unsaved
 
-    def _is_returned_to_new_topic(self, request: Command) -> bool:
+    def _is_send_back_to_new_topic(self, request: Command) -> bool:
         group = request.read(ConsumerSendMsgBackRequestHeader).group
         return retry_topic(group) in self._topics.unsaved or dlq_topic(group) in self._topics.unsaved
 
@@ -413,7 +415,7 @@ class Acknowledgement:
                 call.done(self._store.store_host, None)
             return
         assert connection is not None
-        if isinstance(acks, Answered):
+        if isinstance(acks, PlainAcks):
             for request in acks.requests:
                 connection.reply(request.reply())
         else:
@@ -426,7 +428,7 @@ class Acknowledgement:
                 call.done(self._store.store_host, for_code(code, "it is written"))
             return
         assert connection is not None
-        if isinstance(acks, Answered):
+        if isinstance(acks, PlainAcks):
             for request in acks.requests:
                 connection.reply(request.reply(code, "it is written, but not known to be at the replicas"))
             return

@@ -158,7 +158,7 @@ def queue_count(config: TopicConfig) -> int:
 
 
 @define
-class Target:
+class TopicView:
     """Facts about a topic that a send needs, looked up once, until topics change."""
 
     topic: str
@@ -214,7 +214,7 @@ class Append:
         self._chance = chance
         self._keeps_records = keeps_records
         self._turn = 0
-        self.targets: dict[str, Target] = {}
+        self.targets: dict[str, TopicView] = {}
         self.refusal: Refusal | None = None
         self.counts: TopicCounts = {}
         self.plugin_counts: TopicCounts = {}
@@ -246,7 +246,7 @@ class Append:
 
     # ---- the topic and its queue ----
 
-    def admit(self, topic: str, make: Callable[[], TopicConfig | None]) -> Target:
+    def admit(self, topic: str, make: Callable[[], TopicConfig | None]) -> TopicView:
         """The facts about a topic, after all checks that hold until topics change. `make()` makes the topic
         where that is allowed. Raises ResponseError.
         """
@@ -258,7 +258,7 @@ class Append:
             raise unknown_topic(topic)
         if config.order:
             self.check_broker()
-        target = self.targets[topic] = Target(
+        target = self.targets[topic] = TopicView(
             topic,
             max(config.write_queue_nums, config.read_queue_nums),
             config.write_queue_nums,
@@ -273,7 +273,7 @@ class Append:
         if not broker.broker_permission & PERM_WRITE:
             raise forbidden(f"the broker[{broker.broker_ip1}] sending message is forbidden")
 
-    def choose_queue(self, queue_id: int, target: Target, sender: str) -> int:
+    def choose_queue(self, queue_id: int, target: TopicView, sender: str) -> int:
         """A random queue for a producer that names none. Raises ResponseError for one that does not exist."""
         if queue_id < 0 and target.write_queues > 0:
             return self._chance.randrange(target.write_queues)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from rmq.broker.config import Settings
     from rmq.broker.delay.timers import Timers
     from rmq.broker.produce.acks import Acknowledgement
-    from rmq.broker.produce.append import Append, Target
+    from rmq.broker.produce.append import Append, TopicView
     from rmq.broker.state import Tables
     from rmq.message import StoredMessage
     from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
@@ -68,7 +68,7 @@ SYSTEM_ERROR: Final = ResponseCode.SYSTEM_ERROR
 VERSION_WITH_OWN_LIMIT: Final = 121
 """From RocketMQ 3.4.9 on the number of retries that a client names counts (MQVersion.V3_4_9)."""
 
-RARE: Final = frozenset(
+SLOW_PATH_PROPERTIES: Final = frozenset(
     (
         PROPERTY_DELAY_LEVEL,
         PROPERTY_TRANSACTION_PREPARED,
@@ -111,7 +111,7 @@ class Send:
     def _settings_changed(self) -> None:
         cluster = self._settings.broker.broker_cluster_name
         self._of_batches.clear()
-        self._read_properties = SentProperties(f"{PROPERTY_CLUSTER}\x01{cluster}", RARE)
+        self._read_properties = SentProperties(f"{PROPERTY_CLUSTER}\x01{cluster}", SLOW_PATH_PROPERTIES)
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
         """What this part answers."""
@@ -159,7 +159,7 @@ class Send:
         append.put(record)
         if not request.flag & FLAG_ONEWAY:
             senders = self._acknowledgement.pending
-            (senders.waiting if waits else senders.at_once).append((request, queue_id, records))
+            (senders.waiting if waits else senders.ack_on_write).append((request, queue_id, records))
 
     def put(self, request: Command, record: Record, header: Mapping[str, str]) -> None:
         """Put a record that a request stands for; its acknowledgement has these header fields too."""
@@ -170,14 +170,14 @@ class Send:
             (request, record.queue_id, RecordsWithHeader((record,), header))
         )
 
-    def _admit(self, header: SendMessageRequestHeader, connection: Connection) -> Target:
+    def _admit(self, header: SendMessageRequestHeader, connection: Connection) -> TopicView:
         return self._append.admit(header.topic, partial(self._make_topic, header, connection))
 
     def _detour(
         self,
         request: Command,
         header: SendMessageRequestHeader,
-        target: Target,
+        target: TopicView,
         record: Record,
         now: int,
         account: str,
@@ -192,7 +192,7 @@ class Send:
         request: Command,
         header: SendMessageRequestHeader,
         connection: Connection,
-        target: Target,
+        target: TopicView,
         queue_id: int,
     ) -> None:
         append, text = self._append, header.properties or ""
@@ -213,7 +213,7 @@ class Send:
         records = append.put_batch(request.body, common, suffix)
         if not request.flag & FLAG_ONEWAY:
             senders = self._acknowledgement.pending
-            (senders.waiting if waits else senders.at_once).append((request, queue_id, records))
+            (senders.waiting if waits else senders.ack_on_write).append((request, queue_id, records))
 
     def _read_batch_properties(self, text: str) -> tuple[bool, str]:
         """Whether the sender of a batch waits, and what comes after each message's properties. Remembered, as
@@ -275,7 +275,7 @@ class Send:
         origin = properties[PROPERTY_RETRY_TOPIC]  # a sender to the retry topic may have made it up
         self._stats.send_back(header.group, origin if origin in self._topics.table else message.topic)
         if not request.flag & FLAG_ONEWAY:
-            self._acknowledgement.pending.returned.append(request)
+            self._acknowledgement.pending.send_backs.append(request)
         return None
 
     def _retry_after(

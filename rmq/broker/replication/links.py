@@ -103,7 +103,7 @@ class Replicas:
         had = {session.number: session.rows_had(table) for session in self._links}
         return min(had.get(number, -1) for number in awaited)
 
-    def may_act(self) -> bool:
+    def has_lease(self) -> bool:
         """Whether what is answered now holds: always but in a controlled set without a lease."""
         return self._role.has_lease()
 

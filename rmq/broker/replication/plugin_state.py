@@ -1,4 +1,4 @@
-"""SharedTexts: what plug-ins of a controlled set's brokers have in common, told by the replication stream.
+"""PluginState: what plug-ins of a controlled set's brokers have in common, told by the replication stream.
 
 A plug-in gives its text (`Plugin.shared`); followers of its broker hand it to theirs (`Plugin.take_shared`).
 So a new master has the accounts of the one before. A text may hold secrets, and the link may be plain: it is
@@ -67,7 +67,7 @@ def _key(secret: bytes) -> bytes:
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=_LABEL).derive(secret)
 
 
-class SharedTexts:
+class PluginState:
     """A `StreamedTable` whose rows are the plug-ins' texts, by the plug-ins' names. `epoch` is that of the
     set which this broker leads or follows."""
 
@@ -126,7 +126,7 @@ class SharedTexts:
             raise RemoteProtocolError("the master's note about shared texts cannot be read")
         return rows, None
 
-    def follow(self, rows: dict[str, Any], version: Any, gone: Collection[str] | None) -> bool:
+    def apply_delta(self, rows: dict[str, Any], version: Any, gone: Collection[str] | None) -> bool:
         """Hand the plug-ins what their master's have. What cannot be taken is logged."""
         for name, row in rows.items():
             plugin = self._plugins.get(name)

@@ -115,7 +115,7 @@ class ReplicaState:
 
     def to_json(self) -> bytes:
         """The text of replication.json."""
-        self._is_changed, self._confirmed = False, self.confirmed
+        self._is_changed, self._confirmed = False, self.high_watermark
         return json.dumps(
             {
                 "logId": self.log_id,
@@ -130,15 +130,15 @@ class ReplicaState:
     @property
     def is_changed(self) -> bool:
         """Whether the text has changed since it was made last."""
-        return self._is_changed or self.confirmed != self._confirmed
+        return self._is_changed or self.high_watermark != self._confirmed
 
     @property
-    def confirmed(self) -> int:
+    def high_watermark(self) -> int:
         """In a controlled set: up to where all that were waited for had our log, as far as this replica knew,
         now or before it started. No later master lacks that, unless messages were lost."""
         return max(self._confirmed, self._role.known_high_watermark())
 
-    def unconfirm(self, end: int) -> None:
+    def lower_high_watermark(self, end: int) -> None:
         """Our log ends there, or the rest of it was set aside."""
         self._confirmed, self._is_changed = min(self._confirmed, end), True
         self._role.cut(end)
@@ -262,7 +262,7 @@ class ReplicaState:
             store.min_physical_offset,
             store.max_physical_offset,
             store.config.mapped_file_size_commit_log,
-            self.safe_offset(),
+            self.ack_limit(),
             self._address,
             self.leader,
             *self._role.led(),
@@ -273,7 +273,7 @@ class ReplicaState:
     def _new_id(self) -> str:
         return f"{self._chance.getrandbits(128):032x}"
 
-    def safe_offset(self) -> int | None:
+    def ack_limit(self) -> int | None:
         """Up to which physical offset producers may have been told that messages are stored; None: to the
         log's end.
         """

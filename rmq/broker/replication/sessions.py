@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from rmq.store.store import Store
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 
 REPORT: Final = Struct(">q")

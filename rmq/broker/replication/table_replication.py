@@ -32,12 +32,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from attrs import define
 
 from rmq.broker.tables.deletions import deletions_of
-from rmq.broker.tables.versioned import Slices, drain
+from rmq.broker.tables.versioned import Slices, run_to_end
 from rmq.errors import RemoteProtocolError
 from rmq.protocol import json
 
 if TYPE_CHECKING:
-    from rmq.broker.replication.plugin_state import SharedTexts
+    from rmq.broker.replication.plugin_state import PluginState
     from rmq.broker.replication.replica_state import DeliveryProgress
     from rmq.broker.state import Tables
     from rmq.broker.tables.files import TableFiles
@@ -89,12 +89,12 @@ class StreamedTable(Protocol):
     def rows_of(self, text: bytes) -> tuple[dict[str, Any], Any]:
         """The rows of a text, and the version of the table. Raises RemoteProtocolError."""
 
-    def follow(self, rows: dict[str, Any], version: Any, gone: Collection[str] | None) -> bool:
+    def apply_delta(self, rows: dict[str, Any], version: Any, gone: Collection[str] | None) -> bool:
         """Have these rows, and none that are gone, or with None no others; whether that changes anything."""
 
 
 @define
-class _Told:
+class SlaveCursor:
     """What one slave knows of one table."""
 
     name: str
@@ -133,7 +133,7 @@ class _Told:
         return note | {"gone": self.table.missing(names)}
 
 
-class TableFeed:
+class TableSender:
     """A master's: what is to be told to one slave of ours. Times are in seconds, of any clock; `end` says
     where the log ends, `unlisted` which topics have queues and no row, `offsets_s` is between two notes about
     offsets."""
@@ -155,8 +155,8 @@ class TableFeed:
         self._reports_saved = False
         self.offsets_s = offsets_s
         self._had: dict[str, int] = {}
-        self._urgent = [_Told(name, table) for name, table in tables.items() if name != OFFSETS]
-        self._offsets = [_Told(name, table) for name, table in tables.items() if name == OFFSETS]
+        self._urgent = [SlaveCursor(name, table) for name, table in tables.items() if name != OFFSETS]
+        self._offsets = [SlaveCursor(name, table) for name, table in tables.items() if name == OFFSETS]
         self._offsets_at = -offsets_s
 
     @property
@@ -193,7 +193,7 @@ class TableFeed:
         kept = table if names is None else [name for name in names if name in table]
         return {name: table[name].to_value() for name in kept}
 
-    def _is_wanted(self, told: _Told) -> bool:
+    def _is_wanted(self, told: SlaveCursor) -> bool:
         """Whether somebody waits for what is not told yet, and all is had that is."""
         return self._is_awaited(told.name, told.serial) and self._had.get(told.name, -1) >= told.serial
 
@@ -217,7 +217,7 @@ class TableFeed:
             return -1 if told.left else told.serial
         return self._had.get(table, -1)
 
-    def _told(self, table: str) -> _Told:
+    def _told(self, table: str) -> SlaveCursor:
         return next(one for one in (*self._urgent, *self._offsets) if one.name == table)
 
 
@@ -227,7 +227,7 @@ def row_report(table: str, serial: int) -> int:
     return serial * len(names) + names.index(table) + bit
 
 
-class FollowedTables:
+class TableReceiver:
     """A slave's: takes what its master tells, by the link or as whole texts. `tables` are known by the names
     of their files; locks and announcements have none.
 
@@ -244,12 +244,12 @@ class FollowedTables:
         on_topics: Callable[[], None],
         save: Callable[[], None],
     ) -> None:
-        self.shared: SharedTexts | None = None
+        self.shared: PluginState | None = None
         self.tables: Final[dict[str, StreamedTable]] = {
             TOPICS: tables.topics,
             GROUPS: tables.groups,
             LOCKS: tables.locks,
-            ANNOUNCED: tables.clients.announcements,
+            ANNOUNCED: tables.clients.known_subscriptions,
             OFFSETS: tables.offsets,
         }
         self.is_fed = False
@@ -268,7 +268,7 @@ class FollowedTables:
         # topics -> where the master's log ended when they were deleted, or when the present one was made
         self._deleted: dict[str, int] = {}
 
-    def share(self, shared: SharedTexts) -> None:
+    def share(self, shared: PluginState) -> None:
         """Tell and take these, too, from the next link on."""
         self.shared = self.tables[SHARED] = shared
 
@@ -310,7 +310,7 @@ class FollowedTables:
         is_changed = False
         if name == TOPICS:
             is_changed = self._note_ended(rows, missing, note)
-        if table.follow(rows, version, missing) or is_changed:
+        if table.apply_delta(rows, version, missing) or is_changed:
             self._changed(name)
         if missing is None:
             self._files.told(name)
@@ -434,7 +434,7 @@ class FollowedTables:
 
     def copy(self, name: str, text: bytes) -> None:
         """Take the text of a table. Raises RemoteProtocolError, StoreError."""
-        drain(self.copying(name, text))
+        run_to_end(self.copying(name, text))
 
     def copying(self, name: str, text: bytes) -> Slices[None]:
         """As `copy`, in slices; given up when the master begins to tell by the link, which is newer."""

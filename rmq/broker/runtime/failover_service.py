@@ -28,16 +28,16 @@ from attrs import evolve
 from rmq.broker.broker import Broker
 from rmq.broker.config import VIP_PORT_DISTANCE, BrokerConfig
 from rmq.broker.membership.members import ConsumerGroup
-from rmq.broker.replication.failover.replica import Control, MemberFile, forget_epochs
+from rmq.broker.replication.failover.replica_manager import ReplicaIdentity, ReplicaManager, forget_epochs
 from rmq.broker.replication.failover.role import FailoverReplica
-from rmq.broker.replication.plugin_state import SharedTexts
+from rmq.broker.replication.plugin_state import PluginState
 from rmq.broker.runtime import service
 from rmq.broker.runtime.request_forwarding import AGAIN_SECONDS as HELD_SECONDS
-from rmq.broker.runtime.request_forwarding import Relay
+from rmq.broker.runtime.request_forwarding import RequestForwarder
 from rmq.broker.runtime.startup import DISK_SECONDS, STORE, open_ports
 from rmq.clock import lease_clock, wall_clock_ms
 from rmq.config import parse_addresses
-from rmq.controller.controller import Answer, Question
+from rmq.controller.controller import Answer, Request
 from rmq.controller.raft import NotLeader
 from rmq.controller.requests import answer_of, request_of
 from rmq.errors import (
@@ -52,8 +52,8 @@ from rmq.errors import (
 )
 from rmq.remoting.address import join_address
 from rmq.remoting.connection import Connection
-from rmq.remoting.endpoint import RefusingEndpoint
-from rmq.remoting.loop import Alarm, bare_errors
+from rmq.remoting.endpoint import ClientOnlyEndpoint
+from rmq.remoting.loop import Wakeup, unwrap_groups
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.tls import TlsConfig
@@ -86,8 +86,8 @@ ASKING_ERRORS: Final = (
     RequestTimeout,
 )
 """What may go wrong with a question: it is asked again."""
-COMPLAIN_SECONDS: Final = 10.0
-AILING_SECONDS: Final = 2.0
+WARNING_SECONDS: Final = 10.0
+DISK_FAILURE_GRACE_SECONDS: Final = 2.0
 """A master whose disk takes nothing for so long gives way."""
 OPENING_SECONDS: Final = 5.0
 """A replica that has been opening its store for longer is not elected."""
@@ -144,9 +144,9 @@ async def run(
             role = BrokerRole.SYNC_MASTER
             as_master = evolve(store_config, broker_role=role, durability=Durability.replicated)
             await (await open_ports(wire, config, as_master)).aclose()
-        file = MemberFile(disk or RealDisk(), folder, random.Random())
+        file = ReplicaIdentity(disk or RealDisk(), folder, random.Random())
         file.begin()
-        control = Control(
+        manager = ReplicaManager(
             config,
             file,
             address=join_address(config.broker_ip1, config.listen_port),
@@ -154,30 +154,34 @@ async def run(
             is_founder=store_config.broker_role is not BrokerRole.SLAVE,
             clock=clock,
         )
-        with bare_errors():
-            async with Pool(wire, RefusingEndpoint(), tls=wire_tls) as pool:
-                controlled = _Controlled(
-                    config, store_config, control, pool, beneath, on_opened, now_ms, health
+        with unwrap_groups():
+            async with Pool(wire, ClientOnlyEndpoint(), tls=wire_tls) as pool:
+                controlled = FailoverService(
+                    config, store_config, manager, pool, beneath, on_opened, now_ms, health
                 )
                 pages, links = partial(served_pages, wire, config, health), partial(Pool, wire, tls=wire_tls)
                 await controlled.live(stop, task_status, pages, links)
     except CorruptRecord as error:
         if controlled.has_opened:
             raise
-        raise _given_up(error, disk or RealDisk(), store_config, control, file) from error
+        raise _given_up(error, disk or RealDisk(), store_config, manager, file) from error
     finally:
         await ports.aclose()
         lock.release()
 
 
 def _given_up(
-    error: CorruptRecord, disk: Disk, store_config: StoreConfig, control: Control, file: MemberFile
+    error: CorruptRecord,
+    disk: Disk,
+    store_config: StoreConfig,
+    manager: ReplicaManager,
+    file: ReplicaIdentity,
 ) -> StoreError:
     """The store of a replica cannot be opened: set its log aside, so that it comes back as a new replica and
     copies the log of its master. Of a log that no other replica in sync has nothing is changed. Returns the
     error that ends the broker.
     """
-    others = [number for number in control.in_sync if number != control.number]
+    others = [number for number in manager.in_sync if number != manager.number]
     if not others:
         log.error("no other replica is in sync, so this log may be the only copy and stays: %s", error)
         return error
@@ -208,14 +212,14 @@ def check(config: BrokerConfig, store_config: StoreConfig) -> None:
         raise ConfigError("haEnable", "false", "true with controllerAddr")
 
 
-class _Controlled:
+class FailoverService:
     """One broker of a controlled set; `beneath` runs its service."""
 
     def __init__(
         self,
         config: BrokerConfig,
         store_config: StoreConfig,
-        control: Control,
+        manager: ReplicaManager,
         pool: Pool,
         beneath: Callable[..., Any],
         on_opened: Callable[[Broker], None],
@@ -224,9 +228,9 @@ class _Controlled:
     ) -> None:
         self._config = config
         self._store_config = store_config
-        self._control = control
+        self._manager = manager
         self._pool = pool
-        self._beneath = beneath
+        self._inner_run = beneath
         self._on_opened = on_opened
         self._now_ms = now_ms or wall_clock_ms
         self._health = health
@@ -241,14 +245,14 @@ class _Controlled:
         self._led = 0  # the epoch that the running service leads; 0: it is a slave
         self._ending: anyio.Event | None = None  # ends the running service
         self._is_stopping = False
-        self._known, self._beat = Alarm(), Alarm()
-        self._complain_at = self._lament_at = 0.0
+        self._known, self._beat = Wakeup(), Wakeup()
+        self._next_warning_at = self._next_disk_warning_at = 0.0
         self._refused = ""
-        self._ails_since, self._gave_up_at = math.inf, -math.inf
+        self._disk_failing_since, self._gave_up_at = math.inf, -math.inf
         self._locks: dict[str, str] = {}  # of ordered consumers, as the last service knew them
         self._announced: dict[str, ConsumerGroup] = {}  # by consumers, to the last service
-        self._linked = Alarm()
-        self._relay = Relay(control, self._link_to, self._linked.ring)
+        self._linked = Wakeup()
+        self._relay = RequestForwarder(manager, self._link_to, self._linked.set)
         self._links: Pool | None = None
 
     async def live(
@@ -267,14 +271,14 @@ class _Controlled:
             if self._config.relay_sends:
                 nursery.start_soon(self._keep_link, links)
             while not self._is_stopping:
-                if not self._control.number:
+                if not self._manager.number:
                     await self._wait(pages)
                     continue
                 addresses = await self._serve(task_status if is_first else None)
                 is_first = is_first and not addresses
             if is_first:
                 task_status.started([])
-            if self._control.number:
+            if self._manager.number:
                 await self._leave()
             nursery.cancel_scope.cancel()
 
@@ -292,16 +296,16 @@ class _Controlled:
             await stop.wait()
         finally:
             self._is_stopping = True
-            self._control.stay(False)
+            self._manager.stay(False)
             if self._broker is not None:  # it may wait for its disk already, to have another role
                 self._broker.disk_work.give_up_in(DISK_SECONDS)
             self._end()
-            self._known.ring()
+            self._known.set()
 
     def _end(self) -> None:
-        self._relay.end(answers=not self._control.stays)
+        self._relay.end(answers=not self._manager.stays)
         if self._broker is not None and self._ending is not None and not self._ending.is_set():
-            self._announced = self._broker.clients.announcements.known() or self._announced
+            self._announced = self._broker.clients.known_subscriptions.all() or self._announced
         if self._ending is not None:
             self._ending.set()
 
@@ -317,7 +321,7 @@ class _Controlled:
             while True:
                 pause = HELD_SECONDS if is_holding else LINK_SECONDS
                 await self._linked.wait(anyio.current_time() + pause)
-                master = None if self._broker is None else self._control.master
+                master = None if self._broker is None else self._manager.master
                 address = "" if master is None else master.address
                 if linked != address:
                     self._links.close(linked)
@@ -331,12 +335,12 @@ class _Controlled:
 
     async def _serve(self, task_status: anyio.abc.TaskStatus[list[str]] | None) -> list[str]:
         """Run the service in the role that the set gives, until another is wanted; returns its addresses."""
-        control, self._ending, self._opening_at = self._control, anyio.Event(), anyio.current_time()
-        is_master, epoch = control.is_elected, control.epoch
+        manager, self._ending, self._opening_at = self._manager, anyio.Event(), anyio.current_time()
+        is_master, epoch = manager.is_elected, manager.epoch
         self._led = epoch if is_master else 0
         self._relay.forget()
-        control.stay(False)
-        config = evolve(self._config, broker_id=0 if is_master else control.number)
+        manager.stay(False)
+        config = evolve(self._config, broker_id=0 if is_master else manager.number)
         store_config = evolve(
             self._store_config,
             broker_role=BrokerRole.SYNC_MASTER if is_master else BrokerRole.SLAVE,
@@ -344,15 +348,15 @@ class _Controlled:
         )
         self.has_opened = False
         role = "master" if is_master else "slave"
-        log.warning("%s: replica %d is a %s in epoch %d", config.broker_name, control.number, role, epoch)
+        log.warning("%s: replica %d is a %s in epoch %d", config.broker_name, manager.number, role, epoch)
         running = partial(
-            self._beneath,
+            self._inner_run,
             config,
             store_config,
             stop=self._ending,
             on_opened=partial(self._opened, epoch),
             pool=self._pool,
-            role=FailoverReplica(control, self._led),
+            role=FailoverReplica(manager, self._led),
         )
         try:
             async with anyio.create_task_group() as nursery:
@@ -363,7 +367,7 @@ class _Controlled:
             broker, self._broker, self._ending = self._broker, None, None
             if broker is not None:
                 self._locks = broker.locks.held()
-                control.closed(broker.store.flushed_offset)
+                manager.closed(broker.store.flushed_offset)
                 # What was changed while it ran holds on.
                 self._config = evolve(broker.settings.broker, broker_id=self._config.broker_id)
                 self._store_config = broker.settings.store
@@ -372,27 +376,27 @@ class _Controlled:
     def _opened(self, epoch: int, broker: Broker) -> None:
         """The store is open, and nobody is served yet."""
         self.has_opened = True
-        control, store = self._control, broker.store
-        control.opened(lambda: store.flushed_offset, broker.read_on)
-        broker.clients.announcements.recall(self._announced)
+        manager, store = self._manager, broker.store
+        manager.opened(lambda: store.flushed_offset, broker.read_on)
+        broker.clients.known_subscriptions.restore(self._announced)
         if self._led:
             store.flush()
-            if control.is_elected and control.epoch == epoch:
-                control.lead(store.max_physical_offset, start=store.min_physical_offset)
+            if manager.is_elected and manager.epoch == epoch:
+                manager.lead(store.max_physical_offset, start=store.min_physical_offset)
             # As a slave it may have told name servers this version, and they take no topics of slaves.
             broker.topics.renew()
             broker.locks.take_over(self._locks)
         else:
-            broker.locks.follow(self._locks, None, None)  # until its master tells of others
+            broker.locks.apply_delta(self._locks, None, None)  # until its master tells of others
             if self._config.relay_sends:
                 self._relay.begin(broker)
-                self._linked.ring()
+                self._linked.set()
         if self._secret is not None:
             plugins, name = broker.hooks.plugins, self._config.broker_name
-            broker.followed.share(SharedTexts(plugins, self._secret, name, lambda: control.led()[0]))
+            broker.followed.share(PluginState(plugins, self._secret, name, lambda: manager.led()[0]))
         self._broker = broker
         self._look()
-        self._beat.ring()
+        self._beat.set()
         self._on_opened(broker)
 
     # ---- the controllers ----
@@ -400,47 +404,49 @@ class _Controlled:
     async def _talk(self) -> None:
         while True:
             try:
-                if not self._control.number:
+                if not self._manager.number:
                     await self._register()
                 else:
                     await self._say()
             except ASKING_ERRORS as error:
                 self._complain(str(error))
             if self._broker is not None:
-                self._broker.pull.look_at_place()
+                self._broker.pull.check_preference()
                 self._broker.acknowledgement.replicas.answer_for_lagging()
-            pause = HAND_OVER_SECONDS if self._control.number and self._control.hands_over else BEAT_SECONDS
+            pause = (
+                HAND_OVER_SECONDS if self._manager.number and self._manager.stepping_down else BEAT_SECONDS
+            )
             await self._beat.wait(anyio.current_time() + pause)
 
     async def _register(self) -> None:
-        before = self._control.number
-        refusal = self._control.registered(await self._ask(self._control.register()))
+        before = self._manager.number
+        refusal = self._manager.registered(await self._ask(self._manager.register()))
         if refusal:
             self._complain(refusal, is_refusal=True)
             return
-        if before not in (0, self._control.number):
+        if before not in (0, self._manager.number):
             # It was removed, and is another replica now: name servers and its master know it as the former.
-            self._control.stay(not self._is_stopping)
+            self._manager.stay(not self._is_stopping)
             self._end()
-        self._known.ring()
+        self._known.set()
 
     async def _say(self) -> None:
-        control = self._control
+        manager = self._manager
         if self._broker is None:  # its store is being opened
-            control.disk_hangs(anyio.current_time() > self._opening_at + OPENING_SECONDS)
+            manager.disk_hangs(anyio.current_time() > self._opening_at + OPENING_SECONDS)
         else:
             # Without its tables it must not lead, no more than without its disk.
-            control.disk_hangs(bool(self._broker.disk_work.hangs() or self._broker.files.awaited))
+            manager.disk_hangs(bool(self._broker.disk_work.hangs() or self._broker.files.awaited))
             if self._led:
-                self._look_at_disk(self._broker)
-        asked_at = control.now()
-        answer = await self._ask(control.heartbeat())
-        if answer.is_behind and (adopt := control.adopt()) is not None:
+                self._check_disk(self._broker)
+        asked_at = manager.now()
+        answer = await self._ask(manager.heartbeat())
+        if answer.is_behind and (adopt := manager.adopt()) is not None:
             adopted = await self._ask(adopt)
             if adopted.refusal:
                 self._complain(adopted.refusal, is_refusal=True)
             else:
-                control.altered(adopted)
+                manager.altered(adopted)
                 return
         if answer.refusal:
             self._complain(answer.refusal, is_refusal=True)
@@ -448,29 +454,29 @@ class _Controlled:
             return
         # Controllers come and go while brokers run: those that are now are asked too when others are silent.
         self._addresses = [*self._given, *(one for one in answer.controllers if one not in self._given)]
-        control.heard(answer, asked_at)
+        manager.heard(answer, asked_at)
         self._look()
         if self._led and self._broker is not None:
-            if control.hands_over:
+            if manager.stepping_down:
                 self._hand_over(self._broker)
                 return
             self._relay.go_on()
-            change = control.change()
+            change = manager.change()
             if change is not None:
-                control.altered(await self._ask(change))
+                manager.altered(await self._ask(change))
                 self._look()
 
     async def _leave(self) -> None:
         """It has stopped: if it was the master another may be elected at once, which need not wait for this
         one, and no more need a master that goes on."""
         if self._led:
-            self._control.resign()
-        self._control.leave()
+            self._manager.step_down()
+        self._manager.leave()
         failure: Exception | None = None
         with anyio.move_on_after(LEAVE_SECONDS, shield=True):
             while True:
                 try:
-                    await self._ask(self._control.heartbeat())
+                    await self._ask(self._manager.heartbeat())
                 except ASKING_ERRORS as error:
                     failure = error
                     await anyio.sleep(BEAT_SECONDS / 3)
@@ -478,26 +484,26 @@ class _Controlled:
                     return
         log.info("%s: the controllers are not told that it leaves: %s", self._config.broker_name, failure)
 
-    def _look_at_disk(self, broker: Broker) -> None:
+    def _check_disk(self, broker: Broker) -> None:
         """A master that cannot write resigns if another can be elected: that is what the others are for. It
         does so seldom, for where all disks are full each would. A disk hangs when it takes longer than usual
         by as much."""
-        control, why, now = self._control, broker.store.ails, anyio.current_time()
-        self._ails_since = min(self._ails_since, now) if why else math.inf
+        manager, why, now = self._manager, broker.store.ails, anyio.current_time()
+        self._disk_failing_since = min(self._disk_failing_since, now) if why else math.inf
         hangs = broker.disk_work.hangs()
-        if not hangs and now < self._ails_since + AILING_SECONDS:
+        if not hangs and now < self._disk_failing_since + DISK_FAILURE_GRACE_SECONDS:
             return
-        if not control.may_act():
+        if not manager.has_lease():
             return
-        if len(control.in_sync) < 2:
-            if now >= self._lament_at:
-                self._lament_at = now + COMPLAIN_SECONDS
+        if len(manager.in_sync) < 2:
+            if now >= self._next_disk_warning_at:
+                self._next_disk_warning_at = now + WARNING_SECONDS
                 text = "%s: NO MESSAGES ARE TAKEN, and no other replica is in sync to be master: %s"
                 log.error(text, self._config.broker_name, hangs or why)
         elif now >= self._gave_up_at + AGAIN_SECONDS:
             self._gave_up_at = now
             log.error("%s: another replica shall be master: %s", self._config.broker_name, hangs or why)
-            control.resign()
+            manager.step_down()
 
     def _hand_over(self, broker: Broker) -> None:
         """Resign once all that was taken is in sync and acknowledged; else the lease ends it. New messages
@@ -507,26 +513,26 @@ class _Controlled:
         broker.flow.look_again()
         if self._config.relay_sends:
             self._relay.pause(broker)
-        control, replicas = self._control, broker.acknowledgement.replicas
-        if control.may_act() and control.safe_offset() >= broker.store.max_physical_offset:
+        manager, replicas = self._manager, broker.acknowledgement.replicas
+        if manager.has_lease() and manager.ack_limit() >= broker.store.max_physical_offset:
             replicas.acknowledged()
-            if control.is_closed and replicas.have_tables(control.in_sync):
-                control.resign()
-            control.close()
+            if manager.is_closed and replicas.have_tables(manager.in_sync):
+                manager.step_down()
+            manager.close()
 
     def _look(self) -> None:
         """Do what the set as it is known now asks for."""
-        control, broker = self._control, self._broker
+        manager, broker = self._manager, self._broker
         if broker is None:
             return
-        wanted = control.epoch if control.is_elected else 0
+        wanted = manager.epoch if manager.is_elected else 0
         if wanted != self._led:
-            control.stay(not self._is_stopping)
+            manager.stay(not self._is_stopping)
             self._end()
         elif self._led:
             broker.acknowledgement.replicas.acknowledged()
 
-    async def _ask(self, question: Question) -> Answer:
+    async def _ask(self, question: Request) -> Answer:
         """Ask who leads the controllers. Raises NotLeader, ResponseError and what the network raises; the
         next question goes to another then."""
         request = request_of(question)
@@ -554,7 +560,7 @@ class _Controlled:
         if CONTROLLERS in self._health.lacking:
             self._health.lacks(CONTROLLERS, reason)
         now = anyio.current_time()
-        if now >= self._complain_at or (is_refusal and reason != self._refused):
-            self._complain_at, self._refused = now + COMPLAIN_SECONDS, reason if is_refusal else ""
+        if now >= self._next_warning_at or (is_refusal and reason != self._refused):
+            self._next_warning_at, self._refused = now + WARNING_SECONDS, reason if is_refusal else ""
             what = "refuse it" if is_refusal else "do not answer as they should"
             log.warning("%s: the controllers %s: %s", self._config.broker_name, what, reason)

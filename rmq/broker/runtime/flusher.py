@@ -14,7 +14,7 @@ import anyio.abc
 from rmq.broker.disk_work import DiskWork
 from rmq.errors import CorruptRecord, StoreError
 from rmq.metrics import Histogram
-from rmq.remoting.loop import Alarm, poster
+from rmq.remoting.loop import Wakeup, thread_safe_call
 from rmq.store.store import Store
 
 MEND_SECONDS = (0.5, 30.0)
@@ -57,7 +57,7 @@ class Flusher:
         self._is_busy = False
         self._is_mending = False
         self._error: BaseException | None = None
-        self._failed = Alarm()
+        self._failed = Wakeup()
         self._start: Callable[[], None] | None = None  # None until it runs
         self._began = 0.0
 
@@ -106,7 +106,7 @@ class Flusher:
         self._finished(position, None)
 
     async def _in_thread(self, *, task_status: anyio.abc.TaskStatus[Callable[[], None]]) -> None:
-        post = poster()
+        post = thread_safe_call()
         go = threading.Lock()
         go.acquire()
         self._start = go.release
@@ -132,8 +132,8 @@ class Flusher:
         task_status.started(stop)
 
     async def _in_loop(self, *, task_status: anyio.abc.TaskStatus[Callable[[], None]]) -> None:
-        alarm = Alarm()
-        self._start = alarm.ring
+        alarm = Wakeup()
+        self._start = alarm.set
         with anyio.CancelScope() as scope:
             task_status.started(scope.cancel)
             while True:
@@ -157,7 +157,7 @@ class Flusher:
         if error is not None:
             self._error = error
             self._is_mending = True
-            self._failed.ring()
+            self._failed.set()
         elif self._awaited() > position:  # who came while this sync ran: the next one serves them together
             self.kick()
 

@@ -23,7 +23,7 @@ from rmq.errors import (
     ResponseError,
     StoreError,
 )
-from rmq.remoting.loop import Alarm, doubled
+from rmq.remoting.loop import Wakeup, exponential_backoff
 from rmq.remoting.pool import Pool
 from rmq.server.health import Health
 
@@ -47,14 +47,14 @@ log = logging.getLogger("rmq.broker")
 class Registrars:
     """The tasks that keep name servers informed about one broker. `changed` rings when topics change."""
 
-    def __init__(self, broker: Broker, health: Health, changed: Alarm) -> None:
+    def __init__(self, broker: Broker, health: Health, changed: Wakeup) -> None:
         self._broker = broker
         self._registration = broker.registration
         self._health = health
-        self._wakeups: dict[str, Alarm] = {}
+        self._wakeups: dict[str, Wakeup] = {}
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._changed = changed
-        self._ready = Alarm()
+        self._ready = Wakeup()
         self._tried: set[str] = set()
 
     def _wanted(self) -> list[str]:
@@ -64,7 +64,7 @@ class Registrars:
         """Start a task for each name server; return when one has taken the registration, when all have been
         tried, or after `READY_SECONDS`. The tasks end with the nursery."""
         pool.watch(self._on_link)
-        self._broker.settings.watch(self._changed.ring)
+        self._broker.settings.watch(self._changed.set)
         self._follow(nursery, pool)
         nursery.start_soon(self._follow_settings, nursery, pool)
         if self._scopes:
@@ -85,7 +85,7 @@ class Registrars:
             await self._changed.wait()
             dropped = self._follow(nursery, pool)
             for wakeup in self._wakeups.values():
-                wakeup.ring()
+                wakeup.set()
             await self._leave(pool, dropped)
 
     def _follow(self, nursery: anyio.abc.TaskGroup, pool: Pool) -> list[str]:
@@ -93,7 +93,7 @@ class Registrars:
         wanted = self._wanted()
         for address in wanted:
             if address not in self._scopes:
-                self._scopes[address], self._wakeups[address] = anyio.CancelScope(), Alarm()
+                self._scopes[address], self._wakeups[address] = anyio.CancelScope(), Wakeup()
                 self._registration.known_by[address] = False
                 nursery.start_soon(self._scoped, self._scopes[address], pool, address)
         dropped = [address for address in self._scopes if address not in wanted]
@@ -109,7 +109,7 @@ class Registrars:
         with scope:
             await self._keep_registered(pool, address, self._wakeups[address])
 
-    async def _keep_registered(self, pool: Pool, address: str, wakeup: Alarm) -> NoReturn:
+    async def _keep_registered(self, pool: Pool, address: str, wakeup: Wakeup) -> NoReturn:
         registration = self._registration
         failures, force = 0, True
         while True:
@@ -127,7 +127,7 @@ class Registrars:
             self._note(address, registered=not failures)
             await anyio.sleep(registration.pause)
             period = registration.period
-            pause = min(period, doubled(1.0, failures, AWAY_SECONDS)) if failures else period
+            pause = min(period, exponential_backoff(1.0, failures, AWAY_SECONDS)) if failures else period
             changed = await wakeup.wait(anyio.current_time() + pause)
             force = changed or bool(failures) or self._broker.config.force_register
 
@@ -140,14 +140,14 @@ class Registrars:
         """Register at once where a connection has ended: that name server has forgotten this broker."""
         wakeup = self._wakeups.get(address)
         if cause is not None and wakeup is not None:
-            wakeup.ring()
+            wakeup.set()
 
     def _note(self, address: str, *, registered: bool) -> None:
         self._registration.known_by[address] = registered
         self._tried.add(address)
         self._judge()
         if registered or self._tried.issuperset(self._scopes):
-            self._ready.ring()
+            self._ready.set()
 
     def _judge(self) -> None:
         known = self._registration.known_by

@@ -24,7 +24,7 @@ from rmq.broker.replication.sessions import (
 )
 from rmq.errors import RemoteProtocolError
 from rmq.remoting.accept import remove_tls
-from rmq.remoting.loop import lost_errors
+from rmq.remoting.loop import disconnect_or_close_errors
 from rmq.remoting.stream import PrefixedStream, Stream
 from rmq.remoting.tls import TlsContexts
 
@@ -95,7 +95,7 @@ async def exactly(stream: Stream, count: int) -> bytes:
 
 def link_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
     """What a link that breaks raises, and those others: to be caught."""
-    return (*lost_errors(), OSError, *others)
+    return (*disconnect_or_close_errors(), OSError, *others)
 
 
 async def within(seconds: float, work: Callable[[Stream], Awaitable[T]], stream: Stream) -> T:

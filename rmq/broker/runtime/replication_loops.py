@@ -21,7 +21,7 @@ import anyio
 
 from rmq.broker.broker import Broker
 from rmq.broker.replication.failover.delivery_checkpoint import go_back, lost_by_cut
-from rmq.broker.replication.failover.poll_handover import ToldPulls, WaitingPulls
+from rmq.broker.replication.failover.poll_handover import HandedOverPolls, PollReporter
 from rmq.broker.replication.failover.role import FailoverReplica
 from rmq.broker.replication.replica_state import LOG_ID_FIELD, SLAVE_FIELD
 from rmq.broker.replication.sessions import (
@@ -40,7 +40,7 @@ from rmq.broker.replication.sessions import (
     named_hello,
     question,
 )
-from rmq.broker.replication.table_replication import CONTROLLED_OFFSETS_SECONDS, OFFSETS_SECONDS, TableFeed
+from rmq.broker.replication.table_replication import CONTROLLED_OFFSETS_SECONDS, OFFSETS_SECONDS, TableSender
 from rmq.broker.runtime.replication_handshake import (
     HANDSHAKE_SECONDS,
     Guard,
@@ -67,7 +67,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.headers import ViewMessageRequestHeader
 from rmq.remoting.acceptor import Acceptor, Guest
 from rmq.remoting.address import port_before, with_scheme
-from rmq.remoting.loop import Alarm, in_slices
+from rmq.remoting.loop import Wakeup, run_cooperatively
 from rmq.remoting.network import Network, open_stream
 from rmq.remoting.pool import Pool
 from rmq.remoting.stream import Listener, Stream, close_at_once
@@ -75,7 +75,7 @@ from rmq.store.config import DivergedLog
 from rmq.store.store import Store
 
 if TYPE_CHECKING:
-    from rmq.broker.replication.failover.replica import Control
+    from rmq.broker.replication.failover.replica_manager import ReplicaManager
 
 RECEIVE_BYTES = 256 * 1024
 RETRY_SECONDS = 5.0
@@ -89,7 +89,7 @@ PACE_SECONDS = 0.01
 """A slave that gets the log at a bounded rate gets it in pieces of so long."""
 HELLO_SECONDS = 3.0
 """For so long a slave waits whether its master is one of ours."""
-COMPLAIN_SECONDS = 60.0
+WARNING_SECONDS = 60.0
 """How often a slave that has stopped says so."""
 END_RECORDS = 8
 """So many of its last records a slave of a controlled set compares with its master's before it copies on."""
@@ -169,7 +169,7 @@ class _SlaveLink:
         self._heartbeat_seconds = config.ha_send_heartbeat_interval / 1000
         self._silence_seconds = config.ha_housekeeping_interval / 1000
         role = broker.role
-        feed = TableFeed(
+        feed = TableSender(
             broker.followed.tables,
             lambda: broker.store.max_physical_offset,
             unlisted=broker.unlisted_topics,
@@ -184,27 +184,27 @@ class _SlaveLink:
             heartbeat_s=self._heartbeat_seconds,
             silence_s=self._silence_seconds,
             greet=broker.replica.greeting,
-            safe=broker.replica.safe_offset,
+            safe=broker.replica.ack_limit,
             progress=broker.delivery.now,
             tables=feed.note,
             has_told=lambda: feed.is_told,
-            admit=role.control.admit if isinstance(role, FailoverReplica) else None,
+            admit=role.manager.admit if isinstance(role, FailoverReplica) else None,
             confirmed=role.high_watermark,
             heard=feed.heard,
             rows_had=feed.had,
-            waiting=WaitingPulls(broker.pull, broker.clients, broker.store, broker.clock),
+            waiting=HandedOverPolls(broker.pull, broker.clients, broker.store, broker.clock),
             deleted=broker.admin.deleted_elsewhere,
         )
         self._waits = broker.acknowledgement.rows
         self._replicas = broker.acknowledgement.replicas
         self._store = broker.store
         self._stream = stream
-        self._grown = Alarm()
+        self._grown = Wakeup()
         self._due = 0.0  # when the next bytes may be sent to a slave that is far behind
 
     def wake(self) -> None:
         """The log has grown."""
-        self._grown.ring()
+        self._grown.set()
 
     async def write(self) -> None:
         """Send the log as it grows, until cancelled."""
@@ -281,7 +281,7 @@ class Follower:
     `grown` rings when more of our log is synced.
     """
 
-    def __init__(self, broker: Broker, network: Network, pool: Pool, guard: Guard, *, grown: Alarm) -> None:
+    def __init__(self, broker: Broker, network: Network, pool: Pool, guard: Guard, *, grown: Wakeup) -> None:
         self._broker = broker
         self._role = broker.role
         self._network = network
@@ -293,7 +293,7 @@ class Follower:
         self._master = ""  # where it answers requests
         # Up to where our log was reported; before the process began that may have been all of it.
         self._reported = broker.store.max_physical_offset
-        self._complained: tuple[str, float] = ("", -COMPLAIN_SECONDS)
+        self._complained: tuple[str, float] = ("", -WARNING_SECONDS)
         self._let_go: Callable[[], None] = lambda: None  # ends the present link
 
     async def follow(self) -> NoReturn:
@@ -322,7 +322,7 @@ class Follower:
         self._broker.replica.stop(reason)
         before, at = self._complained
         now = anyio.current_time()
-        if reason != before or now - at >= COMPLAIN_SECONDS:
+        if reason != before or now - at >= WARNING_SECONDS:
             self._complained = reason, now
             log.error("this slave has STOPPED following master %s: %s", address, reason)
 
@@ -382,21 +382,21 @@ class Follower:
         log begins. Raises Diverged.
         """
         if isinstance(self._role, FailoverReplica):
-            return await self._align_epochs(stream, greeting, self._role.control)
+            return await self._align_epochs(stream, greeting, self._role.manager)
         return await self._align_records(stream, greeting)
 
-    async def _align_epochs(self, stream: Stream, greeting: MasterLog | None, control: Control) -> int:
+    async def _align_epochs(self, stream: Stream, greeting: MasterLog | None, manager: ReplicaManager) -> int:
         """As `_align`, in a controlled set: where epochs begin says up to where the logs are the same."""
         store, state = self._broker.store, self._broker.replica
-        if greeting is None or greeting.epoch != control.epoch or control.is_elected:
-            raise RemoteProtocolError(f"it does not lead epoch {control.epoch}")
-        start, is_same = greeting.start, not _is_empty(store) and bool(control.epochs)
+        if greeting is None or greeting.epoch != manager.epoch or manager.is_elected:
+            raise RemoteProtocolError(f"it does not lead epoch {manager.epoch}")
+        start, is_same = greeting.start, not _is_empty(store) and bool(manager.epochs)
         if not _is_empty(store) and not is_same:
             # A log from before the set was controlled.
             start = await self._align_records(stream, greeting)
         elif is_same:
             try:
-                cut = control.cut(store, greeting, state.log_id)
+                cut = manager.cut(store, greeting, state.log_id)
                 is_same = cut == store.max_physical_offset or not self._set_aside_confirmed(cut, greeting)
                 if is_same and cut < store.max_physical_offset:
                     log.warning("our log reaches %d: it is cut at %d", store.max_physical_offset, cut)
@@ -404,7 +404,7 @@ class Follower:
                     # Before the cut, so that a crash in between leaves nothing undelivered.
                     go_back(store, broker.delivery, broker.saving)
                     self._broker.store.truncate(cut)
-                    state.unconfirm(cut)
+                    state.lower_high_watermark(cut)
                 await self._compare_end(stream, greeting)
             except Expired as error:
                 self._begin_anew(str(error))
@@ -416,12 +416,12 @@ class Follower:
                 is_same = False
         store.flush()
         low = start if _is_empty(store) else store.min_physical_offset
-        control.follow(greeting.epoch, greeting.epochs, start=low, is_same=is_same)
+        manager.follow(greeting.epoch, greeting.epochs, start=low, is_same=is_same)
         return start
 
     def _set_aside_confirmed(self, cut: int, master: MasterLog) -> bool:
         """Set our log aside where a cut would take what all in sync once had; returns whether it does."""
-        lost = lost_by_cut(self._broker.store, self._broker.replica.confirmed, cut)
+        lost = lost_by_cut(self._broker.store, self._broker.replica.high_watermark, cut)
         if lost:
             log.error("MESSAGES WERE LOST by the master of epoch %d: %s", master.epoch, lost)
             self._begin_anew(lost)
@@ -473,7 +473,7 @@ class Follower:
         except StoreError as error:
             raise Diverged(f"{reason}; and our log cannot be set aside: {error}") from None
         self._reported = 0
-        self._broker.replica.unconfirm(0)
+        self._broker.replica.lower_high_watermark(0)
         log.warning("%s. Our log lies in %s now, and the master's is copied from its start", reason, folder)
 
     async def _search(self, stream: Stream, search: Search, *, asks: bool) -> int | None:
@@ -537,7 +537,7 @@ class Follower:
             broker.followed.take(note)
             broker.replica.take_note(note)
 
-        told = ToldPulls(broker.pull, broker.clients, self._grown.ring)
+        told = PollReporter(broker.pull, broker.clients, self._grown.set)
         session = SlaveSession(
             broker.append_raw,
             reach,
@@ -553,7 +553,7 @@ class Follower:
         async def read(scope: anyio.CancelScope) -> None:
             while data := await _receive(stream, silence, "master"):
                 if session.received(data, anyio.current_time()) or broker.followed.has_reports:
-                    self._grown.ring()
+                    self._grown.set()
                 broker.followed.settle()
             scope.cancel()
 
@@ -607,7 +607,7 @@ class Follower:
                 raise RemoteProtocolError("it is of another log than the one that we copy")
             if name == "delayOffset":
                 return  # it comes with the log, or it would be ahead of what we have of the log
-        await in_slices(self._broker.followed.copying(name, answer.body))
+        await run_cooperatively(self._broker.followed.copying(name, answer.body))
 
     async def _ask(self, code: int) -> Command:
         ids = {SLAVE_FIELD: f"{self._broker.config.broker_id} {self._local}"}

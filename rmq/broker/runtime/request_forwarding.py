@@ -20,7 +20,7 @@ from rmq.errors import ConnectionLost, ResponseError, RmqError, for_code
 from rmq.protocol.codes import LANGUAGE, RequestCode, ResponseCode
 from rmq.protocol.command import Command, check_body, next_opaque
 from rmq.protocol.signature import PROOF
-from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.server.deferred import Deferred
 from rmq.shares import NOBODY, Holders
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from attrs import frozen
 
     from rmq.broker.broker import Broker, Handler
-    from rmq.broker.replication.failover.replica import Control
+    from rmq.broker.replication.failover.replica_manager import ReplicaManager
     from rmq.remoting.connection import Connection
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 SENDS: Final = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 OTHERS: Final = (
@@ -51,7 +51,7 @@ HELD_MAX: Final = 2_500
 HELD_BYTES_MAX: Final = 16 << 20
 """Requests of one account or address that are held, and the bytes of their bodies; others may have some
 beside it."""
-HANDED_ON: Final = "handed on by a replica for "
+FORWARDED: Final = "handed on by a replica for "
 """Begins the remark of a request that is handed on; the client's address follows."""
 
 UNAVAILABLE: Final = int(ResponseCode.SERVICE_NOT_AVAILABLE)
@@ -65,38 +65,38 @@ slave where a queue ends."""
 
 
 @frozen
-class Held:
-    """A request that waits for a master that takes it. `unheld` answers it as without a relay; `refusal` is
+class HeldRequest:
+    """A request that waits for a master that takes it. `fallback` answers it as without a relay; `refusal` is
     what the master has said to it, if it has been there."""
 
     request: Command
     connection: Connection
-    unheld: Handler
+    fallback: Handler
     until: float
     refusal: Command | None = None
     holders: Holders = NOBODY
 
 
-def is_handed_on(request: Command) -> bool:
+def is_forwarded(request: Command) -> bool:
     """Whether a replica has handed this request on already."""
-    return request.remark is not None and request.remark.startswith(HANDED_ON)
+    return request.remark is not None and request.remark.startswith(FORWARDED)
 
 
-class Relay(RefusingEndpoint):
+class RequestForwarder(ClientOnlyEndpoint):
     """See the module: the endpoint of the connection to the master. `ready(address)` is that connection when
     it is there and takes another request, else None; `wake` is called when something is held.
     """
 
     def __init__(
-        self, control: Control, ready: Callable[[str], Connection | None], wake: Callable[[], None]
+        self, manager: ReplicaManager, ready: Callable[[str], Connection | None], wake: Callable[[], None]
     ) -> None:
-        self._control = control
+        self._manager = manager
         self._ready = ready
         self._wake = wake
         self._broker: Broker | None = None
         self._before: dict[int, Handler] | None = None  # of a master that hands over
         self._is_ending = False
-        self._held: Deferred[str, Held] = Deferred(
+        self._held: Deferred[str, HeldRequest] = Deferred(
             2 * HELD_MAX, "the requests that wait for a master", bytes_most=2 * HELD_BYTES_MAX
         )
         self._again_at = 0.0
@@ -136,7 +136,7 @@ class Relay(RefusingEndpoint):
             broker.use_handlers(self._before)
             self._broker = self._before = None
             for one in self._held.drain():
-                broker.run_late(one.unheld, one.request, one.connection)
+                broker.run_late(one.fallback, one.request, one.connection)
 
     def end(self, *, answers: bool) -> None:
         """Its service ends. What was sent to a master is waited for no more; what is held is only answered
@@ -164,46 +164,46 @@ class Relay(RefusingEndpoint):
     def _link(self) -> Connection | None:
         if self._is_ending:
             return None
-        master = self._control.master
+        master = self._manager.master
         return None if master is None else self._ready(master.address)
 
     # ---- requests of clients ----
 
-    def _handler(self, unheld: Handler) -> Handler:
+    def _handler(self, fallback: Handler) -> Handler:
         def handle(request: Command, connection: Connection, now: int) -> Command | None:
             """Hand the request on, or answer as without a relay. Raises ResponseError."""
             broker = self._broker
-            if is_handed_on(request):
-                self._control.count_relayed(refused=True)
+            if is_forwarded(request):
+                self._manager.count_forwarded(refused=True)
                 raise for_code(
                     UNAVAILABLE, "this broker is not the master now, and the request was handed on"
                 )
             if broker is None or request.language == OURS:
-                return unheld(request, connection, now)
+                return fallback(request, connection, now)
             check_body(request.code, len(request.body), broker.store.config.max_message_size)
             holders = broker.settings.holders_of(connection)
-            one = Held(request, connection, unheld, broker.clock() + HOLD_SECONDS, holders=holders)
+            one = HeldRequest(request, connection, fallback, broker.clock() + HOLD_SECONDS, holders=holders)
             if self._hand_on(broker, one) or self._hold(one):
                 return None
-            self._control.count_relayed(refused=True)
-            return unheld(request, connection, now)
+            self._manager.count_forwarded(refused=True)
+            return fallback(request, connection, now)
 
         return handle
 
-    def _hand_on(self, broker: Broker, one: Held) -> bool:
+    def _hand_on(self, broker: Broker, one: HeldRequest) -> bool:
         """Send a request to the master; False when it is not there or too much is on its way."""
         link = self._link()
         if link is None or broker.clock() < self._again_at or self._held:
             return False
         return self._send(broker, one, link)
 
-    def _send(self, broker: Broker, one: Held, link: Connection) -> bool:
+    def _send(self, broker: Broker, one: HeldRequest, link: Connection) -> bool:
         if link is not self._used:
             self._leave(broker, link)
         request = one.request
         command = request.with_ext(request.ext)
         command.opaque = next_opaque()
-        command.remark = f"{HANDED_ON}{one.connection.peer_address}"
+        command.remark = f"{FORWARDED}{one.connection.peer_address}"
         if request.is_oneway:
             link.notify(command)
         else:
@@ -217,10 +217,10 @@ class Relay(RefusingEndpoint):
                 )
             except ResponseError:
                 return False
-        self._control.count_relayed()
+        self._manager.count_forwarded()
         return True
 
-    def _answered(self, broker: Broker, one: Held, answer: Command | RmqError) -> None:
+    def _answered(self, broker: Broker, one: HeldRequest, answer: Command | RmqError) -> None:
         """The master has answered, or will not."""
         request = one.request
         if isinstance(answer, RmqError):
@@ -234,14 +234,14 @@ class Relay(RefusingEndpoint):
             # Said of a request that is stored nowhere. One with a proof is not taken twice.
             if answer.code == UNAVAILABLE and request.code in SENT_AGAIN and PROOF not in request.ext:
                 self._again_at = broker.clock() + AGAIN_SECONDS
-                again = Held(request, one.connection, one.unheld, one.until, response, one.holders)
+                again = HeldRequest(request, one.connection, one.fallback, one.until, response, one.holders)
                 if broker is self._broker and broker.clock() < one.until and self._hold(again):
                     return
         _answer(broker, one, response)
 
     # ---- what waits ----
 
-    def _hold(self, one: Held) -> bool:
+    def _hold(self, one: HeldRequest) -> bool:
         if self._held.full(one.holders, len(one.request.body)):
             return False
         self._keep(one)
@@ -251,7 +251,7 @@ class Relay(RefusingEndpoint):
             self._wake()  # it looks again by itself as long as something is held
         return True
 
-    def _keep(self, one: Held) -> None:
+    def _keep(self, one: HeldRequest) -> None:
         self._held.add("", one, holders=one.holders, size=len(one.request.body))
 
     def step(self) -> bool:
@@ -270,13 +270,13 @@ class Relay(RefusingEndpoint):
                 self._keep(one)
         return bool(self._held)
 
-    def _give_up(self, broker: Broker, one: Held) -> None:
+    def _give_up(self, broker: Broker, one: HeldRequest) -> None:
         """Nobody takes it: what the master said, or the answer as without a relay."""
-        self._control.count_relayed(refused=True)
+        self._manager.count_forwarded(refused=True)
         if one.refusal is not None:
             _answer(broker, one, one.refusal)
         elif not one.connection.is_closed:
-            broker.run_late(one.unheld, one.request, one.connection)
+            broker.run_late(one.fallback, one.request, one.connection)
 
     # ---- the connection to the master ----
 
@@ -291,6 +291,6 @@ class Relay(RefusingEndpoint):
             self._broker.pending_requests.on_close(connection)
 
 
-def _answer(broker: Broker, one: Held, response: Command) -> None:
+def _answer(broker: Broker, one: HeldRequest, response: Command) -> None:
     if not one.connection.is_closed:
         broker.run_late(lambda request, connection, now: response, one.request, one.connection)

@@ -10,9 +10,9 @@ from typing import Any, Final, NoReturn
 import anyio
 
 from rmq.broker.broker import Broker
-from rmq.broker.replication.failover.delivery_checkpoint import ConfirmedProgress
+from rmq.broker.replication.failover.delivery_checkpoint import DeliveryCheckpoint
 from rmq.errors import StoreError
-from rmq.remoting.loop import Alarm, in_slices
+from rmq.remoting.loop import Wakeup, run_cooperatively
 from rmq.server.saving import write_files
 
 TOPICS: Final = "topics"
@@ -27,12 +27,12 @@ class Saver:
     """
 
     def __init__(
-        self, broker: Broker, blocking: Callable[[Callable[[], Any]], Awaitable[Any]], wanted: Alarm
+        self, broker: Broker, blocking: Callable[[Callable[[], Any]], Awaitable[Any]], wanted: Wakeup
     ) -> None:
         self._broker = broker
         self._blocking = blocking
         self._wanted = wanted
-        self._confirmed = ConfirmedProgress(broker.role, broker.store, broker.files, broker.delivery)
+        self._confirmed = DeliveryCheckpoint(broker.role, broker.store, broker.files, broker.delivery)
         self._saving, self._saving_rows = anyio.Lock(), anyio.Lock()
 
     async def persist(self) -> NoReturn:
@@ -74,7 +74,7 @@ class Saver:
                 log.error("a table cannot be saved, trying again: %s", error)
         async with self._saving:
             self._confirmed.look()
-            texts = await in_slices(self._broker.saving())
+            texts = await run_cooperatively(self._broker.saving())
             try:
                 write = partial(self._broker.store.save_configs, texts)
                 await self._broker.disk_work.do(write, "a write of tables has been under way")
@@ -83,11 +83,11 @@ class Saver:
                 self._broker.files.not_saved(texts)
                 self._broker.wake.flush()  # if it was the log that could not be synced, it is mended there
 
-    async def save_answers(self) -> None:
+    async def save_deferred(self) -> None:
         """Write what administrators change beside the tables, and answer them. Cancelled: a file that is
         being written is written whole, and its administrator gets no answer.
         """
-        await write_files(self._broker.saved_answers, self._blocking)
+        await write_files(self._broker.deferred_saves, self._blocking)
 
     async def _save_rows(self, name: str) -> None:
         """Save a versioned table if rows of it are unsaved. Raises StoreError."""
@@ -96,7 +96,7 @@ class Saver:
             made = table.made
             if table.unsaved:
                 try:
-                    write = await in_slices(self._broker.files.saving(name))
+                    write = await run_cooperatively(self._broker.files.saving(name))
                     await self._broker.disk_work.do(write, f"a write of {name}.json has been under way")
                 except StoreError as error:
                     changes.not_saved(name, error)

@@ -13,7 +13,7 @@
     │   ├── persist          offsets, topics, groups, delay progress
     │   ├── rounds           how long the loop needs to serve everybody once
     │   ├── new_topics       topics made by a send, which is answered then
-    │   ├── saved_answers    files that administrators change: settings, accounts
+    │   ├── deferred_saves    files that administrators change: settings, accounts
     │   ├── ha               a master: a link to each slave (replication.py)
     │   └── plugins          one supervised task for each plugin that has run()
     └── outer
@@ -73,8 +73,8 @@ from rmq.errors import (
 )
 from rmq.metrics import Histogram
 from rmq.remoting.doors import serve_doors
-from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
-from rmq.remoting.loop import Alarm, bare_errors, current_loop, in_slices, restarting
+from rmq.remoting.endpoint import ClientOnlyEndpoint, Endpoint
+from rmq.remoting.loop import Wakeup, current_loop, run_cooperatively, supervise, unwrap_groups
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.poller import Poller
 from rmq.remoting.pool import Pool
@@ -153,7 +153,7 @@ async def run(
         health.lacks(NAME_SERVERS, NOT_TRIED)
     async with served_pages(network, config, health) as served:
         ports = await open_ports(network, config, store_config)
-        alarms, threads = _Alarms(), disk is None
+        alarms, threads = _Wakeups(), disk is None
         flusher: Flusher  # knows the broker, which knows how to wake it
         try:
             broker = await open_broker(
@@ -202,7 +202,7 @@ async def run(
         also |= {} if ports.slaves is None else {"slaves": ports.slaves.address}
         also |= door_addresses(ports.doors)
         also |= served.listens() | broker.hooks.listens()
-        with bare_errors():
+        with unwrap_groups():
             async with anyio.create_task_group() as nursery:
                 addresses = await nursery.start(service.live, stop)
                 task_status.started(addresses)
@@ -215,7 +215,7 @@ async def run(
 async def _enduring(loop: Callable[[], Awaitable[None]]) -> None:
     """Go on with a loop a second after one of `ENDURED`: it begins with what is due, whatever it has done."""
     what = f"the broker's loop {loop.__name__.strip('_')}"
-    await restarting(what, loop, errors=ENDURED, longest_pause=1.0)
+    await supervise(what, loop, errors=ENDURED, longest_pause=1.0)
 
 
 async def measure_rounds(flow: FlowControl, lag: Histogram, poller: Poller) -> NoReturn:
@@ -238,28 +238,28 @@ async def measure_rounds(flow: FlowControl, lag: Histogram, poller: Poller) -> N
             late = anyio.current_time() - due
 
 
-class _Alarms:
+class _Wakeups:
     """What the loops of a broker sleep on."""
 
     def __init__(self) -> None:
-        self.deadlines, self.schedule, self.reput, self.follower = Alarm(), Alarm(), Alarm(), Alarm()
-        self.new_topics, self.long_answers, self.clean = Alarm(), Alarm(), Alarm()
-        self.saved_answers = Alarm()
-        self.register = Alarm()
+        self.deadlines, self.schedule, self.reput, self.follower = Wakeup(), Wakeup(), Wakeup(), Wakeup()
+        self.new_topics, self.sliced_answers, self.clean = Wakeup(), Wakeup(), Wakeup()
+        self.deferred_saves = Wakeup()
+        self.register = Wakeup()
 
     def wakeups(self, flush: Callable[[], None]) -> Wakeups:
         """As the broker rings them."""
         return Wakeups(
-            deadlines=self.deadlines.ring,
-            schedule=self.schedule.ring,
-            reput=self.reput.ring,
+            deadlines=self.deadlines.set,
+            schedule=self.schedule.set,
+            reput=self.reput.set,
             flush=flush,
-            follower=self.follower.ring,
-            register=self.register.ring,
-            new_topics=self.new_topics.ring,
-            long_answers=self.long_answers.ring,
-            clean=self.clean.ring,
-            saved_answers=self.saved_answers.ring,
+            follower=self.follower.set,
+            register=self.register.set,
+            new_topics=self.new_topics.set,
+            sliced_answers=self.sliced_answers.set,
+            clean=self.clean.set,
+            deferred_saves=self.deferred_saves.set,
         )
 
 
@@ -270,7 +270,7 @@ class _Service:
         self,
         broker: Broker,
         ports: Ports,
-        alarms: _Alarms,
+        alarms: _Wakeups,
         flusher: Flusher,
         *,
         endpoint: Endpoint,
@@ -293,7 +293,7 @@ class _Service:
         self._pool: AbstractAsyncContextManager[Pool] = (
             nullcontext(pool)
             if pool
-            else Pool(network, RefusingEndpoint(), limits=own_limits(broker.config), tls=self._tls)
+            else Pool(network, ClientOnlyEndpoint(), limits=own_limits(broker.config), tls=self._tls)
         )
         self._threads = threads
         self._doors = doors_of(broker, ports, guard.tls)
@@ -306,7 +306,7 @@ class _Service:
         self, stop: Stop, *, task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED
     ) -> None:
         """All of the broker's life. Shielded: only `stop` and its own errors end it."""
-        with anyio.CancelScope(shield=True), bare_errors():
+        with anyio.CancelScope(shield=True), unwrap_groups():
             try:
                 await self._grow(stop, task_status)
             except BaseException:
@@ -326,15 +326,15 @@ class _Service:
                 self._expire,
                 self._saver.persist,
                 self._saver.save_wanted,
-                self._long_answers,
-                self._saved_answers,
+                self._sliced_answers,
+                self._deferred_saves,
             ):
                 inner.start_soon(_enduring, loop)
             if self._threads:  # in a simulation rounds take no time
                 inner.start_soon(measure_rounds, broker.flow, broker.histograms.loop_lag, poller)
-            inner.start_soon(self._look_at_certificate)
+            inner.start_soon(self._check_certificate)
             for name, plugin in self.broker.hooks.tasks:
-                inner.start_soon(restarting, f"plugin {name}", plugin.run)
+                inner.start_soon(supervise, f"plugin {name}", plugin.run)
             async with self._pool as pool, anyio.create_task_group() as outer:
                 serving = partial(
                     serve_listeners,
@@ -429,7 +429,7 @@ class _Service:
                 await self._remove_expired()
             except StoreError as error:
                 log.error("expired files cannot be removed: %s", error)
-            await in_slices(self.broker.offsets.log_losses())
+            await run_cooperatively(self.broker.offsets.log_losses())
 
     async def _remove_expired(self) -> None:
         """Remove expired files one at a time: a GiB takes half a second, and one may make room enough. What
@@ -460,29 +460,29 @@ class _Service:
         await self._repeat(self.broker.step_schedule, self._alarms.schedule)
 
     async def _check_back(self) -> None:
-        await self._repeat(self.broker.step_transactions, Alarm())
+        await self._repeat(self.broker.step_transactions, Wakeup())
 
     async def _expire(self) -> None:
-        await self._repeat(self.broker.expire, Alarm())
+        await self._repeat(self.broker.expire, Wakeup())
 
-    async def _repeat(self, step: Callable[[], int], alarm: Alarm) -> None:
+    async def _repeat(self, step: Callable[[], int], alarm: Wakeup) -> None:
         while True:
             next_ms = step()
             seconds = max(0, next_ms - self.broker.now_ms()) / 1000
             # Wall time may be set: look again after a minute whatever it said.
             await alarm.wait(anyio.current_time() + min(seconds, 60))
 
-    async def _long_answers(self) -> None:
+    async def _sliced_answers(self) -> None:
         while True:
-            await in_slices(self.broker.long_answers.finish())
-            await self._alarms.long_answers.wait()
+            await run_cooperatively(self.broker.sliced_answers.finish())
+            await self._alarms.sliced_answers.wait()
 
-    async def _saved_answers(self) -> None:
+    async def _deferred_saves(self) -> None:
         while True:
-            await self._saver.save_answers()
-            await self._alarms.saved_answers.wait()
+            await self._saver.save_deferred()
+            await self._alarms.deferred_saves.wait()
 
-    async def _look_at_certificate(self) -> None:
+    async def _check_certificate(self) -> None:
         while True:
             end = await self._blocking(partial(certificate_end, self._tls.tls_cert_path))
             self.broker.registration.valid_until(end)

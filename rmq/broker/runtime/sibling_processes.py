@@ -20,7 +20,7 @@ import trio
 
 from rmq.errors import RemoteProtocolError
 from rmq.protocol.bodies import TopicConfig
-from rmq.remoting.loop import Alarm
+from rmq.remoting.loop import Wakeup
 
 if TYPE_CHECKING:
     from rmq.broker.broker import Broker
@@ -76,7 +76,7 @@ class Sibling:
         self._stream = stream
         self._broker: Broker | None = None
         self._is_open = trio.Event()
-        self._alarm = Alarm()
+        self._alarm = Wakeup()
         self._made: list[bytes] = []
         self._adopted: set[str] = set()
 
@@ -98,7 +98,7 @@ class Sibling:
 
     def _on_made(self, topic: TopicConfig) -> None:
         self._made.append(topic.to_json())
-        self._alarm.ring()
+        self._alarm.set()
 
     def _make(self, text: bytes) -> None:
         assert self._broker is not None
@@ -112,7 +112,7 @@ class Sibling:
             if self._broker.wake.new_topics is not None:
                 self._broker.wake.new_topics()
         self._adopted.add(topic.topic_name)
-        self._alarm.ring()
+        self._alarm.set()
 
     async def _tell(self) -> None:
         while True:
@@ -128,12 +128,12 @@ class Sibling:
                 return
 
 
-class Spread:
+class TopicFanout:
     """The other end of the lines to all brokers: which topics each of them is still to be told of."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._missing: dict[str, dict[str, bytes]] = {name: {} for name in names}
-        self._alarms = {name: Alarm() for name in self._missing}
+        self._alarms = {name: Wakeup() for name in self._missing}
 
     def missing(self, name: str) -> list[str]:
         """The topics that this broker has not yet said to have saved."""
@@ -155,11 +155,11 @@ class Spread:
         for other, missing in self._missing.items():
             if other != name:
                 missing[topic] = text
-                self._alarms[other].ring()
+                self._alarms[other].set()
 
     async def _tell(self, name: str, stream: trio.SocketStream) -> None:
         told: dict[str, bytes] = {}
-        self._alarms[name].ring()
+        self._alarms[name].set()
         while True:
             await self._alarms[name].wait()
             missing = self._missing[name]

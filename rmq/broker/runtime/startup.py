@@ -37,13 +37,13 @@ from rmq.protocol.server_auth import ClusterSecret, ServerAuth
 from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import is_literal, join_address, split_address
 from rmq.remoting.doors import DoorServer
-from rmq.remoting.limits import Budget, Limits
-from rmq.remoting.loop import bare_errors, current_loop
+from rmq.remoting.limits import Limits, MemoryBudget
+from rmq.remoting.loop import current_loop, unwrap_groups
 from rmq.remoting.network import Network
 from rmq.remoting.server import open_listeners
 from rmq.remoting.stream import Listener
 from rmq.remoting.tls import TlsConfig, TlsContexts
-from rmq.remoting.upgrades import WebSocketAccess
+from rmq.remoting.websocket_policy import WebSocketAccess
 from rmq.server.health import Health, Stop
 from rmq.server.ports import (
     CLIENTS,
@@ -206,7 +206,7 @@ async def open_broker(
             server_auth=None if secret is None else ServerAuth(secret, now_ms),
             sign=None if secret is None else partial(_signed, secret, now_ms),
             acceptors=acceptors,
-            budget=Budget(config.connection_buffer_bytes),
+            budget=MemoryBudget(config.connection_buffer_bytes),
             disk_work=disk_work,
             role=role,
         )
@@ -271,10 +271,10 @@ class Opening:
         same."""
         loaded = not self._threads
         if not self._threads:
-            store.load(Progress(self._health))
+            store.load(RecoveryProgress(self._health))
         else:
-            loading = partial(store.load, Progress(self._health, self._check))
-            with suppress(StoppedOpening), bare_errors():
+            loading = partial(store.load, RecoveryProgress(self._health, self._check))
+            with suppress(StoppedOpening), unwrap_groups():
                 async with anyio.create_task_group() as nursery:
                     scope = anyio.CancelScope(shield=True)
                     nursery.start_soon(self._cancel, scope)
@@ -302,7 +302,7 @@ class Opening:
             raise StoppedOpening
 
 
-class Progress:
+class RecoveryProgress:
     """Says how far the opening of a store is: a line when another stage begins, and one a second. Called in
     a thread too; `check` raises where the opening shall end."""
 

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from rmq.broker.tables.versioned import Slices, VersionedTable, drain
+from rmq.broker.tables.versioned import Slices, VersionedTable, run_to_end
 from rmq.errors import RemoteProtocolError, StoreError
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class TableFiles:
 
     def copy(self, name: str, data: bytes) -> bool:
         """Take the master's text of a table; whether it differs. Raises RemoteProtocolError, StoreError."""
-        return drain(self.copying(name, data))
+        return run_to_end(self.copying(name, data))
 
     def copying(self, name: str, data: bytes) -> Slices[bool]:
         """As `copy`, in slices."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.broker.tables.versioned import Changes, Quota, Slices, WhenReplicated, at_once, drain
+from rmq.broker.tables.versioned import Changes, Quota, Slices, WhenReplicated, at_once, run_to_end
 from rmq.errors import ResponseError, for_code
 from rmq.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANSACTION_GROUP
 from rmq.protocol.bodies import ConsumerOffsetSerializeWrapper
@@ -398,13 +398,13 @@ class Offsets:
 
     def to_json(self) -> bytes:
         """The text of consumerOffset.json, made at once."""
-        return drain(encode_offsets(self._table))
+        return run_to_end(encode_offsets(self._table))
 
     def load(self, data: bytes | None) -> None:
         """Take a saved table, None when there is none, after the store's load. Raises RemoteProtocolError."""
         if data is None:
             return
-        self._table, self._topics_of = drain(decode_offsets(data)), None
+        self._table, self._topics_of = run_to_end(decode_offsets(data)), None
 
     def replace(self, data: bytes) -> Slices[bool]:
         """Take the master's table; whether it differs. Raises RemoteProtocolError."""
@@ -437,7 +437,7 @@ class Offsets:
 
     def text_of(self, names: Collection[str]) -> bytes:
         """As `to_json`, with those of these rows that are there."""
-        return drain(encode_offsets({name: self._table[name] for name in names if name in self._table}))
+        return run_to_end(encode_offsets({name: self._table[name] for name in names if name in self._table}))
 
     def missing(self, names: Collection[str]) -> list[str]:
         """Those of these names that no row has."""
@@ -445,9 +445,9 @@ class Offsets:
 
     def rows_of(self, text: bytes) -> tuple[_Table, None]:
         """The rows of such a text; they have no version. Raises RemoteProtocolError."""
-        return drain(decode_offsets(text)), None
+        return run_to_end(decode_offsets(text)), None
 
-    def follow(self, rows: _Table, version: None, gone: Collection[str] | None) -> bool:
+    def apply_delta(self, rows: _Table, version: None, gone: Collection[str] | None) -> bool:
         """A slave's: have these rows of the master's, and those not that are gone; with None, all others are.
         Returns whether that changes anything.
         """

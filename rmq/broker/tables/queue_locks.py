@@ -157,7 +157,7 @@ class Locks:
             _parts(name)
         return rows, None
 
-    def follow(self, rows: Mapping[str, str], version: None, gone: Collection[str] | None) -> bool:
+    def apply_delta(self, rows: Mapping[str, str], version: None, gone: Collection[str] | None) -> bool:
         """A slave's: know these locks of the master's, and those not that are gone; with None, no others."""
         before = dict(self._followed)
         if gone is None:

@@ -18,7 +18,7 @@ from attrs import field
 if TYPE_CHECKING:
     from attrs import define, frozen
 else:
-    from rmq.late_attrs import define, frozen
+    from rmq.lazy_attrs import define, frozen
 
 MINUTE_STEP_MS: Final = 10_000
 HOUR_STEP_MS: Final = 600_000

@@ -5,7 +5,7 @@ change; what was made on first use, and the other tables, from time to time, and
 the loop, in slices where they are long, and written in threads; an older text never follows a newer one.
 
 A slice is a ms or two of long work: a generator yields after each, so that the loop serves others in between
-(`rmq.remoting.loop.in_slices`); what it returns is the result.
+(`rmq.remoting.loop.run_cooperatively`); what it returns is the result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 Slices = Generator[None, None, T]
 
 
-def drain(work: Slices[T]) -> T:
+def run_to_end(work: Slices[T]) -> T:
     """Run all slices at once; returns the result."""
     while True:
         try:
@@ -154,7 +154,7 @@ class TableText:
     def whole(self, empty: Callable[[], Body], rows: Mapping[str, Body], version: DataVersion) -> bytes:
         """The text of the whole table at `version`; rows do not change without the version."""
         if self._whole[0] is not version:
-            self._whole = version, drain(self.slices(empty(), rows))
+            self._whole = version, run_to_end(self.slices(empty(), rows))
         return self._whole[1]
 
     def slices(self, empty: Body, rows: Mapping[str, Body]) -> Slices[bytes]:
@@ -259,7 +259,9 @@ class VersionedTable(ABC, Generic[Row]):
         """The rows of such a text, and the version. Raises RemoteProtocolError."""
         return self._parsed(text)
 
-    def follow(self, rows: Mapping[str, Row], version: DataVersion, gone: Collection[str] | None) -> bool:
+    def apply_delta(
+        self, rows: Mapping[str, Row], version: DataVersion, gone: Collection[str] | None
+    ) -> bool:
         """A slave's: have these rows of the master's, and those not that are gone; with None, all others are.
         What changes is `unsaved`. Returns whether something does.
         """

@@ -39,7 +39,7 @@ from rmq.client.consume.consumer import Consumer
 from rmq.client.produce.producer import Producer
 from rmq.errors import InvalidName, RmqError
 from rmq.message import validate_topic
-from rmq.remoting.loop import bare_errors
+from rmq.remoting.loop import unwrap_groups
 
 ORDERS_KEY = "order_id"
 CONSUMERS = 2
@@ -189,7 +189,7 @@ async def run_demo(plan: Plan) -> Results:
         await system.create_topic(plan.topic, plan.queues)
         async with AsyncExitStack() as stack:
             producer, consumers = await _connect(stack, system, plan)
-            with bare_errors():
+            with unwrap_groups():
                 async with trio.open_nursery() as nursery:
                     for number, consumer in enumerate(consumers):
                         handler = partial(_deliver, plan, results, number)
@@ -243,7 +243,7 @@ async def _publish_and_wait(producer: Producer, plan: Plan, results: Results) ->
         shares[zlib.crc32(row.key.encode()) % WORKERS].append(row)
     with progress(console(stderr=True), transient=False) as shown:
         bars = [shown.add_task(name, total=len(plan.rows)) for name in ("published", "consumed")]
-        with bare_errors():
+        with unwrap_groups():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_watch, shown, bars, results, nursery.cancel_scope)
                 for rows in shares:

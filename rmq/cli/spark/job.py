@@ -24,7 +24,7 @@ from rmq.errors import RmqError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from rmq.spark.pipelines.progress import Progress as SparkProgress
+    from rmq.spark.pipelines.progress import JobProgress as SparkProgress
     from rmq.spark.pipelines.progress import Watch
 
 T = TypeVar("T")

@@ -35,7 +35,7 @@ from rmq.errors import RemoteProtocolError, ResponseError, RmqError, StrayCancel
 from rmq.message import RETRY_PREFIX, MessageQueue
 from rmq.protocol.bodies import ResetOffsetBody, SubscriptionData
 from rmq.remoting.cancellation import as_failure
-from rmq.remoting.loop import Alarm, bare_errors
+from rmq.remoting.loop import Wakeup, unwrap_groups
 
 log = logging.getLogger("rmq.client.assignments")
 
@@ -131,7 +131,7 @@ class Assignments:
         self._locks = locks
         self._tasks: anyio.abc.TaskGroup | None = None
         self._context = copy_context()
-        self._changed = Alarm()
+        self._changed = Wakeup()
         self._leaving: dict[MessageQueue, ProcessQueue] = {}  # given up, once what is delivered has ended
         self._count = 0  # of the queues that we have or are about to have
         self.errors: dict[str, tuple[RmqError, float]] = {}
@@ -141,7 +141,7 @@ class Assignments:
         self._lost: list[MessageQueue] = []  # with their locks, and not told yet
         self._is_complete = True
         self._is_stopped = False
-        self._progress = Alarm()
+        self._progress = Wakeup()
         self._asking = anyio.Lock()
         self._news: dict[str, frozenset[MessageQueue]] = {}
         """The queues that topics had when the group was found to be new in them."""
@@ -192,7 +192,7 @@ class Assignments:
 
     def rebalance_soon(self) -> None:
         """Something has changed: look now."""
-        self._changed.ring()
+        self._changed.set()
         self.reconnected()
 
     def reconnected(self) -> None:
@@ -422,11 +422,11 @@ class Assignments:
             self._template(queue),
             may_commit=partial(self._commits_by_pulls, queue),
             on_messages=self._on_messages,
-            on_progress=self._progress.ring,
+            on_progress=self._progress.set,
             on_offset_moved=self.start,
             beyond_is_end=sought,
         )
-        self._progress.ring()
+        self._progress.set()
         self._set_limits()
         # In the context of our own tasks: this may be called in a handler, by `seek`.
         self._context.copy().run(self._tasks.start_soon, puller.run)
@@ -533,7 +533,7 @@ class Assignments:
             # What the broker knows already is not told again.
             if window.commit_offset != window.committed and self._may_commit(window.queue):
                 by_broker.setdefault(window.queue.broker_name, []).append(window)
-        with bare_errors():
+        with unwrap_groups():
             async with anyio.create_task_group() as tasks:
                 for changed in by_broker.values():
                     tasks.start_soon(self._commit_at_broker, changed, last)

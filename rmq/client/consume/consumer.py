@@ -22,7 +22,7 @@ from rmq.client.session.session import Session
 from rmq.errors import check_callable, check_number
 from rmq.message import MessageQueue, StoredMessage, validate_group
 from rmq.remoting.cancellation import as_failure, cancel_requests, raise_failure, withdraw
-from rmq.remoting.loop import Startable, TaskScope, bare_errors
+from rmq.remoting.loop import AsyncResource, TaskGroupScope, unwrap_groups
 from rmq.remoting.threads import ThreadWaits, as_async
 
 log = logging.getLogger("rmq.client.consumer")
@@ -34,7 +34,7 @@ BURST = 64
 """Messages that one task takes before it lets others run, when its handler never waits."""
 
 
-class Consumer(Startable):
+class Consumer(AsyncResource):
     """Consumes messages, in one of two ways, over any number of tasks:
 
         async for delivery in consumer:
@@ -62,7 +62,7 @@ class Consumer(Startable):
         self._member = GroupMember(session, group, topics, options)
         self._dispatch = self._member.dispatch
         self._deliveries = self._member.deliveries
-        self._scope = TaskScope()
+        self._scope = TaskGroupScope()
         self._workers = self._member.workers
         self._running: set[anyio.CancelScope] = set()
         self._threads = ThreadWaits()
@@ -96,7 +96,7 @@ class Consumer(Startable):
         """
         await self._scope.__aenter__()
         try:
-            with bare_errors():
+            with unwrap_groups():
                 await self._member.join(self._scope)
         except BaseException as error:
             await self._scope.__aexit__(type(error), error, error.__traceback__)
@@ -232,7 +232,7 @@ class Consumer(Startable):
         with anyio.CancelScope() as scope:
             self._running.add(scope)
             try:
-                with self._workers.wanted(concurrency), self._threads.used(), bare_errors():
+                with self._workers.wanted(concurrency), self._threads.used(), unwrap_groups():
                     async with anyio.create_task_group() as tasks:
                         for _ in range(concurrency):
                             tasks.start_soon(self._keep_working, partial(work, *arguments))
@@ -276,7 +276,7 @@ class Consumer(Startable):
             except BaseException as error:
                 failure = as_failure(error, requests)
                 if failure is None:
-                    deliveries.redeliver_later([message])
+                    deliveries.schedule_redelivery([message])
                     raise
                 await deliveries.failed(message, failure)
                 if deliveries.raises(failure):
@@ -312,9 +312,9 @@ class Consumer(Startable):
         except BaseException as error:
             failure = as_failure(error, requests)
             if failure is None:
-                self._deliveries.redeliver_later(taken)
+                self._deliveries.schedule_redelivery(taken)
                 raise
-            await self._deliveries.all_failed(taken, failure)
+            await self._deliveries.nack_all(taken, failure)
             if self._deliveries.raises(failure):
                 raise_failure(failure, error)
         else:

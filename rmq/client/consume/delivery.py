@@ -21,7 +21,7 @@ from rmq.client.consume.isolation import Snapshot
 from rmq.client.consume.message_view import PulledMessage
 from rmq.client.consume.process_queue import ProcessQueue
 from rmq.client.consume.retry import Delay, Retry, delay_of, named, reason_told
-from rmq.client.consume.stalls import LOOKS as STALL_LOOKS
+from rmq.client.consume.stalls import SCANS as STALL_SCANS
 from rmq.client.consume.stalls import Stalls
 from rmq.client.consume.subscription import ConsumerOptions
 from rmq.client.produce.outgoing import Outgoing, asker_waits_until, checked_properties
@@ -52,7 +52,7 @@ from rmq.message import (
 from rmq.protocol.bodies import ConsumeStatus
 from rmq.protocol.properties import DLQ_REASON
 from rmq.remoting.cancellation import as_failure, cancel_requests, raise_failure
-from rmq.remoting.loop import Alarm
+from rmq.remoting.loop import Wakeup
 
 log = logging.getLogger("rmq.client.delivery")
 
@@ -122,7 +122,7 @@ def _status(before: Count, now: Count, seconds: float) -> ConsumeStatus:
 
 # What is in flight, and what becomes of it.
 
-LOOKS: Final = 15
+SCANS: Final = 15
 """How often a message is looked at before it has taken too long."""
 TIMEOUT_DELAY_LEVEL: Final = 3
 """What takes too long is sent back with this delay, as RocketMQ does."""
@@ -150,15 +150,15 @@ class ConsumeTimeouts:
     async def watch(self) -> None:
         """Look until cancelled."""
         while True:
-            await anyio.sleep(self.seconds / LOOKS)
-            for message in self.look(anyio.current_time()):
+            await anyio.sleep(self.seconds / SCANS)
+            for message in self.scan(anyio.current_time()):
                 await self.on_timeout(message)
 
     def extend(self, message: PulledMessage, until: float) -> None:
         """Let a message take until then."""
         self._since[id(message)] = message, until - self.seconds
 
-    def look(self, now: float) -> list[PulledMessage]:
+    def scan(self, now: float) -> list[PulledMessage]:
         """What has taken too long by now; each message is given once."""
         before, self._since = self._since, {}
         late: list[PulledMessage] = []
@@ -191,9 +191,9 @@ class Deliveries:
         self._options = options
         self._dispatch = dispatch
         self._metrics = metrics
-        self.came = Alarm()
+        self.came = Wakeup()
         """Rung when a pull has brought messages."""
-        self._empty: Alarm | None = None  # only while somebody waits: `release` runs for each message
+        self._empty: Wakeup | None = None  # only while somebody waits: `release` runs for each message
 
     # --- in flight ---
 
@@ -217,7 +217,7 @@ class Deliveries:
         one.messages = ()
         self.timeouts.in_flight.discard(one)
         if self._empty is not None:
-            self._empty.ring()
+            self._empty.set()
 
     @property
     def in_flight(self) -> list[PulledMessage]:
@@ -232,9 +232,9 @@ class Deliveries:
         while True:
             if not (stalls.has_found or any(map(len, windows()))):
                 await self.came.wait()
-            await anyio.sleep(stalls.seconds / STALL_LOOKS)
+            await anyio.sleep(stalls.seconds / STALL_SCANS)
             before = dict(stalls.current)
-            for stalled in stalls.look(self._session.now(), windows(), self.in_flight):
+            for stalled in stalls.scan(self._session.now(), windows(), self.in_flight):
                 log.warning("%s", stalled)
                 self._session.tell(stalled)
             for place in before.keys() - stalls.current.keys():
@@ -242,7 +242,7 @@ class Deliveries:
 
     async def drained(self) -> None:
         """Return when nothing is in flight."""
-        self._empty = Alarm()
+        self._empty = Wakeup()
         while self.timeouts.in_flight:
             await self._empty.wait()
 
@@ -267,19 +267,19 @@ class Deliveries:
         else:
             await self._send_back(message, _window(message), delay, reason_told(error))
 
-    async def all_failed(self, messages: Sequence[PulledMessage], error: Exception | None) -> None:
+    async def nack_all(self, messages: Sequence[PulledMessage], error: Exception | None) -> None:
         """`failed` for what was taken together. Cancelled: what is not sent back yet is put off."""
         for number, message in enumerate(messages):
             try:
                 await self.failed(message, error)
             except BaseException:
-                self.redeliver_later(messages[number + 1 :])
+                self.schedule_redelivery(messages[number + 1 :])
                 raise
 
-    def redeliver_later(self, messages: Iterable[PulledMessage]) -> None:
+    def schedule_redelivery(self, messages: Iterable[PulledMessage]) -> None:
         """Deliver them again here after a while: nothing is known of how they ended."""
         for message in messages:
-            self._dispatch.redeliver_later(message)
+            self._dispatch.schedule_redelivery(message)
 
     def raises(self, error: Exception) -> bool:
         """Whether an error of a handler is raised by `run`, or by the block of a delivery."""
@@ -342,9 +342,9 @@ class Deliveries:
         except (*NETWORK_ERRORS, ResponseError) as refusal:
             log.warning("%s: %s cannot be sent back: %s", self.group, named(message), refusal)
             message.reconsume_times += 1
-            self._dispatch.redeliver_later(message)
+            self._dispatch.schedule_redelivery(message)
         except BaseException:
-            self._dispatch.redeliver_later(message)
+            self._dispatch.schedule_redelivery(message)
             raise
         else:
             window.finish(message.queue_offset)
@@ -386,7 +386,7 @@ class Deliveries:
                 window.finish(message.queue_offset)
                 return
         message.reconsume_times += 1
-        self._dispatch.redeliver_later(message, self._suspended_seconds(delay))
+        self._dispatch.schedule_redelivery(message, self._suspended_seconds(delay))
 
     async def _send_to_dead_letters(self, message: PulledMessage, reason: str) -> bool:
         """False when that failed; the message then goes on holding up its queue."""
@@ -397,7 +397,7 @@ class Deliveries:
             log.warning("%s: %s cannot go to the dead letters: %s", self.group, named(message), error)
             return False
         except BaseException:
-            self._dispatch.redeliver_later(message)
+            self._dispatch.schedule_redelivery(message)
             raise
         return True
 
@@ -485,7 +485,7 @@ class Delivery:
                 return True
             elif self._is_open:
                 self._is_open = False
-                deliveries.redeliver_later([self._pulled])
+                deliveries.schedule_redelivery([self._pulled])
         finally:
             deliveries.release(self._in_flight)
             if self._snapshot is not None:
@@ -506,7 +506,7 @@ class Delivery:
 
         Cancelled: it is delivered again here, or sent back.
         """
-        asked = Delay.asked(delay_level, after)
+        asked = Delay.requested(delay_level, after)
         if self._is_open:
             self._is_open = False
             await self._deliveries.failed(self._pulled, None, asked)

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from rmq.client.consume.message_view import PulledMessage
 from rmq.client.consume.process_queue import OrderedProcessQueue, ProcessQueue
 from rmq.message import MessageQueue
-from rmq.remoting.loop import Alarm, Waiter, current_loop
+from rmq.remoting.loop import Waiter, Wakeup, current_loop
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ class Dispatch(ABC, Generic[T]):
         self._now: Callable[[], float] = current_loop().now
         self._later: list[tuple[float, int, PulledMessage]] = []  # a heap: time, order of coming
         self._count = count()
-        self._later_came = Alarm()
+        self._later_came = Wakeup()
         self._paused: set[MessageQueue] = set()
         self._beginning: set[MessageQueue] = set()
         self._is_all_paused = False
@@ -137,7 +137,7 @@ class Dispatch(ABC, Generic[T]):
             self._beginning.difference_update(queues)
             self._on_resumed()
 
-    def put_off(self, wanted: Mapping[ProcessQueue, int]) -> set[ProcessQueue]:
+    def postpone(self, wanted: Mapping[ProcessQueue, int]) -> set[ProcessQueue]:
         """Of these messages, window and offset, the windows of those that wait to be delivered again here."""
         return set(_found((message for _, _, message in self._later), wanted))
 
@@ -175,7 +175,7 @@ class Dispatch(ABC, Generic[T]):
         """The next messages, at most so many; none when there are none."""
 
     @abstractmethod
-    def redeliver_later(self, message: PulledMessage, seconds: float | None = None) -> None:
+    def schedule_redelivery(self, message: PulledMessage, seconds: float | None = None) -> None:
         """Hand out again later what was not consumed: after `seconds`, or as long as is usual."""
 
     @abstractmethod
@@ -189,7 +189,7 @@ class Dispatch(ABC, Generic[T]):
         due = self._now() + (self._redelivery_seconds if seconds is None else seconds)
         heappush(self._later, (due, next(self._count), message))
         if self._later[0][2] is message:
-            self._later_came.ring()
+            self._later_came.set()
 
     async def redeliver(self) -> None:
         """Hand out what was put off, when it is due, until cancelled."""
@@ -299,7 +299,7 @@ class MessageDispatch(Dispatch[PulledMessage]):
                 return message
         return None
 
-    def redeliver_later(self, message: PulledMessage, seconds: float | None = None) -> None:
+    def schedule_redelivery(self, message: PulledMessage, seconds: float | None = None) -> None:
         window = message.window
         assert window is not None
         # It may be finished by now: sent back, because it took too long.
@@ -322,7 +322,7 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
         self._windows: dict[MessageQueue, OrderedProcessQueue] = {}
         # Dropped while one of their messages was being delivered: the queue's new window waits for its end.
         self._ending: dict[MessageQueue, OrderedProcessQueue] = {}
-        self._idle_alarms: set[Alarm] = set()
+        self._idle_alarms: set[Wakeup] = set()
 
     def new_window(self, queue: MessageQueue, queue_offset: int) -> OrderedProcessQueue:
         old = self._windows.get(queue)
@@ -383,10 +383,10 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
     def _may(self, queue: MessageQueue) -> bool:
         return self._may_deliver is None or self._may_deliver(queue)
 
-    def redeliver_later(self, message: PulledMessage, seconds: float | None = None) -> None:
+    def schedule_redelivery(self, message: PulledMessage, seconds: float | None = None) -> None:
         """Deliver it again before all others of its queue, which is suspended meanwhile."""
         assert isinstance(message.window, OrderedProcessQueue)
-        message.window.put_back(message, self._redelivery_seconds if seconds is None else seconds)
+        message.window.requeue(message, self._redelivery_seconds if seconds is None else seconds)
 
     def _on_idle(self, window: OrderedProcessQueue) -> None:
         """Nothing of the window is being delivered any more."""
@@ -394,7 +394,7 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
         if self._ending.get(queue) is window:
             del self._ending[queue]
         for alarm in self._idle_alarms:
-            alarm.ring()
+            alarm.set()
         if window.is_dropped:
             self.forget(window)
         elif window.is_suspended:
@@ -408,7 +408,7 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
         self._offer(window)
 
     async def until_idle(self, window: ProcessQueue) -> None:
-        alarm = Alarm()
+        alarm = Wakeup()
         self._idle_alarms.add(alarm)
         try:
             while window.is_busy or window.queue in self._ending:

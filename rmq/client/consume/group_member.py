@@ -41,7 +41,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.record import decode_record
 from rmq.remoting.cancellation import as_failure
 from rmq.remoting.connection import Connection
-from rmq.remoting.loop import TaskScope
+from rmq.remoting.loop import TaskGroupScope
 
 log = logging.getLogger("rmq.client.group_member")
 
@@ -83,7 +83,7 @@ class GroupMember:
         self.has_requests = False
         """Whether some of the messages may be requests, which are not delivered past their time to live."""
         self._handler: Callable[[StoredMessage], Awaitable[object]] | None = None
-        self._scope: TaskScope | None = None
+        self._scope: TaskGroupScope | None = None
         self._has_left = False
 
     @property
@@ -103,11 +103,11 @@ class GroupMember:
             or PROPERTY_REPLY_TO_CLIENT in messages[0].properties
         )
         self.dispatch.put(messages)
-        self.deliveries.came.ring()
+        self.deliveries.came.set()
 
     # --- joining and leaving ---
 
-    async def join(self, scope: TaskScope) -> None:
+    async def join(self, scope: TaskGroupScope) -> None:
         """Join the group and take queues; `scope` gets the loops, which end only with it.
 
         Raises as `Consumer.__aenter__`, and has left again then. Cancelled: has left again, too.

@@ -198,7 +198,7 @@ class OrderedProcessQueue(ProcessQueue):
         self._end(queue_offset)
         return finished
 
-    def put_back(self, message: PulledMessage, seconds: float = 0.0) -> None:
+    def requeue(self, message: PulledMessage, seconds: float = 0.0) -> None:
         """Deliver it again, before all others, in `seconds`."""
         if message.queue_offset in self._delivering:
             self.suspend_seconds = max(seconds, self.suspend_seconds) if self._failed else seconds

@@ -33,7 +33,7 @@ from rmq.protocol.codes import (
     ResponseCode,
 )
 from rmq.protocol.command import Command
-from rmq.remoting.loop import Alarm, doubled
+from rmq.remoting.loop import Wakeup, exponential_backoff
 
 log = logging.getLogger("rmq.client.pull")
 
@@ -218,7 +218,7 @@ class Puller:
         self.trouble = ""
         """What the last of them failed with."""
         self._scope = anyio.CancelScope()
-        self._room = Alarm()
+        self._room = Wakeup()
 
     def stop(self) -> None:
         """End the loop and drop the window: what was pulled is not delivered any more."""
@@ -231,7 +231,7 @@ class Puller:
             while not self.window.is_dropped:
                 while self.window.is_full:
                     self.unanswered_since = None
-                    self.window.on_room = self._room.ring
+                    self.window.on_room = self._room.set
                     await self._room.wait()
                 try:
                     await self._pull()
@@ -285,7 +285,7 @@ class Puller:
         if not is_useless or self._session.now() - began >= HURRIED_SECONDS:
             self._useless = 0
             return
-        await anyio.sleep(doubled(FIRST_PAUSE_SECONDS, self._useless, LONGEST_PAUSE_SECONDS))
+        await anyio.sleep(exponential_backoff(FIRST_PAUSE_SECONDS, self._useless, LONGEST_PAUSE_SECONDS))
         self._useless += 1
 
     async def _failed(self, error: Exception) -> None:
@@ -306,7 +306,7 @@ class Puller:
         longest = session.config.pull_retry_delay_ms / 1000
         # A broker that sends damage comes back with each connection, and nothing is better for that.
         rest = anyio.sleep if is_damage else session.rest
-        await rest(doubled(FIRST_PAUSE_SECONDS, self._failures, longest))
+        await rest(exponential_backoff(FIRST_PAUSE_SECONDS, self._failures, longest))
         self._failures += 1
 
 

@@ -18,12 +18,12 @@ from rmq.client.session.requests import FAILURES
 from rmq.client.session.session import Session
 from rmq.message import MessageQueue
 from rmq.remoting.connection import Connection
-from rmq.remoting.loop import Alarm, bare_errors
+from rmq.remoting.loop import Wakeup, unwrap_groups
 
 if TYPE_CHECKING:
     from attrs import frozen
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 log = logging.getLogger("rmq.client.queue_locks")
 
@@ -63,7 +63,7 @@ class QueueLocks:
         self._session = session
         self._group = group
         self._locks: dict[MessageQueue, _Lock] = {}
-        self._renew_now = Alarm()
+        self._renew_now = Wakeup()
 
     def holds(self, queue: MessageQueue) -> bool:
         """Whether the queue may be consumed now."""
@@ -116,7 +116,7 @@ class QueueLocks:
     def check_connections(self) -> None:
         """Renew at once when a connection has ended: its broker may have been started anew, without locks."""
         if any(lock.connection.is_closed for lock in self._locks.values()):
-            self._renew_now.ring()
+            self._renew_now.set()
 
     async def keep(
         self,
@@ -179,7 +179,7 @@ async def _of_which(
         if await holds(queue):
             found.add(queue)
 
-    with bare_errors():
+    with unwrap_groups():
         async with anyio.create_task_group() as tasks:
             for queue in queues:
                 tasks.start_soon(ask, queue)

@@ -19,7 +19,7 @@ from rmq.message import MessageQueue, average_share
 if TYPE_CHECKING:
     from attrs import frozen
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rmq.message import StoredMessage
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 LEVEL_SECONDS: Final = (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)
 """The delays of RocketMQ's levels 1 to 18, as they are unless a broker's messageDelayLevel says otherwise."""
@@ -55,7 +55,7 @@ class Delay:
         return cls(min(bisect_left(LEVEL_SECONDS, seconds) + 1, len(LEVEL_SECONDS)), seconds)
 
     @classmethod
-    def asked(cls, delay_level: int, after: float | None) -> Delay | None:
+    def requested(cls, delay_level: int, after: float | None) -> Delay | None:
         """What a handler asks for; None for neither. Raises InvalidType, ConfigError, also for both."""
         check_number("delay_level", delay_level, -1)
         check_after(after)
@@ -125,7 +125,7 @@ class Retry(Exception):
 
     def __init__(self, reason: str = "", *, delay_level: int = 0, after: float | None = None) -> None:
         check_type("reason", reason, str, "text; delay_level and after are given by name")
-        self.delay = Delay.asked(delay_level, after)
+        self.delay = Delay.requested(delay_level, after)
         super().__init__(reason)
         self.reason = reason
         self.delay_level = delay_level

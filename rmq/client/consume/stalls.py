@@ -1,4 +1,4 @@
-"""Stalls: finds what a consumer does not get on with. Pure: `look` is called now and then.
+"""Stalls: finds what a consumer does not get on with. Pure: `scan` is called now and then.
 
 A message is stalled that has been in its handler's hands, or the oldest unfinished one of its queue, for too
 long. Nothing is noted when a message is taken or finished, so looking is all that it costs.
@@ -22,9 +22,9 @@ from rmq.message import MessageQueue
 if TYPE_CHECKING:
     from attrs import define
 else:
-    from rmq.late_attrs import define
+    from rmq.lazy_attrs import define
 
-LOOKS = 6
+SCANS = 6
 """How often a message is looked at before it counts as stalled."""
 
 Reason = Literal["handler", "unfinished", "untaken"]
@@ -56,7 +56,7 @@ class Stalls:
             self._since.pop((place, "handler"), None)
             self.current.pop(place, None)
 
-    def look(
+    def scan(
         self, now: float, windows: Iterable[ProcessQueue], handled: Iterable[PulledMessage]
     ) -> list[Stalled]:
         """What is stalled by now and was not before. `handled` is what handlers and deliveries have."""
@@ -98,7 +98,7 @@ class Stalls:
             and ((queue, window.commit_offset), "handler") not in found
         }
         waiting = self.dispatch.waiting(oldest)
-        for window in oldest.keys() - self.dispatch.put_off(oldest):
+        for window in oldest.keys() - self.dispatch.postpone(oldest):
             reason: Reason = "untaken" if window in waiting else "unfinished"
             found[(window.queue, oldest[window]), reason] = waiting.get(window)
         return found

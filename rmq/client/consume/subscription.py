@@ -22,7 +22,7 @@ from rmq.protocol.bodies import SubscriptionData
 if TYPE_CHECKING:
     from attrs import frozen
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 OnAssignment = Callable[[Assigned], Awaitable[object] | object]
 """What is called when the queues of a consumer have changed."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from attrs import define
 else:
-    from rmq.late_attrs import define
+    from rmq.lazy_attrs import define
 
 
 @define(eq=False)

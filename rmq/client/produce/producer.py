@@ -49,12 +49,12 @@ from rmq.message import (
 from rmq.protocol.codes import RECALL_MESSAGE, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import RecallHandle, RecallMessageRequestHeader, RecallMessageResponseHeader
-from rmq.remoting.loop import Alarm, Startable, TaskScope
+from rmq.remoting.loop import AsyncResource, TaskGroupScope, Wakeup
 
 log = logging.getLogger("rmq.client.producer")
 
 
-class Producer(Startable):
+class Producer(AsyncResource):
     """Sends messages: `async with client.producer("orders-producer") as producer`.
 
     Any number of tasks may send at once over the same producer; that is how to have many messages in
@@ -69,9 +69,9 @@ class Producer(Startable):
         tasks = session.tasks if auto_batch else None
         self._accumulator = None if tasks is None else Accumulator(self._sender, tasks)
         self._unfinished = 0  # sends, and transactions between their half and their end
-        self._idle = Alarm()
+        self._idle = Wakeup()
         self._is_open = False
-        self._scope = TaskScope()
+        self._scope = TaskGroupScope()
 
     async def __aenter__(self) -> Producer:
         """Join. Raises ConfigError when this client has a producer of that group already."""
@@ -394,7 +394,7 @@ class Producer(Startable):
     def _end(self) -> None:
         self._unfinished -= 1
         if not self._unfinished:
-            self._idle.ring()
+            self._idle.set()
 
     def _check_open(self) -> None:
         if not self._is_open:

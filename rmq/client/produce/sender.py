@@ -47,7 +47,7 @@ from rmq.errors import (
 from rmq.message import MessageQueue, without_namespace
 from rmq.protocol.codes import MASTER_ID
 from rmq.remoting.connection import Connection
-from rmq.remoting.loop import doubled
+from rmq.remoting.loop import exponential_backoff
 
 if TYPE_CHECKING:
     from rmq.client.session.session import Session
@@ -62,7 +62,7 @@ SHORTEST_PAUSE_SECONDS: Final = 0.001
 
 
 @define
-class _Course:
+class _SendAttempts:
     """What one send has tried. Times are in seconds of the loop's clock."""
 
     began: float
@@ -217,10 +217,10 @@ class Sender:
             course.chosen = chosen if is_free else None
         return await self._patiently(outgoing, queue, sharding_key, course)
 
-    def _course(self, now: float, timeout: float | None) -> _Course:
+    def _course(self, now: float, timeout: float | None) -> _SendAttempts:
         if timeout is None:
-            return _Course(now, self._retries, self.timeout, self._queue_seconds)
-        return _Course(now, self._retries, timeout, timeout, timeout)
+            return _SendAttempts(now, self._retries, self.timeout, self._queue_seconds)
+        return _SendAttempts(now, self._retries, timeout, timeout, timeout)
 
     async def send_oneway(
         self, outgoing: Outgoing, queue: MessageQueue | None = None, sharding_key: str | None = None
@@ -260,7 +260,7 @@ class Sender:
         return rotation
 
     async def _patiently(
-        self, outgoing: Outgoing, fixed: MessageQueue | None, sharding_key: str | None, course: _Course
+        self, outgoing: Outgoing, fixed: MessageQueue | None, sharding_key: str | None, course: _SendAttempts
     ) -> SendResult:
         """Send by all that may be needed: wait for a route, for room, for a connection, and try again.
 
@@ -297,7 +297,7 @@ class Sender:
             if inside is not None:
                 inside.leave()
 
-    async def _search(self, topic: str, course: _Course) -> Rotation:
+    async def _search(self, topic: str, course: _SendAttempts) -> Rotation:
         """The route of a topic that has none, or none that can be written. Raises NoRoute."""
         session = self._session
         if course.limit == math.inf:
@@ -306,7 +306,7 @@ class Sender:
             return await self._found(topic, course)
         raise no_route(topic, session.name_servers.addresses, f"none came within {course.limit:g} s")
 
-    async def _found(self, topic: str, course: _Course) -> Rotation:
+    async def _found(self, topic: str, course: _SendAttempts) -> Rotation:
         """Of many sends that wait for a route one asks, again and again, and the others go by its answers."""
         session = self._session
         while (search := session.searches.get(topic)) is not None:
@@ -332,7 +332,7 @@ class Sender:
             search.over.set()
 
     def _queue(
-        self, fixed: MessageQueue | None, key: str | None, rotation: Rotation | None, course: _Course
+        self, fixed: MessageQueue | None, key: str | None, rotation: Rotation | None, course: _SendAttempts
     ) -> MessageQueue:
         """The queue of the next attempt."""
         if fixed is not None:
@@ -349,7 +349,7 @@ class Sender:
         return rotation.next(busy) if rotation.has_other(busy) else self._next(rotation, course.tried, now)
 
     async def _attempt(
-        self, outgoing: Outgoing, queue: MessageQueue, course: _Course, rotation: Rotation | None
+        self, outgoing: Outgoing, queue: MessageQueue, course: _SendAttempts, rotation: Rotation | None
     ) -> SendResult:
         """One request to one queue's broker, as soon as there is a connection that takes it."""
         session, broker = self._session, queue.broker_name
@@ -371,7 +371,7 @@ class Sender:
         course.asked = seconds
         return await self._exchange(connection, outgoing, queue, now, seconds)
 
-    async def _room(self, connection: Connection, queue: MessageQueue, course: _Course) -> None:
+    async def _room(self, connection: Connection, queue: MessageQueue, course: _SendAttempts) -> None:
         """Wait until what others have written is on its way."""
         session = self._session
         patience = course.patience_left(session.now())
@@ -427,7 +427,7 @@ class Sender:
         self,
         error: RmqError,
         topic: str,
-        course: _Course,
+        course: _SendAttempts,
         rotation: Rotation | None,
         *,
         is_free: bool,
@@ -463,18 +463,18 @@ class Sender:
         session.refresh_soon(topic)  # the name servers may know another broker
         return self._pause(course)
 
-    def _pause(self, course: _Course) -> float:
+    def _pause(self, course: _SendAttempts) -> float:
         """Seconds to the next attempt: more each time, and by chance, so that many do not come together."""
-        longest = doubled(FIRST_PAUSE_SECONDS, course.pauses, LONGEST_PAUSE_SECONDS)
+        longest = exponential_backoff(FIRST_PAUSE_SECONDS, course.pauses, LONGEST_PAUSE_SECONDS)
         course.pauses += 1
         left = course.patience_left(self._session.now())
         return min(longest * self._session.chance.uniform(0.5, 1.0), max(left, SHORTEST_PAUSE_SECONDS))
 
-    def _give_up(self, error: RmqError, course: _Course, is_free: bool) -> NoReturn:
+    def _give_up(self, error: RmqError, course: _SendAttempts, is_free: bool) -> NoReturn:
         last = course.end() if is_free else error
         raise last from (None if last is error else error)
 
-    def _is_over(self, error: RmqError, topic: str, course: _Course) -> bool:
+    def _is_over(self, error: RmqError, topic: str, course: _SendAttempts) -> bool:
         """Whether it has waited long enough for what an error says is missing. A topic that nobody has heard
         of, or that may not be written, is likely to be a mistake, which is to be told soon."""
         patience = course.patience

@@ -39,7 +39,7 @@ from rmq.protocol.headers import (
     EndTransactionRequestHeader,
 )
 from rmq.remoting.cancellation import as_failure
-from rmq.remoting.loop import TaskScope
+from rmq.remoting.loop import TaskGroupScope
 from rmq.remoting.threads import as_async
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class TransactionalProducer(Producer):
         self._check_back = as_async(check_back, CHECKS_AT_ONCE)
         self._limiter = anyio.CapacityLimiter(CHECKS_AT_ONCE)
         self._checking: set[str] = set()
-        self._scope = TaskScope()
+        self._scope = TaskGroupScope()
 
     async def __aenter__(self) -> TransactionalProducer:
         await super().__aenter__()

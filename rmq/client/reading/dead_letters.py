@@ -55,7 +55,7 @@ from rmq.protocol.record import decode_records
 if TYPE_CHECKING:
     from attrs import define, frozen
 else:
-    from rmq.late_attrs import define, frozen
+    from rmq.lazy_attrs import define, frozen
 
 PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 """What Alibaba's clients note of an ordered message."""

@@ -23,7 +23,7 @@ from rmq.protocol.headers import ResumeCheckHalfMessageRequestHeader
 if TYPE_CHECKING:
     from attrs import frozen
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 
 @frozen

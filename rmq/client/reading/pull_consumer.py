@@ -20,12 +20,12 @@ from rmq.errors import LocalProtocolError, NoPermission, NoRoute, check_number, 
 from rmq.message import MessageQueue, StoredMessage, validate_group, validate_topic, with_namespace
 from rmq.protocol.codes import MASTER_ID, ResponseCode
 from rmq.protocol.command import Command
-from rmq.remoting.loop import Startable, TaskScope, bare_errors
+from rmq.remoting.loop import AsyncResource, TaskGroupScope, unwrap_groups
 
 if TYPE_CHECKING:
     from attrs import define
 else:
-    from rmq.late_attrs import define
+    from rmq.lazy_attrs import define
 
 # Polling: queues are pulled in the background, messages are taken when the application asks.
 
@@ -102,7 +102,7 @@ class PullResult:
     max_offset: int
 
 
-class PullConsumer(Startable):
+class PullConsumer(AsyncResource):
     """Reads queues where and when the application says: `async with client.pull_consumer("replay") as
     puller`.
 
@@ -121,7 +121,7 @@ class PullConsumer(Startable):
         self._broker_ids: dict[MessageQueue, int] = {}
         self._templates: dict[tuple[MessageQueue, str | Sql], PullTemplate] = {}
         self._is_open = False
-        self._scope = TaskScope()
+        self._scope = TaskGroupScope()
         self._polling: _Polling | None = None
 
     async def __aenter__(self) -> PullConsumer:
@@ -190,7 +190,7 @@ class PullConsumer(Startable):
         if self._polling is not None:
             raise LocalProtocolError(f"the pull consumer of {self.group} has its queues already")
         polling = _Polling(self._session, self.group, topics, options)
-        with bare_errors():
+        with unwrap_groups():
             await polling.member.join(self._scope)
         self._polling = polling
 

@@ -10,7 +10,7 @@ from rmq.message import MessageQueue
 if TYPE_CHECKING:
     from attrs import frozen
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 
 @frozen

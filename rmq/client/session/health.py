@@ -10,14 +10,14 @@ import anyio
 from rmq.client.session.events import Stalled
 from rmq.errors import AccessDenied, NoPermission, NoRoute, RmqError, Unreachable
 from rmq.message import AUTO_CREATE_TOPIC, MessageQueue
-from rmq.remoting.loop import bare_errors
+from rmq.remoting.loop import unwrap_groups
 
 if TYPE_CHECKING:
     from attrs import frozen
 
     from rmq.client.session.session import Session
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 
 @frozen
@@ -151,7 +151,7 @@ async def lag_of(session: Session, places: Iterable[tuple[MessageQueue, int]]) -
     async def ask(queue: MessageQueue, offset: int) -> None:
         lags[queue] = max(0, await session.brokers.max_offset(queue) - offset)
 
-    with bare_errors():
+    with unwrap_groups():
         async with anyio.create_task_group() as tasks:
             for queue, offset in places:
                 tasks.start_soon(ask, queue, offset)

@@ -16,7 +16,7 @@ from rmq.errors import RemoteProtocolError, RmqError
 from rmq.message import MessageQueue, java_hash
 from rmq.protocol.bodies import QueueData, TopicRouteData
 from rmq.protocol.codes import MASTER_ID, PERM_READ, PERM_WRITE
-from rmq.remoting.loop import doubled
+from rmq.remoting.loop import exponential_backoff
 
 MAX_QUEUES = 1 << 16
 """A route with more queues of a topic on one broker is refused as damaged."""
@@ -178,7 +178,7 @@ class BrokerHealth:
             return False
         failures = self._failures.get(broker_name, 0)
         self._failures[broker_name] = failures + 1
-        until = now + doubled(FAILED_SECONDS, failures, FAILED_MOST_SECONDS)
+        until = now + exponential_backoff(FAILED_SECONDS, failures, FAILED_MOST_SECONDS)
         self._until[broker_name] = self._counted_until[broker_name] = until
         return True
 

@@ -57,7 +57,7 @@ from rmq.protocol.record import decompress
 from rmq.remoting.cancellation import as_failure
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
-from rmq.remoting.loop import Alarm, Waiter, bare_errors, current_loop
+from rmq.remoting.loop import Waiter, Wakeup, current_loop, unwrap_groups
 from rmq.remoting.pool import Pool
 
 log = logging.getLogger("rmq.client.session")
@@ -210,19 +210,19 @@ class Session:
         self.tasks: anyio.abc.TaskGroup | None = None
         """For tasks that end with the client, while it runs."""
         self._users = 0
-        self._departure = Alarm()
+        self._departure = Wakeup()
         self._route_requests: dict[str, RouteRequest] = {}
         self.searches: dict[str, RouteRequest] = {}
         """Topics whose routes senders wait for."""
         self._stale: dict[str, None] = {}
-        self._refresh_now = Alarm()
+        self._refresh_now = Wakeup()
         self._warnings: dict[tuple[str, str], str] = {}  # a broker's last word of a group; "": of producers
         self._refusals: dict[str, ResponseError] = {}  # by the groups that the last heartbeat was refused for
         self._silent: set[str] = set()  # addresses that did not answer the last heartbeat
         self._back = anyio.Event()  # one of them has answered
         self._introduced: dict[str, set[str]] = {}  # producer groups that a broker knows this connection by
         self._lost: set[str] = set()  # addresses whose connection was lost and is not there again
-        self._heartbeat_now = Alarm()
+        self._heartbeat_now = Wakeup()
         self._heartbeat_lock = anyio.Lock()
         self._joining: _Joining | None = None  # the heartbeat that those wait for who have just come
 
@@ -279,7 +279,7 @@ class Session:
     def depart(self) -> None:
         """It does not any more."""
         self._users -= 1
-        self._departure.ring()
+        self._departure.set()
 
     async def departures(self) -> None:
         """Return when nobody uses the session any more."""
@@ -354,7 +354,7 @@ class Session:
     def refresh_soon(self, topic: str) -> None:
         """Let the routes' loop ask for this topic now."""
         self._stale[topic] = None
-        self._refresh_now.ring()
+        self._refresh_now.set()
 
     async def _keep_routes(self) -> None:
         interval = self.config.poll_name_server_interval_ms / 1000
@@ -387,7 +387,7 @@ class Session:
 
     def heartbeat_soon(self) -> None:
         """Let the heartbeat's loop tell all brokers now."""
-        self._heartbeat_now.ring()
+        self._heartbeat_now.set()
 
     async def rest(self, seconds: float) -> None:
         """Sleep so long, or until a broker that was away is back and has been told who we are."""
@@ -398,7 +398,7 @@ class Session:
         """Tell all known brokers who we are, or those that did not answer the last time. Brokers that do not
         answer are logged; the next heartbeat is for them. For a refusal see `check_admitted`.
         """
-        with bare_errors():
+        with unwrap_groups():
             await self._heartbeat_all(silent)
 
     async def join(self, group: str) -> None:
@@ -409,7 +409,7 @@ class Session:
             if together is None:
                 together = self._joining = _Joining({group})
                 try:
-                    with bare_errors():
+                    with unwrap_groups():
                         await self._heartbeat_all(False, together)
                     together.is_done = True
                     return
@@ -513,7 +513,7 @@ class Session:
 
     async def leave(self, *, producer: str | None = None, consumer: str | None = None) -> None:
         """Leave a group: tell all brokers, and take it out of the heartbeat, which would join it again."""
-        with bare_errors(), self.brokers.leaving.going_on():
+        with unwrap_groups(), self.brokers.leaving.going_on():
             await self._leave_all(producer, consumer)
 
     async def _leave_all(self, producer: str | None, consumer: str | None) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rmq.remoting.tls import TlsConfig
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 ENTRIES: Final = ("current", "contexts")
 

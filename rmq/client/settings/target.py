@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rmq.protocol.signature import Credentials
     from rmq.remoting.tls import TlsConfig
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:9876"
 ADDRESS_VARIABLE: Final = "RMQ_NAMESRV_ADDR"

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import anyio
 from anyio.from_thread import BlockingPortal
 
-from rmq.client.threads.lent_loop import LentLoop, lent_loop
+from rmq.client.threads.inline_loop import InlineLoop, inline_loop
 from rmq.errors import LocalProtocolError
 from rmq.remoting.loop import current_loop
 
@@ -64,7 +64,7 @@ def loop_thread(backend: str) -> Iterator[LoopThread]:
 
     def run() -> None:
         try:
-            options = {"loop_factory": lent_loop} if backend == "asyncio" else {}
+            options = {"loop_factory": inline_loop} if backend == "asyncio" else {}
             anyio.run(serve, backend=backend, backend_options=options)
         except BaseException as error:
             if made.done():
@@ -94,7 +94,7 @@ def wait_for(
     # On asyncio a task of the loop's own and a lock to wait for: less than half of what a future of a thread
     # costs, which has a condition.
     portal._check_running()
-    if isinstance(running, LentLoop):
+    if isinstance(running, InlineLoop):
         running.check_caller()
     ended, told, task = threading.Lock(), list[T](), list[asyncio.Task[None]]()
 
@@ -109,7 +109,7 @@ def wait_for(
     failed: list[BaseException] = []
     ended.acquire()
     try:  # from the first moment on, as Ctrl-C may come before this thread waits
-        if isinstance(running, LentLoop):
+        if isinstance(running, InlineLoop):
             running.run(call, task, ended)
         else:
             running.call_soon_threadsafe(lambda: task.append(running.create_task(call())))

@@ -10,7 +10,7 @@ from attrs import frozen
 from rmq.dashboard.access.audit import AuditLine
 from rmq.dashboard.history.history import Series
 from rmq.dashboard.operations import figures
-from rmq.dashboard.operations.alarms import Alarm, find_alarms
+from rmq.dashboard.operations.alarms import Wakeup, find_alarms
 from rmq.dashboard.operations.figures import BrokerRow
 from rmq.dashboard.operations.operation import Call, operation
 from rmq.errors import RmqError
@@ -39,7 +39,7 @@ class Overview:
     lag: int
     topics: int
     groups: int
-    alarms: list[Alarm]
+    alarms: list[Wakeup]
     top_groups: list[GroupLag]
     changes: list[AuditLine]
     incomplete: str

@@ -24,7 +24,7 @@ from rmq.spark.pipelines.archive_folder import (
     row_counts,
     write_parquet,
 )
-from rmq.spark.pipelines.progress import Progress, Watch, follow, follow_to_end, unwatched
+from rmq.spark.pipelines.progress import JobProgress, Watch, follow, follow_to_end, unwatched
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -229,7 +229,7 @@ def compact(
             if after != before:
                 rows = sum(map(row_count, after))
                 parts.append(CompactedPart(*names_of(str(place)), rows, len(before), len(after)))
-            watch(Progress(number + 1, len(places), "partitions"))
+            watch(JobProgress(number + 1, len(places), "partitions"))
     total_before, total_after = sum(p.files_before for p in parts), sum(p.files_after for p in parts)
     return Compacted(str(folder.path), total_before, total_after, time.monotonic() - began, tuple(parts))
 

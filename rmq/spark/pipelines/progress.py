@@ -23,7 +23,7 @@ POLL_SECONDS: Final = 0.5
 
 
 @frozen
-class Progress:
+class JobProgress:
     """`done` of `total` (None: nobody knows) things; `unit` names them, messages or tasks."""
 
     done: int
@@ -31,11 +31,11 @@ class Progress:
     unit: str
 
 
-Watch = Callable[[Progress], object]
+Watch = Callable[[JobProgress], object]
 """Told now and then how far a job is."""
 
 
-def unwatched(progress: Progress) -> None:
+def unwatched(progress: JobProgress) -> None:
     """Watches nothing."""
 
 
@@ -53,7 +53,7 @@ def follow(query: StreamingQuery, watch: Watch) -> None:
                 rows[one.batchId] = one.numInputRows
             if recent:
                 done = sum(rows.values())
-                watch(Progress(done, done + _lag(recent[-1].sources), "messages"))
+                watch(JobProgress(done, done + _lag(recent[-1].sources), "messages"))
     finally:
         query.stop()
 
@@ -155,4 +155,4 @@ def _watch_tasks(spark: SparkSession, watch: Watch, done: threading.Event) -> No
         stages = filter(None, map(tracker.getStageInfo, tracker.getActiveStageIds()))
         counts = [(stage.numCompletedTasks, stage.numTasks) for stage in stages]
         if counts:
-            watch(Progress(sum(one for one, _ in counts), sum(all_ for _, all_ in counts), "tasks"))
+            watch(JobProgress(sum(one for one, _ in counts), sum(all_ for _, all_ in counts), "tasks"))

@@ -27,7 +27,7 @@ from rmq.spark.cluster import Cluster
 from rmq.spark.encoding import KEY_PROPERTY, SHARDING_PROPERTY
 from rmq.spark.offsets import Offsets, keep, offsets_text, read_kept
 from rmq.spark.options import ConnectOptions, ReadOptions, read_options
-from rmq.spark.pipelines.progress import POLL_SECONDS, Progress, Watch, beside, unwatched
+from rmq.spark.pipelines.progress import POLL_SECONDS, JobProgress, Watch, beside, unwatched
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -233,7 +233,7 @@ class _Target:
             while not done.wait(POLL_SECONDS):
                 bounds = cluster.bounds(self._ends)
                 grown = sum(most - self._ends[queue] for queue, (_, most) in bounds.items())
-                watch(Progress(grown, None, "messages"))
+                watch(JobProgress(grown, None, "messages"))
 
     def _options(self) -> ReadOptions:
         return read_options(target_options(self._connection, self._names), streaming=False)

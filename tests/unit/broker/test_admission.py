@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from rmq.broker.config import BrokerConfig
-from rmq.broker.replication.failover.replica import Control, MemberFile
+from rmq.broker.replication.failover.replica_manager import ReplicaIdentity, ReplicaManager
 from rmq.broker.replication.sessions import MasterSession, named_hello
 from rmq.controller.controller import Answer
 from rmq.controller.sets import BrokerSet
@@ -18,10 +18,10 @@ from rmq.testing.disk import MemoryDisk
 from .rig import Rig
 
 
-def leading(epoch: int) -> Control:
+def leading(epoch: int) -> ReplicaManager:
     """The place of replica 1, which leads this epoch of a set of two."""
-    file = MemberFile(MemoryDisk(seed=1), "/store/config", Random(1))
-    control = Control(
+    file = ReplicaIdentity(MemoryDisk(seed=1), "/store/config", Random(1))
+    manager = ReplicaManager(
         BrokerConfig(broker_name="s"),
         file,
         address="10.0.0.1:10911",
@@ -29,11 +29,11 @@ def leading(epoch: int) -> Control:
         is_founder=True,
         clock=lambda: 1.0,
     )
-    members = {1: control.register().replica, 2: Member("other", 1, "10.0.0.2:10911", "10.0.0.2:10912")}
+    members = {1: manager.register().replica, 2: Member("other", 1, "10.0.0.2:10911", "10.0.0.2:10912")}
     found = BrokerSet("c", "s", epoch=epoch, master=1, in_sync=(1, 2), replicas=members)
-    assert control.registered(Answer("", found, 1)) == ""
-    control.lead(0)
-    return control
+    assert manager.registered(Answer("", found, 1)) == ""
+    manager.lead(0)
+    return manager
 
 
 def test_a_replica_that_follows_our_epoch_is_served() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq.broker.replication.sessions import REPORT, MasterLog, MasterSession, named_hello
-from rmq.broker.replication.table_replication import GROUPS, LOCKS, OFFSETS, TOPICS, TableFeed, row_report
+from rmq.broker.replication.table_replication import GROUPS, LOCKS, OFFSETS, TOPICS, TableSender, row_report
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import RemoteProtocolError
 from rmq.protocol import json
@@ -52,8 +52,8 @@ def test_reports_of_all_tables_are_different_numbers_and_fit_a_word() -> None:
     assert all(-2 - number > -(1 << 62) for number in (*numbers, REPORTS_SAVED))
 
 
-def a_feed(master: Rig) -> TableFeed:
-    return TableFeed(master.broker.followed.tables, lambda: master.store.max_physical_offset)
+def a_feed(master: Rig) -> TableSender:
+    return TableSender(master.broker.followed.tables, lambda: master.store.max_physical_offset)
 
 
 def test_of_a_slave_that_reports_no_files_it_counts_what_it_was_told() -> None:

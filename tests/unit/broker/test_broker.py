@@ -119,7 +119,7 @@ def test_a_java_push_consumers_session(golden: Path) -> None:
         if line["code"] == RequestCode.PULL_MESSAGE:
             _arrive(rig, line["ext"])
         got |= {answer.opaque: answer for answer in rig.ask(request) if answer.is_response}
-    rig.broker.held_pulls.finish_where(lambda pull: True)
+    rig.broker.parked_pulls.finish_where(lambda pull: True)
     got |= {answer.opaque: answer for answer in rig.wire.take() if answer.is_response}
     java = {opaque: line for opaque, line in session.answers().items() if opaque in sent}
     assert got.keys() >= java.keys()  # those that still waited at the end were not answered there

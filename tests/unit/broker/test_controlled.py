@@ -86,9 +86,9 @@ async def test_a_master_hands_over_without_a_failed_send_and_before_its_lease_en
 ) -> None:
     def figures(node: Node) -> dict[str, float]:
         assert node.broker is not None
-        control = node.broker.role.control
-        assert control is not None
-        return {metric.name: metric.rows[0][1] for metric in control.metrics()}
+        manager = node.broker.role.manager
+        assert manager is not None
+        return {metric.name: metric.rows[0][1] for metric in manager.metrics()}
 
     async with controlled_set(2) as (found, client):
         first = await found.begin(client)

@@ -15,46 +15,46 @@ from rmq.store.config import BrokerRole
 from .rig import Rig, send
 
 
-class Control:
+class ReplicaManager:
     """A place in a set whose replicas have the log up to `safe`; the master has a lease while `is_leased`."""
 
     def __init__(self) -> None:
         self.safe, self.is_leased = 1 << 40, True
-        self.hands_over = False
+        self.stepping_down = False
 
-    def safe_offset(self) -> int:
+    def ack_limit(self) -> int:
         return self.safe
 
-    def confirmed_more(self) -> None:
+    def advance_high_watermark(self) -> None:
         """Nobody reads here."""
 
-    def confirmed(self) -> int:
+    def high_watermark(self) -> int:
         return self.safe
 
     @property
-    def known_confirmed(self) -> int:
+    def known_high_watermark(self) -> int:
         return self.safe
 
     def refusal(self) -> str:
-        return "it hands over" if self.hands_over else "" if self.is_leased else "no lease"
+        return "it hands over" if self.stepping_down else "" if self.is_leased else "no lease"
 
-    def may_act(self) -> bool:
+    def has_lease(self) -> bool:
         return self.is_leased
 
 
-def master() -> tuple[Rig, Control]:
-    control = Control()
-    role = FailoverReplica(control, 1)  # type: ignore[arg-type]
-    return Rig(store={"broker_role": BrokerRole.SYNC_MASTER}, given={"role": role}), control
+def master() -> tuple[Rig, ReplicaManager]:
+    manager = ReplicaManager()
+    role = FailoverReplica(manager, 1)  # type: ignore[arg-type]
+    return Rig(store={"broker_role": BrokerRole.SYNC_MASTER}, given={"role": role}), manager
 
 
 def test_what_was_taken_before_a_hand_over_is_waited_for() -> None:
-    rig, control = master()
+    rig, manager = master()
     rig.one(send())  # messages are taken, which holds for a moment
-    control.safe = rig.store.max_physical_offset
-    control.hands_over = True
+    manager.safe = rig.store.max_physical_offset
+    manager.stepping_down = True
     assert rig.ask(send()) == []
-    control.safe = rig.store.max_physical_offset
+    manager.safe = rig.store.max_physical_offset
     rig.broker.acknowledgement.replicas.acknowledged()
     (answer,) = rig.wire.take()
     assert answer.code == ResponseCode.SUCCESS
@@ -84,14 +84,14 @@ KINDS = pytest.mark.parametrize("kind", ["WAIT=false", "send back", "end of a tr
 
 @KINDS
 def test_it_is_answered_when_the_replicas_have_it(kind: str) -> None:
-    rig, control = master()
+    rig, manager = master()
     request = request_of(kind, rig)
-    control.safe = rig.store.max_physical_offset
+    manager.safe = rig.store.max_physical_offset
     assert rig.ask(request) == []
-    assert rig.store.max_physical_offset > control.safe
+    assert rig.store.max_physical_offset > manager.safe
     rig.broker.acknowledgement.replicas.acknowledged()
     assert rig.wire.take() == []
-    control.safe = rig.store.max_physical_offset
+    manager.safe = rig.store.max_physical_offset
     rig.broker.acknowledgement.replicas.acknowledged()
     (answer,) = rig.wire.take()
     assert (answer.code, answer.opaque) == (ResponseCode.SUCCESS, request.opaque)
@@ -99,9 +99,9 @@ def test_it_is_answered_when_the_replicas_have_it(kind: str) -> None:
 
 @KINDS
 def test_no_success_is_told_when_the_replicas_do_not_get_it_in_time(kind: str) -> None:
-    rig, control = master()
+    rig, manager = master()
     request = request_of(kind, rig)
-    control.safe = rig.store.max_physical_offset
+    manager.safe = rig.store.max_physical_offset
     assert rig.ask(request) == []
     rig.let_pass(60_000)
     rig.broker.step_deadlines(rig.seconds)
@@ -111,9 +111,9 @@ def test_no_success_is_told_when_the_replicas_do_not_get_it_in_time(kind: str) -
 
 @KINDS
 def test_a_master_whose_lease_ended_meanwhile_tells_no_success(kind: str) -> None:
-    rig, control = master()
+    rig, manager = master()
     request = request_of(kind, rig)
-    control.safe, control.is_leased = rig.store.max_physical_offset, False
+    manager.safe, manager.is_leased = rig.store.max_physical_offset, False
     assert rig.one(request).code != ResponseCode.SUCCESS
 
 

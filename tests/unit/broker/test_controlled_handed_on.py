@@ -12,7 +12,7 @@ from rmq.broker.replication.table_replication import CONTROLLED_OFFSETS_SECONDS
 from rmq.broker.tables.queue_locks import LOCK_MS
 from rmq.controller import service as controller_service
 from rmq.controller.config import ControllerConfig
-from rmq.controller.controller import Add, Drop
+from rmq.controller.controller import AddMember, RemoveMember
 from rmq.controller.raft import NotLeader
 from rmq.controller.requests import answer_of, request_of
 from rmq.errors import NoRoute, RmqError
@@ -43,7 +43,7 @@ async def join(found: Set, address: str) -> None:
     await found.nursery.start(run)
 
 
-async def changed(found: Set, question: Add | Drop) -> None:
+async def changed(found: Set, question: AddMember | RemoveMember) -> None:
     with trio.fail_after(30):
         while True:
             for address in CONTROLLERS + NEW:
@@ -52,7 +52,7 @@ async def changed(found: Set, question: Add | Drop) -> None:
                 except (NotLeader, RmqError):
                     continue
                 known = question.address in answer.controllers
-                if not answer.refusal and known == isinstance(question, Add):
+                if not answer.refusal and known == isinstance(question, AddMember):
                     return
             await trio.sleep(0.1)
 
@@ -66,8 +66,8 @@ async def test_running_brokers_go_on_when_all_their_controllers_are_others(
         async with client.producer("P") as producer:
             for new, old in zip(NEW, CONTROLLERS, strict=True):
                 await join(found, new)
-                await changed(found, Add(new))
-                await changed(found, Drop(old))
+                await changed(found, AddMember(new))
+                await changed(found, RemoveMember(old))
                 assert found.acting() == [first], "its lease outlives the election of another leader"
                 assert await found.send(producer, new)
                 found.network.cut(old.partition(":")[0])
@@ -243,7 +243,7 @@ async def test_a_former_master_that_never_heard_its_successor_still_knows_who_ho
         await trio.sleep(0.1)
         assert await found.want(2)
         with trio.fail_after(20):
-            while not first.has_resigned():
+            while not first.has_stepped_down():
                 await trio.sleep(0.0001)
         found.network.partition(first.host, second.host)
         assert await found.master() is second

@@ -105,8 +105,8 @@ async def test_a_lease_that_ends_is_counted_where_the_master_was(
 ) -> None:
     def figures(node: Node) -> dict[str, object]:
         assert node.broker is not None
-        assert node.broker.role.control is not None
-        rows = node.broker.role.control.metrics()
+        assert node.broker.role.manager is not None
+        rows = node.broker.role.manager.metrics()
         return {metric.name: metric.rows[0][1] for metric in rows}
 
     async with controlled_set(2) as (found, _):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rmq.broker.admin.metrics_export import metrics_of
-from rmq.broker.tables.versioned import drain
+from rmq.broker.tables.versioned import run_to_end
 from rmq.message import MessageQueue
 from rmq.protocol.bodies import ConsumeStats, SubscriptionGroupConfig, TopicStatsTable
 from rmq.protocol.codes import HIDE_UNREAD, RequestCode, ResponseCode
@@ -56,7 +56,7 @@ def lags(rig: Rig, topic: str = "T") -> dict[int, int]:
 
 
 def metric(rig: Rig, name: str) -> dict[tuple[str, ...], Any]:
-    (found,) = [one for one in drain(metrics_of(rig.broker)) if one.name == name]
+    (found,) = [one for one in run_to_end(metrics_of(rig.broker)) if one.name == name]
     return dict(found.rows)
 
 

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from rmq.broker.tables.files import DAMAGE
-from rmq.broker.tables.versioned import drain
+from rmq.broker.tables.versioned import run_to_end
 from rmq.errors import RmqError
 from rmq.protocol.bodies import TopicConfig
 from rmq.testing.disk import MemoryDisk
@@ -60,7 +60,7 @@ def test_a_slave_begins_without_a_damaged_table_and_saves_the_one_that_its_maste
     else:
         rig.broker.followed.copy(name, master.broker.files._table(name).to_json())
     assert not rig.broker.files.awaited
-    rig.store.save_configs(drain(rig.broker.files.changed()))
+    rig.store.save_configs(run_to_end(rig.broker.files.changed()))
     assert Rig(disk=rig.disk.copy()).broker.topics.get("made") is not None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmq.broker.replication.table_replication import TableFeed
+from rmq.broker.replication.table_replication import TableSender
 from rmq.broker.tables import deletions as of_topics
 from rmq.broker.tables.deletions import Deletions
 from rmq.errors import RemoteProtocolError
@@ -18,7 +18,7 @@ from rmq.store.config import BrokerRole
 from rmq.testing.disk import MemoryDisk
 
 from .rig import Rig, send
-from .test_table_stream import Link, queues_of, slave
+from .test_table_replication import Link, queues_of, slave
 
 SMALL = {"mapped_file_size_commit_log": 8_192}
 """A log of several files, so that a crash leaves a checkpoint that vouches for units of the first ones."""
@@ -243,7 +243,7 @@ def test_a_slave_that_is_killed_while_it_copies_an_earlier_topic(is_made_again: 
     to = slave()
     broker, store = master.broker, master.store
     tables, deletions = broker.followed.tables, master.topics.deletions
-    feed = TableFeed(tables, lambda: store.max_physical_offset, deletions=deletions.all)
+    feed = TableSender(tables, lambda: store.max_physical_offset, deletions=deletions.all)
     while note := feed.note(0.0):
         to.broker.followed.take(note)
     to.broker.append_raw(0, store.read_raw(0, 2_000))

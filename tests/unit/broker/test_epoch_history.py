@@ -72,25 +72,25 @@ def test_a_history_without_end_is_refused() -> None:
 
 
 def test_who_leads_or_follows_keeps_the_epochs_of_its_log_only() -> None:
-    control = leading(7)
-    control.follow(6, ((1, 0), (2, 100), (5, 400), (6, 700)), start=0, is_same=False)
-    control.lead(900, start=450)
-    assert control.epochs == control._file.epochs == ((UNKNOWN, 100), (5, 400), (6, 700), (7, 900))
+    manager = leading(7)
+    manager.follow(6, ((1, 0), (2, 100), (5, 400), (6, 700)), start=0, is_same=False)
+    manager.lead(900, start=450)
+    assert manager.epochs == manager._file.epochs == ((UNKNOWN, 100), (5, 400), (6, 700), (7, 900))
 
-    control.follow(9, ((UNKNOWN, 700), (7, 900), (9, 950)), start=450, is_same=True)
-    assert control.epochs == ((UNKNOWN, 100), (5, 400), (6, 700), (7, 900), (9, 950))
-    control.follow(9, ((UNKNOWN, 700), (7, 900), (9, 950)), start=1000, is_same=False)
-    assert control.epochs == control._file.epochs == ((UNKNOWN, 900), (9, 950))
+    manager.follow(9, ((UNKNOWN, 700), (7, 900), (9, 950)), start=450, is_same=True)
+    assert manager.epochs == ((UNKNOWN, 100), (5, 400), (6, 700), (7, 900), (9, 950))
+    manager.follow(9, ((UNKNOWN, 700), (7, 900), (9, 950)), start=1000, is_same=False)
+    assert manager.epochs == manager._file.epochs == ((UNKNOWN, 900), (9, 950))
 
 
 def test_logs_that_share_no_epoch_that_is_kept_are_not_taken_for_the_same() -> None:
-    control, store = leading(7), Rig().store
-    control.follow(6, ((UNKNOWN, 10), (4, 20)), start=0, is_same=False)
+    manager, store = leading(7), Rig().store
+    manager.follow(6, ((UNKNOWN, 10), (4, 20)), start=0, is_same=False)
     master = MasterLog("", 0, 99, epoch=8, epochs=((UNKNOWN, 5), (6, 30)))
     with pytest.raises(Expired, match="they share no epoch that is kept"):
-        control.cut(store, master, "")
-    control.follow(6, ((3, 20), (4, 40)), start=0, is_same=False)
-    assert control.cut(store, evolve(master, epochs=((6, 30),)), "") == 20
+        manager.cut(store, master, "")
+    manager.follow(6, ((3, 20), (4, 40)), start=0, is_same=False)
+    assert manager.cut(store, evolve(master, epochs=((6, 30),)), "") == 20
 
 
 async def test_a_replica_follows_a_log_of_more_elections_than_a_note_can_tell(
@@ -118,8 +118,8 @@ async def test_a_replica_follows_a_log_of_more_elections_than_a_note_can_tell(
         await found.until(inSync=[1, 2], master=1)
         assert first.broker is not None
         assert second.broker is not None
-        assert second.broker.role.control is not None
-        assert len(second.broker.role.control.epochs) == len(MANY) + 1
+        assert second.broker.role.manager is not None
+        assert len(second.broker.role.manager.epochs) == len(MANY) + 1
         assert _log(second.broker.store) == _log(first.broker.store)
 
 

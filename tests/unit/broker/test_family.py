@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from rmq.broker.runtime import sibling_processes
-from rmq.broker.runtime.sibling_processes import LINE, Sibling, Spread, line_of, new_line
+from rmq.broker.runtime.sibling_processes import LINE, Sibling, TopicFanout, line_of, new_line
 from rmq.broker.wakeups import Wakeups
 from rmq.protocol.bodies import TopicConfig
 from tests.unit.broker.rig import Rig, send
@@ -28,7 +28,7 @@ class Member(Rig):
         self.name = name
 
     @asynccontextmanager
-    async def lives(self, spread: Spread) -> AsyncIterator[None]:
+    async def lives(self, spread: TopicFanout) -> AsyncIterator[None]:
         """For the length of the block, as a process of its own would."""
         line, end = new_line()
         number = os.dup(end.fileno())
@@ -56,7 +56,7 @@ async def until(look: Callable[[], bool]) -> None:
 
 
 async def test_a_topic_that_a_send_makes_is_made_at_all() -> None:
-    rigs, spread = [Member(name) for name in NAMES], Spread(NAMES)
+    rigs, spread = [Member(name) for name in NAMES], TopicFanout(NAMES)
     first, *others = rigs
     async with rigs[0].lives(spread), rigs[1].lives(spread), rigs[2].lives(spread):
         first.ask(send("Orders", default_topic_queue_nums=3), send("%RETRY%readers"))
@@ -75,7 +75,7 @@ async def test_a_topic_that_a_send_makes_is_made_at_all() -> None:
 
 
 async def test_one_that_is_away_has_it_made_when_it_is_back_and_a_deleted_one_does_not_come_again() -> None:
-    rigs, spread = [Member(name) for name in NAMES[:2]], Spread(NAMES[:2])
+    rigs, spread = [Member(name) for name in NAMES[:2]], TopicFanout(NAMES[:2])
     here, away = rigs
     async with here.lives(spread):
         here.ask(send("Orders"))
@@ -98,7 +98,7 @@ async def test_one_that_is_away_has_it_made_when_it_is_back_and_a_deleted_one_do
 
 async def test_what_is_there_or_would_be_too_much_stays_as_it_is() -> None:
     rigs = [Member("b-0"), Member("b-1"), Member("b-2", max_auto_created_topics=0)]
-    last, spread = Member("b-3"), Spread((*NAMES, "b-3"))
+    last, spread = Member("b-3"), TopicFanout((*NAMES, "b-3"))
     kept = TopicConfig("Orders", 7, 7)
     rigs[1].topics.update(kept)
     async with rigs[0].lives(spread), rigs[1].lives(spread), rigs[2].lives(spread), last.lives(spread):
@@ -110,7 +110,7 @@ async def test_what_is_there_or_would_be_too_much_stays_as_it_is() -> None:
 
 
 async def test_a_slave_takes_its_masters_topics_only() -> None:
-    rigs, spread = [Member(name) for name in NAMES], Spread(NAMES)
+    rigs, spread = [Member(name) for name in NAMES], TopicFanout(NAMES)
     rigs[1].become_slave()
     async with rigs[0].lives(spread), rigs[1].lives(spread), rigs[2].lives(spread):
         rigs[0].ask(send("Orders"))

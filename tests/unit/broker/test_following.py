@@ -27,8 +27,8 @@ from rmq.namesrv.config import NamesrvConfig
 from rmq.protocol.bodies import KVTable, TopicConfig
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
-from rmq.remoting.endpoint import RefusingEndpoint
-from rmq.remoting.loop import Alarm
+from rmq.remoting.endpoint import ClientOnlyEndpoint
+from rmq.remoting.loop import Wakeup
 from rmq.remoting.pool import Pool
 from rmq.remoting.tls import TlsConfig, TlsContexts
 from rmq.store.config import BrokerRole, DivergedLog, Durability, StoreConfig
@@ -152,7 +152,7 @@ def pairs(tmp_path: Path) -> Pairs:
         async with trio.open_nursery() as nursery:
             names = NamesrvConfig(kv_config_path=str(tmp_path / "kv.json"))
             (address,) = await nursery.start(partial(namesrv.run, names, network=network))
-            async with Pool(network, RefusingEndpoint()) as pool:
+            async with Pool(network, ClientOnlyEndpoint()) as pool:
                 pair = Pair(nursery, network, pool, address)
                 yield pair
                 await pair.close()
@@ -496,7 +496,7 @@ class JavaMaster:
 
 def follower_of(rig: Rig, pool: Any) -> Follower:
     guard = Guard(TlsContexts(TlsConfig()))
-    return Follower(rig.broker, MemoryNetwork(1), pool, guard, grown=Alarm())
+    return Follower(rig.broker, MemoryNetwork(1), pool, guard, grown=Wakeup())
 
 
 def beside_java(ours: list[bytes], theirs: list[bytes]) -> tuple[Rig, JavaMaster, Follower]:

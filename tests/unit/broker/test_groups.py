@@ -9,7 +9,7 @@ import pytest
 
 from rmq.broker.config import BrokerConfig
 from rmq.broker.tables.groups import SYSTEM_GROUPS
-from rmq.broker.tables.versioned import drain
+from rmq.broker.tables.versioned import run_to_end
 from rmq.errors import DiskFull
 from rmq.protocol.bodies import SubscriptionGroupConfig as GroupConfig
 from rmq.protocol.bodies import SubscriptionGroupWrapper
@@ -55,7 +55,7 @@ def test_a_group_is_made_on_first_use_and_saved_later() -> None:
     assert rig.saved("subscriptionGroup") is None
     assert rig.groups.unsaved
     made = rig.groups.made
-    text = drain(rig.groups.text())
+    text = run_to_end(rig.groups.text())
     assert b'"g"' in text
     assert text == rig.groups.to_json()
     rig.groups.get("meanwhile")
@@ -197,7 +197,7 @@ def test_the_text_is_that_of_the_table_whatever_became_of_it() -> None:
 
     def check() -> None:
         as_values = SubscriptionGroupWrapper(groups.table, groups.data_version).to_json()
-        assert groups.to_json() == drain(groups.text()) == as_values
+        assert groups.to_json() == run_to_end(groups.text()) == as_values
 
     check()
     groups.get("one")

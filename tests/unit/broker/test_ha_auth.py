@@ -37,7 +37,7 @@ from rmq.protocol.bodies import ClusterInfo, KVTable
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.server_auth import NONCE, PROOF, TIME, WINDOW_MS, ClusterSecret, ServerAuth
-from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.pool import Pool
 from rmq.remoting.stream import Stream
 from rmq.remoting.tls import TlsConfig, TlsContexts, tls_client
@@ -94,7 +94,7 @@ async def broker(
     )
     async with trio.open_nursery() as nursery:
         await nursery.start(run)
-        async with Pool(network, RefusingEndpoint(), tls=tls) as pool:
+        async with Pool(network, ClientOnlyEndpoint(), tls=tls) as pool:
             yield pool
             stop.set()
 

@@ -45,14 +45,14 @@ async def test_a_master_whose_syncs_hang_gives_way_and_acknowledges_nothing_when
             before = first.broker
             assert before is not None
             acknowledged = before.acknowledgement.disk.awaited, before.acknowledgement.disk.acks
-            assert before.role.control is not None
-            assert not before.role.control.may_act()
-            safe = before.role.control.safe_offset()
+            assert before.role.manager is not None
+            assert not before.role.manager.has_lease()
+            safe = before.role.manager.ack_limit()
             if outcome == "fails":
                 first.disk.fail("sync", "commitlog", math.inf)
             first.disk.resume()
             await trio.sleep(1)
-            assert before.role.control.safe_offset() == safe, acknowledged
+            assert before.role.manager.ack_limit() == safe, acknowledged
             assert await found.sent(producer, "second after") < 1
             if outcome == "fails":
                 assert first.stop is None  # it has ended: the next start looks what is there

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.broker.replication.table_replication import TableFeed
+from rmq.broker.replication.table_replication import TableSender
 from rmq.broker.role import Standalone
 from rmq.broker.tables import queue_locks as module
 from rmq.broker.tables.queue_locks import LOCK_MS, Locks
@@ -183,16 +183,16 @@ def test_locks_of_all_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(locks.lock("h", queues, "two", START + LOCK_MS + 1)) == 3
 
 
-def told(feed: TableFeed, slave: Locks) -> None:
+def told(feed: TableSender, slave: Locks) -> None:
     while note := feed.note(0.0):
         rows, _ = slave.rows_of(note["rows"].encode())
-        slave.follow(rows, None, note.get("gone"))
+        slave.apply_delta(rows, None, note.get("gone"))
 
 
 def test_a_slave_knows_who_holds_what_and_forgets_it_with_the_master() -> None:
     now = START
     master, slave = Locks(lambda: now / 1000, role=Standalone()), Locks(lambda: now / 1000, role=Standalone())
-    feed = TableFeed({"queueLocks": master}, lambda: 0)
+    feed = TableSender({"queueLocks": master}, lambda: 0)
     master.lock("g", [A], "one", now)
     told(feed, slave)
     master.lock("g", [B], "two", now)
@@ -223,7 +223,7 @@ def test_a_slave_knows_who_holds_what_and_forgets_it_with_the_master() -> None:
     assert new.lock("h", [A], "two", now + LOCK_MS) == set()
     assert new.lock("h", [A], "two", now + LOCK_MS + 1) == {A}
 
-    slave.follow({}, None, None)  # another master tells all that it has
+    slave.apply_delta({}, None, None)  # another master tells all that it has
     assert slave.held() == {}
 
 

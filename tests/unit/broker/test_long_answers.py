@@ -23,7 +23,7 @@ class Lagging:
 
     def __init__(self, topics: int) -> None:
         self.rings = 0
-        self.rig = Rig(given={"wake": Wakeups(long_answers=self._ring)})
+        self.rig = Rig(given={"wake": Wakeups(sliced_answers=self._ring)})
         self.progress = self.rig.broker.progress
         self.rig.broker.groups.get("readers")
         for number in range(topics):
@@ -59,7 +59,7 @@ def test_a_long_answer_is_made_in_slices_and_is_whole(code: int) -> None:
     lagging = Lagging(topics)
     assert lagging.ask(code) == []
     assert lagging.rings == 1
-    slices = sum(1 for _ in lagging.rig.broker.long_answers.finish())
+    slices = sum(1 for _ in lagging.rig.broker.sliced_answers.finish())
     assert slices >= 8
     (answer,) = lagging.rig.wire.take()
     if code == RequestCode.GET_CONSUME_STATS:
@@ -77,7 +77,7 @@ def test_many_groups_without_offsets_are_slices_too() -> None:
     for number in range(5 * SLICE_QUEUES):
         lagging.rig.broker.groups.get(f"g{number}")
     assert lagging.ask(RequestCode.GET_BROKER_CONSUME_STATS) == []
-    assert sum(1 for _ in lagging.rig.broker.long_answers.finish()) >= 5
+    assert sum(1 for _ in lagging.rig.broker.sliced_answers.finish()) >= 5
     (answer,) = lagging.rig.wire.take()
     assert len(ConsumeStatsList.from_json(answer.body).consume_stats_list) > 5 * SLICE_QUEUES
 
@@ -86,7 +86,7 @@ def test_an_answer_that_grows_too_long_is_refused_later_too(monkeypatch: pytest.
     monkeypatch.setattr("rmq.broker.admin.consume_stats.ANSWER_SIZE", 100_000)
     lagging = Lagging(200)
     assert lagging.ask() == []
-    for _ in lagging.rig.broker.long_answers.finish():
+    for _ in lagging.rig.broker.sliced_answers.finish():
         pass
     (answer,) = lagging.rig.wire.take()
     assert (answer.code, "ask for one topic" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
@@ -102,8 +102,8 @@ def slices(count: int, fails: bool = False) -> Slices[bytes]:
 
 def test_a_connection_has_a_few_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consume_stats, "LINE_MAX", 8)
-    rig = Rig(given={"wake": Wakeups(long_answers=lambda: None)})
-    line = rig.broker.long_answers
+    rig = Rig(given={"wake": Wakeups(sliced_answers=lambda: None)})
+    line = rig.broker.sliced_answers
     first, second = Wire(), Wire("10.0.0.2:1")
 
     def ask(wire: Wire) -> int | None:
@@ -125,7 +125,7 @@ def test_a_connection_has_a_few_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_that_fails_is_told_and_the_others_get_theirs() -> None:
-    line = consume_stats.LongAnswers(lambda: None)
+    line = consume_stats.SlicedAnswers(lambda: None)
     wire = Wire()
     notice = Command(208, 9, 2)
     for request, work in (
@@ -150,10 +150,10 @@ def test_one_that_fails_is_told_and_the_others_get_theirs() -> None:
 def test_each_queue_of_a_large_topic_has_its_row(code: int, body: type[Any], table: str) -> None:
     """65,536 queues took 94 ms and 45 MiB in one go."""
     queues = 5 * SLICE_QUEUES + 7
-    rig = Rig(given={"wake": Wakeups(long_answers=lambda: None)})
+    rig = Rig(given={"wake": Wakeups(sliced_answers=lambda: None)})
     rig.broker.topics.create_retry("Large", 6, queues)
     rig.ask(send("Large", queue_id=queues - 1))
-    line = rig.broker.long_answers
+    line = rig.broker.sliced_answers
     assert rig.ask(Command.request(code, {"topic": "Large", "group": "readers"})) == []
     assert sum(1 for _ in line.finish()) >= 5
     (answer,) = rig.wire.take()
@@ -175,7 +175,7 @@ def test_the_progress_in_a_large_topic_is_made_in_slices(code: int) -> None:
     lagging.rig.broker.topics.create_retry("Large", 6, queues)
     lagging.rig.broker.offsets.put("readers", "Large", {queues - 1: 1})
     assert lagging.ask(code) == []
-    assert sum(1 for _ in lagging.rig.broker.long_answers.finish()) >= 5
+    assert sum(1 for _ in lagging.rig.broker.sliced_answers.finish()) >= 5
     (answer,) = lagging.rig.wire.take()
     if code == RequestCode.GET_CONSUME_STATS:
         stats = ConsumeStats.from_json(answer.body)

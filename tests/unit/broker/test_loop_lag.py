@@ -56,7 +56,7 @@ from rmq.protocol.headers import (
 )
 from rmq.protocol.record import Record
 from rmq.protocol.signature import Credentials, signed
-from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.store.config import StoreConfig
@@ -332,7 +332,7 @@ async def test_nothing_holds_up_the_loop_of_a_large_broker(
                 assert answer.code == 0, (name, answer.remark)
 
             clients = [
-                await pools.enter_async_context(Pool(network, RefusingEndpoint()))
+                await pools.enter_async_context(Pool(network, ClientOnlyEndpoint()))
                 for _ in range(GROUPS // 10)
             ]
 

@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from rmq.broker.tables import topics
-from rmq.broker.tables.versioned import drain
+from rmq.broker.tables.versioned import run_to_end
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import DiskFull
 from rmq.protocol.bodies import TopicConfig
@@ -83,7 +83,7 @@ def test_the_second_message_waits_too_and_a_topic_made_meanwhile_for_the_next_sa
     first, second, third = send("New"), send("New"), send("Newer")
     rig.ask(first)
     made = rig.broker.topics.made
-    write = drain(rig.broker.files.saving("topics"))
+    write = run_to_end(rig.broker.files.saving("topics"))
     assert rig.ask(second) == []
     assert rig.ask(third) == []
     write()
@@ -155,7 +155,7 @@ def test_a_connection_that_ended_meanwhile_does_not_matter(rig: SlowRig) -> None
 
 def test_an_older_text_never_follows_what_an_administrator_set(rig: SlowRig) -> None:
     rig.ask(send("New"))
-    write = drain(rig.broker.files.saving("topics"))
+    write = run_to_end(rig.broker.files.saving("topics"))
     rig.broker.topics.update(TopicConfig("Set"))
     write()
     assert "Set" in Rig(disk=rig.disk.copy()).broker.topics.table
@@ -168,7 +168,7 @@ def test_the_text_is_made_in_slices(rig: SlowRig) -> None:
     next(work)
     rig.broker.topics.create_retry("Later", 6, 1)
     assert len(list(work)) >= 3
-    assert drain(rig.broker.topics.text()) == rig.broker.topics.to_json()
+    assert run_to_end(rig.broker.topics.text()) == rig.broker.topics.to_json()
 
 
 def test_a_failed_write_of_the_log_is_not_confused_with_it(rig: SlowRig) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq.broker.tables.offsets import decode_offsets, encode_offsets
-from rmq.broker.tables.versioned import drain
+from rmq.broker.tables.versioned import run_to_end
 from rmq.errors import RemoteProtocolError, ResponseError
 from rmq.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANSACTION_GROUP
 from rmq.protocol import json
@@ -63,11 +63,11 @@ def test_a_slave_takes_the_rows_that_its_master_tells_but_those_of_transactions(
     rig.become_slave()
     halves = f"{TRANS_HALF_TOPIC}@{TRANSACTION_GROUP}"
     rig.offsets.put(TRANSACTION_GROUP, TRANS_HALF_TOPIC, {0: 3})
-    rig.offsets.follow({halves: {0: 9}, "T@g": {0: 5}}, None, None)
+    rig.offsets.apply_delta({halves: {0: 9}, "T@g": {0: 5}}, None, None)
     assert rig.offsets.get(TRANSACTION_GROUP, TRANS_HALF_TOPIC, 0) == 3
     assert rig.offsets.get("g", "T", 0) == 5
-    assert not rig.offsets.follow({halves: {0: 9}}, None, [halves])
-    rig.offsets.follow({}, None, None)
+    assert not rig.offsets.apply_delta({halves: {0: 9}}, None, [halves])
+    rig.offsets.apply_delta({}, None, None)
     assert rig.offsets.get(TRANSACTION_GROUP, TRANS_HALF_TOPIC, 0) == 3
     assert rig.offsets.get("g", "T", 0) == -1
 
@@ -156,13 +156,13 @@ def test_saved_only_when_changed() -> None:
     assert not rig.offsets.is_changed
     rig.offsets.commit("g", "T", 0, 1)
     assert rig.offsets.is_changed
-    assert drain(rig.offsets.text()) == b'{"offsetTable":{"T@g":{0:1}}}'
+    assert run_to_end(rig.offsets.text()) == b'{"offsetTable":{"T@g":{0:1}}}'
     assert not rig.offsets.is_changed
     rig.offsets.commit("g", "T", 0, 1)
     assert not rig.offsets.is_changed
     rig.offsets.delete_group("g")
     assert rig.offsets.is_changed
-    assert drain(rig.offsets.text()) == b'{"offsetTable":{}}'
+    assert run_to_end(rig.offsets.text()) == b'{"offsetTable":{}}'
 
 
 def test_the_text_is_made_in_slices_and_is_that_of_the_moment_at_which_it_was_begun(
@@ -183,9 +183,9 @@ def test_the_text_is_made_in_slices_and_is_that_of_the_moment_at_which_it_was_be
     rig.offsets.commit("new", "T", 0, 1)
     rig.offsets.delete_group("d")
     rig.offsets.clone("e", "c", "T")
-    assert drain(work) == before
+    assert run_to_end(work) == before
     assert rig.offsets.is_changed
-    after = json.loads(drain(rig.offsets.text()))["offsetTable"]
+    after = json.loads(run_to_end(rig.offsets.text()))["offsetTable"]
     assert {key[-1]: queues["0"] for key, queues in after.items()} == {
         "a": 4, "b": 4, "c": 6, "e": 6, "f": 3, "w": 1
     }  # fmt: skip
@@ -198,12 +198,12 @@ def test_a_slave_takes_a_table_in_slices_and_knows_whether_it_differs(
     rig = Rig()
     rig.become_slave()
     text = b'{"offsetTable":{"T@a":{0:1,1:2},"T@b":{0:1},"T@c":{}}}'
-    assert drain(rig.offsets.replace(text))
+    assert run_to_end(rig.offsets.replace(text))
     assert rig.offsets.is_changed
     rig.offsets.is_changed = False
-    assert not drain(rig.offsets.replace(text))
+    assert not run_to_end(rig.offsets.replace(text))
     assert not rig.offsets.is_changed
-    assert drain(rig.offsets.replace(text.replace(b"1:2", b"1:3")))
+    assert run_to_end(rig.offsets.replace(text.replace(b"1:2", b"1:3")))
     assert rig.offsets.of("a", "T") == {0: 1, 1: 3}
     assert len(list(rig.offsets.replace(text))) >= 2
 
@@ -226,11 +226,11 @@ def test_a_large_table_is_told_as_it_was_saved_last(monkeypatch: pytest.MonkeyPa
     for group in "ab":
         rig.offsets.commit(group, "T", 0, 1)
     assert b"T@b" in rig.call(RequestCode.GET_ALL_CONSUMER_OFFSET).body
-    saved = drain(rig.offsets.text())
+    saved = run_to_end(rig.offsets.text())
     rig.offsets.commit("b", "T", 0, 2)
     assert rig.call(RequestCode.GET_ALL_CONSUMER_OFFSET).body == saved
     rig.offsets.delete_group("a")
-    drain(rig.offsets.text())
+    run_to_end(rig.offsets.text())
     assert rig.call(RequestCode.GET_ALL_CONSUMER_OFFSET).body == b'{"offsetTable":{"T@b":{0:2}}}'
 
 
@@ -241,9 +241,9 @@ tables = st.dictionaries(
 
 @given(tables)
 def test_any_table_survives_its_text(table: dict[str, dict[int, int]]) -> None:
-    text = drain(encode_offsets(table))
+    text = run_to_end(encode_offsets(table))
     assert text == json.dumps_java({"offsetTable": table})
-    assert drain(decode_offsets(text)) == ConsumerOffsetSerializeWrapper.from_json(text).offset_table
+    assert run_to_end(decode_offsets(text)) == ConsumerOffsetSerializeWrapper.from_json(text).offset_table
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_any_text_is_read_as_the_general_reader_does(text: bytes) -> None:
             return RemoteProtocolError
 
     general = outcome(lambda: ConsumerOffsetSerializeWrapper.from_json(text).offset_table)
-    assert outcome(lambda: drain(decode_offsets(text))) == general
+    assert outcome(lambda: run_to_end(decode_offsets(text))) == general
 
 
 @pytest.mark.parametrize(("lost", "at"), [(True, 4), (False, 0)])
@@ -371,8 +371,8 @@ def test_groups_that_lost_messages_unread_are_named(caplog: pytest.LogCaptureFix
     first = rig.store.min_offset("T", 0)
     assert 2 < first < end
 
-    drain(rig.offsets.log_losses())
-    drain(rig.offsets.log_losses())
+    run_to_end(rig.offsets.log_losses())
+    run_to_end(rig.offsets.log_losses())
     told = [record.getMessage() for record in caplog.records if "unread" in record.getMessage()]
     assert told == [
         f"group slow has lost {first - 2} messages of topic T unread: their file of the log is gone"

@@ -23,7 +23,7 @@ from rmq.protocol.codes import (
 from rmq.protocol.command import Command
 from rmq.protocol.headers import EndTransactionRequestHeader, RecallMessageRequestHeader
 from rmq.protocol.record import decode_record
-from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.pool import Pool
 from rmq.testing.disk import MemoryDisk
 from tests.sim.brokers import Node, controlled_set
@@ -290,8 +290,8 @@ async def test_the_accounts_of_half_and_timed_messages_outlive_their_master(
 ) -> None:
     async with (
         controlled_set(2) as (found, client),
-        Pool(found.network.host("10.0.5.1"), RefusingEndpoint()) as mine,
-        Pool(found.network.host("10.0.5.2"), RefusingEndpoint()) as theirs,
+        Pool(found.network.host("10.0.5.1"), ClientOnlyEndpoint()) as mine,
+        Pool(found.network.host("10.0.5.2"), ClientOnlyEndpoint()) as theirs,
     ):
         first, second = found.nodes
         await found.begin(client)

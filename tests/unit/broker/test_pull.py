@@ -355,7 +355,7 @@ def test_messages_that_the_filter_refuses_do_not_end_the_wait_and_are_not_looked
     fill(rig, "zzz")
     fill(rig, "zz")
     assert reader.take() == []
-    ((held,),) = rig.broker.held_pulls._pulls.values()
+    ((held,),) = rig.broker.parked_pulls._pulls.values()
     assert held.offset == 5
     fill(rig, "a")
     (answer,) = reader.take()
@@ -386,7 +386,7 @@ def test_pulls_of_a_closed_connection_are_forgotten(rig: Rig) -> None:
     rig.broker.on_close(reader)  # type: ignore[arg-type]
     fill(rig, "a")
     assert reader.take() == []
-    assert rig.broker.held_pulls.count == 0
+    assert rig.broker.parked_pulls.count == 0
 
 
 def test_one_connection_cannot_take_all_the_room_for_waiting_pulls() -> None:
@@ -416,9 +416,9 @@ def test_long_expressions_of_waiting_pulls_count_and_are_given_back() -> None:
     for text in ("TagA", " || ".join(f"Tag{number:05d}" for number in range(400))):
         wire = Wire()
         assert rig.ask(pull(sys_flag=WAITING | PULL_SUBSCRIPTION, subscription=text), wire=wire) == []
-        assert rig.broker.held_pulls.count == 1 + len(text) // 1024
+        assert rig.broker.parked_pulls.count == 1 + len(text) // 1024
         rig.broker.on_close(wire)  # type: ignore[arg-type]
-        assert rig.broker.held_pulls.count == 0
+        assert rig.broker.parked_pulls.count == 0
 
 
 def test_no_pull_waits_longer_than_the_setting_says(rig: Rig) -> None:
@@ -433,7 +433,7 @@ def test_of_a_waiting_pull_neither_body_nor_header_text_is_kept(rig: Rig) -> Non
     asked = pull(sys_flag=WAITING)
     asked.body = bytes(100_000)
     assert rig.ask(asked, wire=reader) == []
-    ((held,),) = rig.broker.held_pulls._pulls.values()
+    ((held,),) = rig.broker.parked_pulls._pulls.values()
     assert (held.request.body, held.request._raw, dict(held.request.ext)) == (b"", b"", {})
     fill(rig, "a")
     (answer,) = reader.take()
@@ -451,7 +451,7 @@ def test_a_send_looks_at_a_bounded_number_of_waiting_pulls() -> None:
     while rig.broker.step_deadlines(rig.seconds) <= rig.seconds:
         pass
     assert all(bodies(answer) == "a" for reader in readers for answer in reader.take())
-    assert rig.broker.held_pulls.count == 0
+    assert rig.broker.parked_pulls.count == 0
 
 
 def test_each_arrival_may_look_at_as_many_waiting_pulls_as_any_other() -> None:

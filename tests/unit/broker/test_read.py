@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rmq.broker.consume.long_polling import HeldRead
+from rmq.broker.consume.long_polling import ParkedRead
 from rmq.doors import ReadRequest
 from rmq.errors import ResponseError
 from rmq.protocol.codes import ResponseCode
@@ -44,8 +44,8 @@ def found(rig: Rig, request: ReadRequest, peer: Peer | None = None) -> list[byte
     return [message.body for message in decode_records(b"".join(result.buffers))]
 
 
-def hold(rig: Rig, peer: Peer, outcomes: list[Any], seconds: float = 10, offset: int = 0) -> HeldRead:
-    held = HeldRead(
+def hold(rig: Rig, peer: Peer, outcomes: list[Any], seconds: float = 10, offset: int = 0) -> ParkedRead:
+    held = ParkedRead(
         connection=peer,
         header=ReadRequest("readers", "Orders", 0, offset),
         offset=offset,
@@ -99,10 +99,10 @@ def test_a_held_read_is_answered_by_a_message_by_its_deadline_or_by_the_stop(rig
 
     peer = Peer()
     hold(rig, peer, by_stop, offset=1)
-    rig.broker.held_pulls.fall_silent()
+    rig.broker.parked_pulls.fall_silent()
     rig.ask(send(body=b"y"))
     assert by_stop == []
-    rig.broker.held_pulls.finish_last()
+    rig.broker.parked_pulls.finish_last()
     ((_, result, code),) = by_stop
     assert (code, result.count) == (0, 1)
     assert peer.finished
@@ -115,6 +115,6 @@ def test_held_reads_are_bounded_and_end_with_their_connection() -> None:
     hold(rig, peer, outcomes), hold(rig, peer, outcomes)
     with pytest.raises(ResponseError, match="maxHeldPullsOfConnection is 2"):
         hold(rig, peer, outcomes)
-    rig.broker.held_pulls.on_close(peer)
-    assert rig.broker.held_pulls.count == 0
+    rig.broker.parked_pulls.on_close(peer)
+    assert rig.broker.parked_pulls.count == 0
     assert outcomes == []

@@ -19,18 +19,18 @@ PROPERTIES = "UNIQ_KEY\x01AC12\x02REPLY_TO_CLIENT\x01asker@1\x02CORRELATION_ID\x
 
 
 @pytest.fixture
-def asker() -> Wire:
+def requester() -> Wire:
     return Wire("10.0.0.7:40007")
 
 
 @pytest.fixture
-def rig(asker: Wire) -> Rig:
-    return online(Rig(), asker)
+def rig(requester: Wire) -> Rig:
+    return online(Rig(), requester)
 
 
-def online(rig: Rig, asker: Wire) -> Rig:
+def online(rig: Rig, requester: Wire) -> Rig:
     body = HeartbeatData("asker@1", [ProducerData("askers")]).to_json()
-    assert rig.one(Command.request(RequestCode.HEART_BEAT, None, body), wire=asker).code == 0
+    assert rig.one(Command.request(RequestCode.HEART_BEAT, None, body), wire=requester).code == 0
     return rig
 
 
@@ -38,16 +38,16 @@ def reply(code: int = RequestCode.SEND_REPLY_MESSAGE_V2, properties: str = PROPE
     return send(TOPIC, b"17", code=code, properties=properties)
 
 
-def tell(rig: Rig, asker: Wire, pushed: Command, code: int = 0, remark: str | None = None) -> None:
+def tell(rig: Rig, requester: Wire, pushed: Command, code: int = 0, remark: str | None = None) -> None:
     """The asker answers what was pushed to it."""
-    rig.broker.on_response(pushed.reply(code, remark), asker)  # type: ignore[arg-type]
+    rig.broker.on_response(pushed.reply(code, remark), requester)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("code", [RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2])
-def test_an_answer_is_pushed_to_who_asked(rig: Rig, asker: Wire, code: int) -> None:
+def test_an_answer_is_pushed_to_who_asked(rig: Rig, requester: Wire, code: int) -> None:
     rig.now_ms += 50
     assert rig.ask(reply(code)) == []
-    (pushed,) = asker.take()
+    (pushed,) = requester.take()
     assert (pushed.code, pushed.is_oneway, pushed.body) == (326, False, b"17")
     header = pushed.read(ReplyMessageRequestHeader)
     assert (header.topic, header.producer_group, header.queue_id) == (TOPIC, "producers", 0)
@@ -59,37 +59,37 @@ def test_an_answer_is_pushed_to_who_asked(rig: Rig, asker: Wire, code: int) -> N
     }
 
 
-def test_the_sender_is_told_once_the_asker_has_it(rig: Rig, asker: Wire) -> None:
+def test_the_sender_is_told_once_the_asker_has_it(rig: Rig, requester: Wire) -> None:
     request = reply()
     rig.ask(request)
     assert rig.bodies(TOPIC) == []
-    tell(rig, asker, asker.take()[0])
+    tell(rig, requester, requester.take()[0])
     (answer,) = rig.wire.take()
     assert (answer.opaque, answer.code, answer.ext["queueOffset"]) == (request.opaque, 0, "0")
     assert answer.ext["msgId"] == "0A00000900002A9F0000000000000000"
     assert rig.bodies(TOPIC) == [b"17"]
 
 
-def test_without_storing_the_answer_has_no_id(asker: Wire) -> None:
-    rig = online(Rig(store_reply_message_enable=False), asker)
+def test_without_storing_the_answer_has_no_id(requester: Wire) -> None:
+    rig = online(Rig(store_reply_message_enable=False), requester)
     rig.ask(reply())
-    tell(rig, asker, asker.take()[0])
+    tell(rig, requester, requester.take()[0])
     (answer,) = rig.wire.take()
     assert (answer.code, answer.ext["msgId"], answer.ext["queueOffset"]) == (0, "0", "0")
     assert rig.bodies(TOPIC) == []
 
 
-def test_an_asker_that_refuses_is_an_error_but_the_answer_is_kept(rig: Rig, asker: Wire) -> None:
+def test_an_asker_that_refuses_is_an_error_but_the_answer_is_kept(rig: Rig, requester: Wire) -> None:
     request = reply()
     rig.ask(request)
-    tell(rig, asker, asker.take()[0], ResponseCode.SYSTEM_ERROR, "no such request")
+    tell(rig, requester, requester.take()[0], ResponseCode.SYSTEM_ERROR, "no such request")
     (answer,) = rig.wire.take()
     assert (answer.opaque, answer.code) == (request.opaque, ResponseCode.SYSTEM_ERROR)
     assert answer.remark == "push reply message to asker@1 fail: code 1, no such request"
     assert rig.bodies(TOPIC) == [b"17"]
 
 
-def test_an_asker_that_is_not_here(asker: Wire) -> None:
+def test_an_asker_that_is_not_here(requester: Wire) -> None:
     rig = Rig()
     answer = rig.one(reply())
     assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -102,9 +102,9 @@ def test_an_answer_to_nobody(rig: Rig) -> None:
     assert (answer.code, answer.remark) == (1, "reply message properties[REPLY_TO_CLIENT] is null")
 
 
-def test_an_asker_that_is_silent(asker: Wire) -> None:
+def test_an_asker_that_is_silent(requester: Wire) -> None:
     rung: list[None] = []
-    rig = online(Rig(given={"wake": Wakeups(deadlines=lambda: rung.append(None))}), asker)
+    rig = online(Rig(given={"wake": Wakeups(deadlines=lambda: rung.append(None))}), requester)
     assert not rung
     rig.ask(reply())
     assert rung, "the loop that ends requests on their way must be woken"
@@ -115,22 +115,22 @@ def test_an_asker_that_is_silent(asker: Wire) -> None:
     (answer,) = rig.wire.take()
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "within 10 s" in (answer.remark or "")
-    tell(rig, asker, asker.take()[0])  # too late
+    tell(rig, requester, requester.take()[0])  # too late
     assert rig.wire.take() == []
     assert rig.bodies(TOPIC) == [b"17"]
 
 
-def test_an_asker_that_goes_away(rig: Rig, asker: Wire) -> None:
+def test_an_asker_that_goes_away(rig: Rig, requester: Wire) -> None:
     rig.ask(reply())
-    rig.broker.on_close(asker)  # type: ignore[arg-type]
+    rig.broker.on_close(requester)  # type: ignore[arg-type]
     (answer,) = rig.wire.take()
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert len(rig.broker.pending_requests) == 0
 
 
-def test_only_the_asker_can_say_that_it_has_it(rig: Rig, asker: Wire) -> None:
+def test_only_the_asker_can_say_that_it_has_it(rig: Rig, requester: Wire) -> None:
     rig.ask(reply())
-    (pushed,) = asker.take()
+    (pushed,) = requester.take()
     tell(rig, Wire("10.0.0.8:1"), pushed)
     assert rig.wire.take() == []
 

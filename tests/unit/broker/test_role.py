@@ -19,19 +19,19 @@ from .rig import Rig, send
 
 def replica(epoch: int, **known: Any) -> FailoverReplica:
     """A replica of a set: with a lease, and with nothing known of the high watermark."""
-    control: Any = SimpleNamespace(
+    manager: Any = SimpleNamespace(
         **{
             "is_closed": False,
-            "may_act": lambda: True,
+            "has_lease": lambda: True,
             "refusal": str,
-            "confirmed": lambda: None,
-            "known_confirmed": 0,
+            "high_watermark": lambda: None,
+            "known_high_watermark": 0,
             "number": 1,
             "in_sync": (1, 2),
         }
         | known
     )
-    return FailoverReplica(control, epoch)
+    return FailoverReplica(manager, epoch)
 
 
 def test_the_role_is_as_the_settings_say() -> None:
@@ -48,7 +48,7 @@ def test_a_slave_takes_no_messages(role: Role) -> None:
 
 
 def test_the_lease_of_a_master_rules_messages_commits_and_locks() -> None:
-    role = replica(3, may_act=lambda: False, refusal=lambda: "no lease")
+    role = replica(3, has_lease=lambda: False, refusal=lambda: "no lease")
     rig = Rig(store={"broker_role": BrokerRole.SYNC_MASTER}, given={"role": role})
     assert rig.one(send()).code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert role.refuses_commits()
@@ -57,7 +57,7 @@ def test_the_lease_of_a_master_rules_messages_commits_and_locks() -> None:
 
 
 def test_a_slave_commits_what_it_is_sent_but_locks_nothing() -> None:
-    role = replica(0, may_act=lambda: False)
+    role = replica(0, has_lease=lambda: False)
     assert not role.refuses_commits()
     assert role.refuses_locks()
     assert role.has_lease()

@@ -898,7 +898,7 @@ def test_wrong_settings_are_one_line_and_status_2(
 
 def test_a_long_recovery_says_once_a_second_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
     times = iter([0.0, 0.5, 1.0, 1.9, 2.1])
-    progress = startup.Progress(health := Health(), clock=lambda: next(times))
+    progress = startup.RecoveryProgress(health := Health(), clock=lambda: next(times))
     with caplog.at_level("INFO", "rmq.broker"):
         for done in (10, 20, 30, 50):
             progress("log", done, 80)
@@ -973,7 +973,7 @@ async def test_long_answers_are_made_beside_other_things(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The progress of 1,000 groups, by who has no loop for it, would be made in one go."""
-    monkeypatch.delattr("rmq.broker.admin.consume_stats.drain")
+    monkeypatch.delattr("rmq.broker.admin.consume_stats.run_to_end")
     async with broker(network, disk, max_groups_of_heartbeat=1_000) as running:
         consumers = [ConsumerData(f"g{number}") for number in range(1_000)]
         heartbeat = HeartbeatData("c@1", consumer_data_set=consumers).to_json()

@@ -56,7 +56,7 @@ def test_a_java_ordered_consumers_session(filled: Rig, golden: Path) -> None:
             check_body(request, answer, command_of(expected))
     assert compared == len(java)
     assert (
-        filled.broker.held_pulls.count == 5
+        filled.broker.parked_pulls.count == 5
     )  # a long poll for each queue, which the captured broker did not answer
     assert filled.broker.locks.holder("wire_order_group", MessageQueue("WireTopic", "wire-a", 0), 0) is None
     offsets = [filled.broker.offsets.get("wire_order_group", "WireTopic", queue_id) for queue_id in range(4)]

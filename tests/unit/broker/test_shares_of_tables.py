@@ -192,7 +192,7 @@ def test_what_is_held_is_given_back() -> None:
     for number, wire in enumerate(wires):
         waits(rig, wire, number)
         joins(rig, wire, number)
-    shares = rig.broker.held_pulls.shares
+    shares = rig.broker.parked_pulls.shares
     assert shares.held("10.0.0.1") == 4
     for wire in wires:
         rig.broker.on_close(wire)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 from rmq.broker.admin.metrics_export import metrics_of
 from rmq.broker.replication.replica_state import slave_names
 from rmq.broker.replication.sessions import MasterLog
-from rmq.broker.tables.versioned import drain
+from rmq.broker.tables.versioned import run_to_end
 from rmq.errors import RemoteProtocolError, StoreError
 from rmq.message import TRANS_CHECK_MAX_TIME_TOPIC, offset_message_id
 from rmq.protocol.bodies import KVTable, SubscriptionGroupConfig, TopicConfig
@@ -133,7 +133,7 @@ def test_a_slave_s_state_is_shown() -> None:
         names = ("following_master", "replication_stopped")
         found = {
             metric.name: cast(float, metric.rows[0][1])
-            for metric in drain(metrics_of(rig.broker))
+            for metric in run_to_end(metrics_of(rig.broker))
             if metric.name in names
         }
         return KVTable.from_json(answer.body).table["replication"], found

@@ -16,7 +16,7 @@ from rmq.broker.consume import read
 from rmq.broker.filtering import filters as filter_module
 from rmq.broker.filtering.filters import DEAD_BEFORE_MS, record_properties
 from rmq.broker.membership.members import ConsumerGroup
-from rmq.broker.tables.versioned import drain
+from rmq.broker.tables.versioned import run_to_end
 from rmq.errors import CorruptRecord
 from rmq.protocol.bodies import CheckClientRequestBody, ConsumerData, HeartbeatData, SubscriptionData
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -77,7 +77,7 @@ def test_the_filter_of_the_heartbeats_selects(rig: Rig) -> None:
 def test_a_slave_filters_by_what_was_announced_to_its_master(rig: Rig) -> None:
     def follow(expression: str, version: int = 1) -> None:
         group = ConsumerGroup("readers", subscriptions={"Orders": sql(expression, version)})
-        rig.clients.announcements.follow({"readers": group}, None, None)
+        rig.clients.known_subscriptions.apply_delta({"readers": group}, None, None)
 
     follow("n > 2")
     assert bodies(rig.one(plain())) == "34"
@@ -257,14 +257,14 @@ def test_the_text_is_made_in_slices_and_what_changes_meanwhile_is_saved_the_next
     work = filters.text()
     next(work)
     filters.register("late", [sql("b > 1", topic="T1")])
-    rows = json.loads(drain(work))["filterDataByTopic"]
+    rows = json.loads(run_to_end(work))["filterDataByTopic"]
     assert {topic: set(table["groupFilterData"]) for topic, table in rows.items()} == {
         "T0": {"g0", "g2", "g4"},
         "T1": {"g1", "g3", "g5", "late"},
     }
     assert {table["topic"] for table in rows.values()} == {"T0", "T1"}
     assert filters.is_changed
-    assert drain(filters.text()) == filters.to_json()
+    assert run_to_end(filters.text()) == filters.to_json()
     assert not filters.is_changed
     assert len(list(filters.text())) == 3
 

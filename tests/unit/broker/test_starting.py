@@ -22,8 +22,8 @@ from rmq.store.config import StoreConfig
 
 NOT_LOADED = (
     "asyncio cattrs click cryptography email h11 importlib.metadata logging.handlers tomllib trio_websocket"
-    " wsproto yaml rmq.broker.replication.failover.replica rmq.broker.runtime.failover_service rmq.cli"
-    " rmq.client rmq.controller.sets"
+    " wsproto yaml rmq.broker.replication.failover.replica_manager rmq.broker.runtime.failover_service"
+    " rmq.cli rmq.client rmq.controller.sets"
     " rmq.namesrv rmq.server.pages rmq.remoting.websocket rmq.spark rmq.testing"
 )
 

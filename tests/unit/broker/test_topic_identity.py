@@ -106,9 +106,9 @@ def test_members_of_a_deleted_topic_are_sent_to_its_start_and_waiting_pulls_are_
     body = HeartbeatData("client", consumer_data_set=[members]).to_json()
     rig.answer(Command.request(RequestCode.HEART_BEAT, body=body), wire)
     rig.ask(pull("T", consumer_group="g", offset=3, sys_flag=PULL_SUSPEND | PULL_SUBSCRIPTION), wire=wire)
-    assert rig.broker.held_pulls.count == 1
+    assert rig.broker.parked_pulls.count == 1
     assert rig.call(DELETE, {"topic": "T"}).code == 0
-    assert rig.broker.held_pulls.count == 0
+    assert rig.broker.parked_pulls.count == 0
     answer, notice = wire.take()
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
     assert (notice.code, notice.ext["group"]) == (RequestCode.RESET_CONSUMER_CLIENT_OFFSET, "g")

@@ -9,7 +9,7 @@ import pytest
 
 from rmq.broker.config import BrokerConfig, Settings
 from rmq.broker.tables.topics import Topics, check_name
-from rmq.broker.tables.versioned import drain
+from rmq.broker.tables.versioned import run_to_end
 from rmq.errors import DiskFull, ResponseError
 from rmq.protocol.bodies import TopicConfig, TopicConfigSerializeWrapper, TopicCreation
 from rmq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, ResponseCode
@@ -106,7 +106,7 @@ def test_topics_made_on_first_use_are_told_at_once_and_saved_together(rig: Topic
     assert rig.topics.data_version.counter == version.counter + 2
     assert set(rig.topics.unsaved) == {"One", "%RETRY%g"}
     made = rig.topics.made
-    text = drain(rig.topics.text())
+    text = run_to_end(rig.topics.text())
     assert text == rig.topics.to_json()
     assert set(TopicConfigSerializeWrapper.from_json(text).topic_config_table) >= {"One", "%RETRY%g"}
     rig.create("Meanwhile")
@@ -256,7 +256,7 @@ def test_the_text_is_that_of_the_table_whatever_became_of_it(rig: TopicsRig) -> 
 
     def check() -> None:
         as_values = TopicConfigSerializeWrapper(topics.table, topics.data_version).to_json()
-        assert topics.to_json() == drain(topics.text()) == as_values
+        assert topics.to_json() == run_to_end(topics.text()) == as_values
 
     check()
     for number in range(5):
@@ -297,7 +297,7 @@ def test_a_change_makes_the_text_of_one_topic_only(rig: TopicsRig, monkeypatch: 
     rig.topics.to_json()
     rig.topics.update(TopicConfig("Other", 1, 1))
     rig.topics.to_json()
-    drain(rig.topics.text())
+    run_to_end(rig.topics.text())
     assert made == ["New", "Other"]
 
 
@@ -380,14 +380,14 @@ def test_the_creation_is_in_the_file_and_travels_to_a_slave_which_gives_none() -
     slave.topics.foresee_retry("T", 1)
     assert slave.creation() is None
     before = slave.topics.table["T"]
-    assert slave.topics.follow(*rig.topics.rows_of(rig.topics.text_of(["T"])), [])
+    assert slave.topics.apply_delta(*rig.topics.rows_of(rig.topics.text_of(["T"])), [])
     assert slave.creation() == rig.creation()
     assert slave.topics.table["T"].is_made_after(before)
-    assert not slave.topics.follow(*rig.topics.rows_of(rig.topics.text_of(["T"])), [])
+    assert not slave.topics.apply_delta(*rig.topics.rows_of(rig.topics.text_of(["T"])), [])
     rig.topics.delete("T")
     rig.topics.update(TopicConfig("T", 1, 1))  # the same in all but its creation
     before = slave.topics.table["T"]
-    assert slave.topics.follow(*rig.topics.rows_of(rig.topics.text_of(["T"])), [])
+    assert slave.topics.apply_delta(*rig.topics.rows_of(rig.topics.text_of(["T"])), [])
     assert slave.topics.table["T"].is_made_after(before)
 
 

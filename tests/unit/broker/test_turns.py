@@ -15,7 +15,7 @@ from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.plugin import Hooks
 from rmq.protocol import json
 from rmq.protocol.codes import RequestCode, ResponseCode
-from rmq.protocol.command import MAX_FRAME, MESSAGES, SURE_BYTES, Command, body_limit, check_body
+from rmq.protocol.command import MAX_FRAME, MESSAGES, SMALLEST_BODY_LIMIT, Command, body_limit, check_body
 from rmq.protocol.headers import RegisterBrokerRequestHeader
 from rmq.remoting.limits import SENDS_OF_A_LOOK, TURN_REQUESTS
 from rmq.store.segments import Segments
@@ -117,7 +117,7 @@ def test_how_long_a_body_may_be(code: int, limit: int) -> None:
 
 
 def test_nothing_shorter_than_the_least_limit_need_be_looked_at() -> None:
-    assert min(body_limit(code, 1) for code in RequestCode) >= SURE_BYTES
+    assert min(body_limit(code, 1) for code in RequestCode) >= SMALLEST_BODY_LIMIT
 
 
 def test_a_long_heartbeat_is_refused_and_not_read(rig: Rig) -> None:

@@ -105,12 +105,12 @@ class TestConsumeTimeouts:
         first, second = object(), object()
         one = InFlight([first, second])  # type: ignore[list-item]
         timeouts.in_flight.add(one)
-        assert timeouts.look(0) == timeouts.look(899) == []
+        assert timeouts.scan(0) == timeouts.scan(899) == []
         one.messages = [first]  # type: ignore[list-item]
-        assert timeouts.look(900) == [first]
-        assert timeouts.look(2000) == []
+        assert timeouts.scan(900) == [first]
+        assert timeouts.scan(2000) == []
         one.messages = [second]  # type: ignore[list-item]
-        assert timeouts.look(2001) == []
+        assert timeouts.scan(2001) == []
 
     @pytest.mark.parametrize("by_hand", [False, True])
     async def test_what_takes_too_long_is_sent_back(

@@ -17,7 +17,7 @@ from rmq.client.session.requests import parse_name_servers
 from rmq.errors import ConfigError, LocalProtocolError
 from rmq.message import Message
 from rmq.protocol.codes import RequestCode
-from rmq.remoting.loop import TaskScope
+from rmq.remoting.loop import TaskGroupScope
 from rmq.testing.cluster import Cluster
 
 from .world import world
@@ -40,7 +40,7 @@ async def fail_soon() -> None:
 
 def scope_of(backend: str, body: object, *tasks: object) -> None:
     async def main() -> None:
-        async with TaskScope() as scope:
+        async with TaskGroupScope() as scope:
             for task in tasks:
                 scope.tasks.start_soon(task)
             await body()
@@ -113,7 +113,7 @@ class TestScope:
 
         async def main() -> None:
             with anyio.move_on_after(0.01):
-                async with TaskScope() as scope:
+                async with TaskGroupScope() as scope:
                     scope.tasks.start_soon(task)
                     await body()
             order.append("after")

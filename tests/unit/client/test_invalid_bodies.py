@@ -33,7 +33,7 @@ class Order:
 
 
 @dataclass
-class Holder:
+class BudgetHolder:
     plain: list[Plain]
 
 
@@ -44,7 +44,7 @@ class Node(msgspec.Struct):
 # --- models that take no body ---
 
 
-@pytest.mark.parametrize("model", [Plain, list[Plain], dict[str, Plain | None], Holder])
+@pytest.mark.parametrize("model", [Plain, list[Plain], dict[str, Plain | None], BudgetHolder])
 def test_a_plain_class_is_refused_where_the_handler_is_registered(model: Any) -> None:
     with pytest.raises(InvalidType, match=r"Plain is a plain class.*is @dataclass missing") as caught:
         rmq.App().consumer("T", group="g", model=model)

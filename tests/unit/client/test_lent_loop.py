@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pytest
 
-from rmq.client.threads import lent_loop
+from rmq.client.threads import inline_loop
 from rmq.client.threads.loop_thread import LoopThread, loop_thread, wait_for
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ T = TypeVar("T")
 @pytest.fixture
 def portal(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopThread]:
     """A loop of asyncio's, lent for so long that a slow machine makes no difference."""
-    monkeypatch.setattr(lent_loop, "LOAN_SECONDS", 60.0)
+    monkeypatch.setattr(inline_loop, "LOAN_SECONDS", 60.0)
     with loop_thread("asyncio") as made:
         yield made
 
@@ -72,7 +72,7 @@ def handling(number: int, handler: Callable[[int, object], object] | None = None
 
 def test_calls_in_a_row_are_made_by_the_thread_that_calls(portal: LoopThread) -> None:
     ran = elsewhere(lambda: in_a_row(portal))
-    assert ran == [False] * lent_loop.ROW + [True] * (20 - lent_loop.ROW)
+    assert ran == [False] * inline_loop.ROW + [True] * (20 - inline_loop.ROW)
 
 
 def test_what_a_lent_call_raises_comes_out_of_it(portal: LoopThread) -> None:
@@ -113,7 +113,7 @@ def test_another_thread_is_served_while_the_loop_is_lent(portal: LoopThread) -> 
 
 
 def test_between_calls_the_loop_goes_on_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lent_loop, "ROW", -1)  # lent with the first call, however slow the machine is
+    monkeypatch.setattr(inline_loop, "ROW", -1)  # lent with the first call, however slow the machine is
     is_done = threading.Event()
 
     def later(turns: int) -> None:
@@ -139,7 +139,7 @@ def test_many_short_calls_do_not_wake_the_loops_thread(portal: LoopThread) -> No
     def run() -> int:
         assert in_a_row(portal)[-1]
         loop = wait_for(portal, running)
-        assert isinstance(loop, lent_loop.LentLoop)
+        assert isinstance(loop, inline_loop.InlineLoop)
         wakes, wake = list[None](), loop._called.set
 
         def count() -> None:

@@ -20,7 +20,7 @@ import rmq
 from rmq import embedded
 from rmq.errors import LocalProtocolError
 from rmq.message import Message
-from rmq.remoting.loop import TaskScope
+from rmq.remoting.loop import TaskGroupScope
 
 T = TypeVar("T")
 LOOPS = ("asyncio", "uvloop", "trio")
@@ -263,8 +263,8 @@ def test_a_client_made_before_a_fork_and_opened_after_it_has_an_id_of_its_own(na
 
 
 @asynccontextmanager
-async def scope_with(task: Callable[[], Awaitable[None]]) -> AsyncIterator[TaskScope]:
-    async with TaskScope() as scope:
+async def scope_with(task: Callable[[], Awaitable[None]]) -> AsyncIterator[TaskGroupScope]:
+    async with TaskGroupScope() as scope:
         scope.tasks.start_soon(task)
         yield scope
 
@@ -339,7 +339,7 @@ def test_an_anyio_that_keeps_its_scopes_elsewhere_ends_the_block_all_the_same(
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_error_of_a_task_without_a_block_comes_out_at_its_end(loop: str) -> None:
     async def main() -> None:
-        scope = TaskScope()
+        scope = TaskGroupScope()
         scope.detach()
         await scope.__aenter__()
         scope.tasks.start_soon(fail)
@@ -361,7 +361,7 @@ def test_what_is_never_closed_ends_with_the_loop(loop: str, caplog: pytest.LogCa
             ended.append(True)
 
     async def main() -> None:
-        scope = TaskScope()
+        scope = TaskGroupScope()
         scope.detach()
         await scope.__aenter__()
         scope.tasks.start_soon(wait)

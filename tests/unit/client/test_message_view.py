@@ -271,7 +271,7 @@ def answers(draw: st.DrawFn) -> bytes:
     return bytes(data[: draw(st.one_of(st.just(len(data)), st.integers(0, len(data))))])
 
 
-LOOKS = ("body", "properties", "message_id", "tags", "keys", "topic", "body_crc", "store_host", "body")
+SCANS = ("body", "properties", "message_id", "tags", "keys", "topic", "body_crc", "store_host", "body")
 
 
 def looked_at(data: bytes, kind: type[PulledMessage], looks: list[str]) -> list[object]:
@@ -292,7 +292,7 @@ def looked_at(data: bytes, kind: type[PulledMessage], looks: list[str]) -> list[
 
 
 @HAS_COMPILED
-@given(data=answers(), looks=st.permutations(LOOKS))
+@given(data=answers(), looks=st.permutations(SCANS))
 def test_the_compiled_engine_reads_the_same(data: bytes, looks: list[str]) -> None:
     assert COMPILED is not None
     kinds = limited(1 << 20, PulledMessage), limited(1 << 20, compiled_kind(COMPILED))

@@ -10,7 +10,7 @@ import anyio
 import pytest
 import trio
 from rmq_acl.accounts import Account, Accounts
-from rmq_acl.proofs import Proofs
+from rmq_acl.request_signing import SignedRequests
 from rmq_acl.verify import identify
 from trio.testing import MockClock
 
@@ -551,7 +551,7 @@ class TestGroups:
             for _ in range(20):
                 nursery.start_soon(producer.send, Message("T", b"x"))
                 nursery.start_soon(producer.send_oneway, Message("T", b"x"))
-        accounts, proofs = Accounts({"someone": Account("someone", "secret")}), Proofs(wall_clock_ms)
+        accounts, proofs = Accounts({"someone": Account("someone", "secret")}), SignedRequests(wall_clock_ms)
         for requests in by_server(setting.cluster):
             assert len({request.ext["RmqNonce"].partition(".")[0] for request in requests}) == 1
             for request in requests:

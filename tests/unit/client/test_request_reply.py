@@ -64,7 +64,7 @@ class TestRequests:
         async with (
             setting.connect(client_id="asker") as asking,
             setting.connect(client_id="replier") as replying,
-            asking.producer("p") as asker,
+            asking.producer("p") as requester,
             replying.producer("q") as replier,
             replying.consumer("r", {"T": "*"}) as consumer,
             trio.open_nursery() as nursery,
@@ -76,7 +76,7 @@ class TestRequests:
             nursery.start_soon(consumer.run, answer)
             for number in range(3):
                 for _ in range(2):
-                    reply = await asker.request(Message("T", b"%d" % number), 3)
+                    reply = await requester.request(Message("T", b"%d" % number), 3)
                     assert reply.body == b"to %d" % number
                 await setting.cluster.stop("a")
                 await trio.sleep(1 + number)

@@ -9,7 +9,15 @@ import msgspec
 import pytest
 from attrs import evolve
 
-from rmq.controller.controller import Add, Answer, Controller, Drop, Question, Want, refused_address
+from rmq.controller.controller import (
+    AddMember,
+    Answer,
+    Controller,
+    ElectRequest,
+    RemoveMember,
+    Request,
+    refused_address,
+)
 from rmq.controller.elections import Elections
 from rmq.controller.heartbeat import Heartbeat
 from rmq.controller.journal import COMMAND, Entry, Journal
@@ -41,13 +49,13 @@ class Rig:
             self.now += 0.1
             self.controller.step(self.now)
 
-    def ask(self, question: Question) -> Answer | NotLeader:
+    def ask(self, question: Request) -> Answer | NotLeader:
         answers: list[Answer | NotLeader] = []
-        self.controller.ask(question, answers.append, self.now)
+        self.controller.submit(question, answers.append, self.now)
         (answer,) = answers
         return answer
 
-    def done(self, question: Question) -> Answer:
+    def done(self, question: Request) -> Answer:
         answer = self.ask(question)
         assert isinstance(answer, Answer)
         return answer
@@ -250,12 +258,12 @@ def test_a_planned_change_waits_for_the_last_lease_and_only_takes_who_is_in_sync
         rig.done(register(name))
     for number in (1, 2):
         rig.done(Heartbeat("s", number, 1, 1))
-    assert "in sync" in rig.done(Want("s", 2)).refusal
+    assert "in sync" in rig.done(ElectRequest("s", 2)).refusal
     known = rig.sets.sets["s"]
     rig.done(AlterInSync("s", known.epoch, known.version, (1, 2)))
     answer = rig.done(Heartbeat("s", 1, 1, 1))
     assert (answer.is_leased, answer.hands_over) == (True, False)
-    assert not rig.done(Want("s", 2)).refusal
+    assert not rig.done(ElectRequest("s", 2)).refusal
     asked = rig.now
     while rig.sets.sets["s"].master == 1:
         answer = rig.done(Heartbeat("s", 1, 1, 1))
@@ -272,11 +280,11 @@ def waits_for_another(rig: Rig) -> list[Answer | NotLeader]:
     rig.run(3.0)
     raft = rig.controller.raft
     raft.add("n1", "n1", rig.now)
-    raft._match["n1"] = raft.commit
+    raft._match_index["n1"] = raft.commit
     raft._promote("n1", rig.now)
     answers: list[Answer | NotLeader] = []
     raft._answered["n1"] = rig.now
-    rig.controller.ask(register("a"), answers.append, rig.now)
+    rig.controller.submit(register("a"), answers.append, rig.now)
     return answers
 
 
@@ -355,13 +363,13 @@ def test_more_than_may_wait_for_the_log_are_refused(monkeypatch: pytest.MonkeyPa
 def test_members_change_one_at_a_time() -> None:
     rig = Rig("n0:1")
     rig.run(3.0)
-    assert rig.done(Drop("n0:1")).refusal.startswith("n0:1 is the only controller")
-    assert rig.done(Add("n1:1")).refusal == ""
-    assert rig.done(Add("n1:1")).refusal == ""  # it may be asked for again
-    assert rig.done(Add("n2:1")).refusal.startswith("n1:1 is being added")
-    assert rig.done(Drop("n1:1")).refusal == ""
-    assert rig.done(Add("n2:1")).refusal == ""
-    assert rig.done(Add("n0:1")).controllers == ("n0:1",)
+    assert rig.done(RemoveMember("n0:1")).refusal.startswith("n0:1 is the only controller")
+    assert rig.done(AddMember("n1:1")).refusal == ""
+    assert rig.done(AddMember("n1:1")).refusal == ""  # it may be asked for again
+    assert rig.done(AddMember("n2:1")).refusal.startswith("n1:1 is being added")
+    assert rig.done(RemoveMember("n1:1")).refusal == ""
+    assert rig.done(AddMember("n2:1")).refusal == ""
+    assert rig.done(AddMember("n0:1")).controllers == ("n0:1",)
 
 
 def test_who_is_known_by_a_loopback_address_takes_nobody_from_elsewhere() -> None:

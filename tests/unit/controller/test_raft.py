@@ -132,7 +132,7 @@ def test_who_heard_a_leader_or_has_just_started_votes_for_nobody() -> None:
     leader = group.leader()
     follower, candidate = others(group, leader)
     term = leader.term
-    candidate._ask(group.now, pre=False)
+    candidate._campaign(group.now, pre=False)
     ballots = dict(candidate.take_messages())
     for voter in (follower, leader, group.start(follower.me)):
         voter.receive(ballots[voter.me], group.now)
@@ -206,12 +206,12 @@ def test_entries_of_earlier_terms_are_not_committed_by_counting() -> None:
     raft._journal.save(2, "n0")
     raft._journal.append(1, [Entry(2, NOOP), Entry(2, COMMAND, b"x")])
     raft._journal.save(4, "n0")
-    raft._lead(group.now)
-    raft._match["n1"] = 2
+    raft._become_leader(group.now)
+    raft._match_index["n1"] = 2
 
     raft._advance(group.now)
     assert raft.commit == 0
-    raft._match["n1"] = 3  # with the entry of its own term all before it count
+    raft._match_index["n1"] = 3  # with the entry of its own term all before it count
     raft._advance(group.now)
     assert raft.commit == 3
 
@@ -336,7 +336,7 @@ def test_a_learner_waits_for_a_change_of_members_that_is_open() -> None:
     group.run(0.5)
     rest = sorted((leader.me, last))
     assert (sorted(leader.members), leader.learners) == (rest, ["n3"])
-    assert leader._match["n3"] >= leader.commit
+    assert leader._match_index["n3"] >= leader.commit
     with pytest.raises(ChangeUnderWay):
         leader.add("n4", "n4", group.now)
 
@@ -401,7 +401,7 @@ def test_a_vote_is_kept_over_a_restart() -> None:
     group.now += 5.0
     ballots = {}
     for name in ("n0", "n1"):
-        group.rafts[name]._ask(group.now, pre=False)
+        group.rafts[name]._campaign(group.now, pre=False)
         ballots[name] = dict(group.rafts[name].take_messages())["n2"]
     voter = group.rafts["n2"]
     voter.receive(ballots["n0"], group.now)
@@ -420,9 +420,9 @@ def test_an_answer_of_an_earlier_term_counts_for_nothing() -> None:
     group = Group("n0", "n1", "n2")
     leader = group.leader()
     (_, late), *_ = [message for message in answers(group, leader) if decoded(message[1]).kind == "appended"]
-    leader._follow(leader.term + 1, group.now)
+    leader._become_follower(leader.term + 1, group.now)
     leader._journal.save(leader.term + 1, leader.me)
-    leader._lead(group.now)
+    leader._become_leader(group.now)
     before = leader.lease_until(group.now), leader.commit
     leader.receive(late, group.now)
     assert (leader.lease_until(group.now), leader.commit) == before
@@ -640,7 +640,7 @@ def test_a_member_that_comes_back_with_an_empty_folder_votes_for_nobody_until_it
     again = group.leader()
     group.run(1.0)
     assert group.machines[again.me].count == told
-    assert again.forgetful == {wiped}
+    assert again.lost_journal == {wiped}
     group.start(wiped, {})  # it is the same after another start, at another leader
     assert group.rafts[wiped].is_blank
     again.remove(wiped, group.now)
@@ -648,7 +648,7 @@ def test_a_member_that_comes_back_with_an_empty_folder_votes_for_nobody_until_it
     again.add(wiped, wiped, group.now)
     group.run(1.0)
     assert sorted(again.members) == ["n0", "n1", "n2"]
-    assert (again.forgetful, group.rafts[wiped].is_blank) == (set(), False)
+    assert (again.lost_journal, group.rafts[wiped].is_blank) == (set(), False)
     group.down = {again.me}
     group.start(wiped, {})
     assert group.leader().me in (wiped, behind)

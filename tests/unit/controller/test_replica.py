@@ -153,20 +153,20 @@ def test_what_is_older_than_what_is_known_changes_nothing() -> None:
 
 def test_it_waits_for_all_that_are_or_may_be_in_sync() -> None:
     replica = master()
-    assert replica.safe_offset(100, 1.0) == 0
+    assert replica.ack_limit(100, 1.0) == 0
     replica.report(2, 1, 60, 100, 1.0)
-    assert replica.safe_offset(100, 1.0) == 60
-    assert replica.safe_offset(50, 1.0) == 60  # what was acknowledged stays so
+    assert replica.ack_limit(100, 1.0) == 60
+    assert replica.ack_limit(50, 1.0) == 60  # what was acknowledged stays so
 
     replica.report(3, 1, 100, 100, 1.0)
     assert replica.change(100, 1.0) == (1, 2, 3)
     replica.report(2, 1, 100, 100, 1.0)
-    assert replica.safe_offset(120, 1.0) == 100
+    assert replica.ack_limit(120, 1.0) == 100
     replica.report(2, 1, 120, 120, 1.0)
-    assert replica.safe_offset(120, 1.0) == 100  # 3 is not in sync yet, but the controllers may have agreed
+    assert replica.ack_limit(120, 1.0) == 100  # 3 is not in sync yet, but the controllers may have agreed
     replica.tell(evolve(SET, version=4, in_sync=(1, 2, 3)))
     replica.report(3, 1, 120, 120, 1.0)
-    assert replica.safe_offset(120, 1.0) == 120
+    assert replica.ack_limit(120, 1.0) == 120
 
 
 def test_who_lags_is_waited_for_until_the_controllers_agreed_that_it_is_out() -> None:
@@ -174,10 +174,10 @@ def test_who_lags_is_waited_for_until_the_controllers_agreed_that_it_is_out() ->
     replica.report(2, 1, 10, 10, 1.0)
     assert replica.change(10, 5.9) is None
     assert replica.change(50, 6.1) == (1,)
-    assert replica.safe_offset(50, 6.2) == 10
+    assert replica.ack_limit(50, 6.2) == 10
     replica.tell(evolve(SET, version=4, in_sync=(1,)))
-    assert replica.safe_offset(50, 6.2) == 50
-    assert replica.safe_offset(60, 6.2, least=2) == 50  # too few: no more is acknowledged
+    assert replica.ack_limit(50, 6.2) == 50
+    assert replica.ack_limit(60, 6.2, least=2) == 50  # too few: no more is acknowledged
 
 
 def test_a_proposal_that_is_wanted_no_more_is_taken_back_by_another_version() -> None:
@@ -195,7 +195,7 @@ def test_a_proposal_that_is_wanted_no_more_is_taken_back_by_another_version() ->
 
 def test_who_lacks_what_was_acknowledged_does_not_come_in_sync() -> None:
     replica = master(evolve(SET, in_sync=(1,)))
-    assert replica.safe_offset(100, 1.0) == 100
+    assert replica.ack_limit(100, 1.0) == 100
     replica.report(3, 1, 90, 90, 1.0)
     assert replica.change(100, 1.0) is None
     replica.report(3, 1, 100, 110, 1.0)
@@ -205,9 +205,9 @@ def test_who_lacks_what_was_acknowledged_does_not_come_in_sync() -> None:
 def test_reports_of_another_epoch_and_acts_without_a_lease_count_for_nothing() -> None:
     replica = master()
     replica.report(2, 7, 100, 100, 1.0)
-    assert replica.safe_offset(100, 1.0) == 0
+    assert replica.ack_limit(100, 1.0) == 0
     replica.report(2, 1, 100, 100, 1.0)
-    assert replica.safe_offset(100, 9.5) == 0
+    assert replica.ack_limit(100, 9.5) == 0
     assert replica.change(100, 9.5) is None
 
 

@@ -15,7 +15,7 @@ import trio.testing
 from msgspec.msgpack import encode as encoded
 
 from rmq.controller.config import ControllerConfig, ControllerSettings, check_reach, own_address
-from rmq.controller.controller import Add, Answer, Drop, Question, Want
+from rmq.controller.controller import AddMember, Answer, ElectRequest, RemoveMember, Request
 from rmq.controller.heartbeat import Heartbeat
 from rmq.controller.journal import COMMAND, Entry, Journal
 from rmq.controller.messages import Message
@@ -29,7 +29,7 @@ from rmq.namesrv.config import NamesrvConfig
 from rmq.protocol.codes import CONTROLLER_MESSAGE, CONTROLLER_STATUS, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.signature import Credentials, signed
-from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.pool import Pool
 from rmq.remoting.tls import TlsConfig
 from rmq.server.health import Health
@@ -99,7 +99,7 @@ class Controllers:
                         continue
                 await trio.sleep(0.1)
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: Request) -> Answer:
         response = await self.pool.call(await self.leader(), self.sign(request_of(question)), 5.0)
         return answer_of(response)
 
@@ -107,7 +107,7 @@ class Controllers:
 @asynccontextmanager
 async def controllers(**settings: Any) -> AsyncIterator[Controllers]:
     network = MemoryNetwork(seed=1)
-    async with Pool(network, RefusingEndpoint()) as pool, trio.open_nursery() as nursery:
+    async with Pool(network, ClientOnlyEndpoint()) as pool, trio.open_nursery() as nursery:
         found = Controllers(nursery, pool, network, **settings)
         for address in ADDRESSES:
             await found.start(address)
@@ -175,8 +175,8 @@ async def test_an_operator_names_the_next_master_and_removes_a_replica(
         await three.ask(AlterInSync("s", 1, 1, (1, 2)))
         await three.ask(Heartbeat("s", 1, 1, 1, 5))
         await three.ask(Heartbeat("s", 2, 1, 1, 5))
-        assert (await three.ask(Want("s", 7))).refusal
-        assert (await three.ask(Want("s", 2))).refusal == ""
+        assert (await three.ask(ElectRequest("s", 7))).refusal
+        assert (await three.ask(ElectRequest("s", 2))).refusal == ""
         assert not (await three.ask(Heartbeat("s", 1, 1, 1, 5))).is_leased  # it gets no lease any more
         for _ in range(20):
             await trio.sleep(0.2)
@@ -209,18 +209,20 @@ async def test_a_controller_that_has_lost_its_journal_is_named(
         assert await three.leader() == leader
         assert (await three.status(leader))["forgetful"] == [lost]
         assert caplog.text.count(f"{lost} has lost its journal: drop it") == 1
-        assert "has lost its journal: drop it first, then add it" in (await three.ask(Add(lost))).refusal
-        answer = await change(three, Drop(lost))
+        assert (
+            "has lost its journal: drop it first, then add it" in (await three.ask(AddMember(lost))).refusal
+        )
+        answer = await change(three, RemoveMember(lost))
         assert lost not in answer.controllers
         three.kill(lost)
         await trio.sleep(0.1)
         three.disks[lost] = MemoryDisk(seed=10)
         await three.start(lost, joins=True)
-        await change(three, Add(lost))
+        await change(three, AddMember(lost))
         assert (await three.status(await three.leader()))["forgetful"] == []
 
 
-async def change(three: Controllers, question: Add | Drop) -> Answer:
+async def change(three: Controllers, question: AddMember | RemoveMember) -> Answer:
     """An operator's change of the controllers, until it holds."""
     with trio.fail_after(20):
         while True:
@@ -228,7 +230,9 @@ async def change(three: Controllers, question: Add | Drop) -> Answer:
                 answer = await three.ask(question)
             except NotLeader:
                 answer = Answer("the leader changes")
-            if not answer.refusal and (question.address in answer.controllers) == isinstance(question, Add):
+            if not answer.refusal and (question.address in answer.controllers) == isinstance(
+                question, AddMember
+            ):
                 return answer
             await trio.sleep(0.1)
 
@@ -244,8 +248,8 @@ async def test_all_controllers_are_replaced_one_at_a_time_and_know_what_was_agre
             await trio.sleep(5)
             alone = await three.status(address)
             assert (alone["members"], alone["leading"], alone["committed"]) == ({}, False, 0)
-            assert address in (await change(three, Add(address))).controllers
-            after = await change(three, Drop(old))  # one of them leads
+            assert address in (await change(three, AddMember(address))).controllers
+            after = await change(three, RemoveMember(old))  # one of them leads
             assert len(after.controllers) == 3
             three.kill(old)
         # The disks are what a power cut leaves: who they are is in the journal, whatever the settings say.
@@ -271,27 +275,27 @@ async def test_wishes_that_would_end_the_controllers_are_refused(
     async with controllers() as three:
         leader = await three.leader()
         follower, other = (address for address in ADDRESSES if address != leader)
-        assert (await three.ask(Add(other))).refusal == ""  # it is one already
+        assert (await three.ask(AddMember(other))).refusal == ""  # it is one already
         for address in ("", "x", "x:0", "x:1;y:1", " x:1"):
-            assert (await three.ask(Add(address))).refusal
-        assert "none of the controllers" in (await three.ask(Drop("10.0.9.9:9878"))).refusal
+            assert (await three.ask(AddMember(address))).refusal
+        assert "none of the controllers" in (await three.ask(RemoveMember("10.0.9.9:9878"))).refusal
 
-        assert (await three.ask(Add("10.0.9.9:9878"))).refusal == ""  # nobody is there
+        assert (await three.ask(AddMember("10.0.9.9:9878"))).refusal == ""  # nobody is there
         await trio.sleep(20)
         status = await three.status(await three.leader())
         assert (len(status["members"]), status["joining"]) == (3, ["10.0.9.9:9878"])
-        assert "is being added" in (await three.ask(Add("10.0.9.8:9878"))).refusal
-        assert (await three.ask(Drop("10.0.9.9:9878"))).refusal == ""
+        assert "is being added" in (await three.ask(AddMember("10.0.9.8:9878"))).refusal
+        assert (await three.ask(RemoveMember("10.0.9.9:9878"))).refusal == ""
         assert (await three.status(await three.leader()))["joining"] == []
 
         three.kill(other)
         await trio.sleep(3)
-        assert f"{other} was not heard" in (await three.ask(Drop(follower))).refusal
-        assert f"{other} was not heard" in (await three.ask(Drop(leader))).refusal
-        assert (await three.ask(Drop(other))).refusal == ""
+        assert f"{other} was not heard" in (await three.ask(RemoveMember(follower))).refusal
+        assert f"{other} was not heard" in (await three.ask(RemoveMember(leader))).refusal
+        assert (await three.ask(RemoveMember(other))).refusal == ""
         assert await three.leader() == leader  # it led all the time
-        assert (await three.ask(Drop(follower))).controllers == (leader,)
-        assert "the only controller" in (await three.ask(Drop(leader))).refusal
+        assert (await three.ask(RemoveMember(follower))).controllers == (leader,)
+        assert "the only controller" in (await three.ask(RemoveMember(leader))).refusal
         assert (await three.ask(register("a"))).number == 1
 
 
@@ -402,12 +406,17 @@ async def test_with_a_cluster_secret_operators_sign_with_it(
     async with controllers(cluster_secret_file=file) as three:
         leader = await three.leader()
         other = next(address for address in ADDRESSES if address != leader)
-        for question in (Drop(other), Add("10.0.0.99:9878"), Want("s", 1), Remove("s", 1)):
+        for question in (
+            RemoveMember(other),
+            AddMember("10.0.0.99:9878"),
+            ElectRequest("s", 1),
+            Remove("s", 1),
+        ):
             response = await three.pool.call(leader, request_of(question), 5.0)
             assert response.code == ResponseCode.NO_PERMISSION
         secret = cluster_secret(file)
         assert secret is not None
-        request = secret.sign(request_of(Drop(other)), _wall_ms(), b"nonce of 16 byte")
+        request = secret.sign(request_of(RemoveMember(other)), _wall_ms(), b"nonce of 16 byte")
         answer = answer_of(await three.pool.call(leader, request, 5.0))
         assert answer.controllers == tuple(one for one in ADDRESSES if one != other)
 
@@ -464,12 +473,12 @@ async def test_with_accounts_only_administrators_operate(
         three.sign = partial(signed, credentials=keeper)
         leader = await three.leader()
         other = next(address for address in ADDRESSES if address != leader)
-        for request in (Command.request(CONTROLLER_STATUS), request_of(Drop(other))):
+        for request in (Command.request(CONTROLLER_STATUS), request_of(RemoveMember(other))):
             for refused in (request, signed(request, reader)):
                 response = await three.pool.call(leader, refused, 5.0)
                 assert response.code == ResponseCode.NO_PERMISSION, response.remark
         assert sorted((await three.status(leader))["members"]) == ADDRESSES
-        dropped = await three.ask(Drop(other))
+        dropped = await three.ask(RemoveMember(other))
         assert dropped.controllers == tuple(one for one in ADDRESSES if one != other)
         # The plugin answers here what it answers at a broker.
         asked = Command.request(RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
@@ -489,7 +498,7 @@ async def test_what_is_no_question_is_refused_and_ends_nothing(
     async with controllers() as three:
         leader = await three.leader()
         good = request_of(register("a"))
-        operate = request_of(Want("s", 1))
+        operate = request_of(ElectRequest("s", 1))
         bodies = [b"", b"{}", b"[1]", b'{"kind":"Elect","question":{}}', operate.body, good.body[:-5]]
         bodies.append(good.body.replace(b'"incarnation":1', b'"incarnation":"x"'))
         for body in bodies:
@@ -522,7 +531,7 @@ async def test_name_servers_are_controllers_too_by_one_setting(
     network = MemoryNetwork(seed=1)
     addresses = [f"10.0.9.{number}:9876" for number in (1, 2, 3)]
 
-    async with Pool(network, RefusingEndpoint()) as pool, trio.open_nursery() as nursery:
+    async with Pool(network, ClientOnlyEndpoint()) as pool, trio.open_nursery() as nursery:
         for number, address in enumerate(addresses):
             host = address.partition(":")[0]
             config = NamesrvConfig(
@@ -555,7 +564,7 @@ async def test_a_name_server_without_the_setting_knows_no_controllers(
 ) -> None:
     network = MemoryNetwork(seed=1)
     config = NamesrvConfig(kv_config_path=str(tmp_path / "kv.json"), controller_path=str(tmp_path / "c"))
-    async with Pool(network, RefusingEndpoint()) as pool, trio.open_nursery() as nursery:
+    async with Pool(network, ClientOnlyEndpoint()) as pool, trio.open_nursery() as nursery:
         (address,) = await nursery.start(partial(namesrv_service.run, network=network), config)
         response = await pool.call(address, Command.request(CONTROLLER_STATUS), 5.0)
         assert response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED

@@ -636,7 +636,7 @@ def test_files_are_written_beside_the_loop_and_answers_wait_for_them() -> None:
         host.server.handle(requests, host.peer)  # type: ignore[arg-type]
         assert (host.peer.replies, host.saved, host.changes, len(rung)) == ([], [], [], len(requests))
         host.fails = fails
-        answers = host.server.saved_answers
+        answers = host.server.deferred_saves
         while (one := answers.next()) is not None:
             try:
                 result = one.write()

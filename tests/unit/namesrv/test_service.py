@@ -22,7 +22,7 @@ from rmq.errors import ConfigError, PortInUse, RemoteProtocolError
 from rmq.files import with_changes
 from rmq.namesrv.__main__ import banner, main, parse, settings
 from rmq.namesrv.config import NamesrvConfig
-from rmq.namesrv.service import RefusingEndpoint, run
+from rmq.namesrv.service import ClientOnlyEndpoint, run
 from rmq.protocol import headers
 from rmq.protocol.bodies import (
     DataVersion,
@@ -80,7 +80,7 @@ class Client:
 @asynccontextmanager
 async def name_servers(network: Network, *configs: NamesrvConfig) -> AsyncIterator[tuple[Client, list[str]]]:
     """Run name servers; gives a client and their addresses."""
-    async with trio.open_nursery() as nursery, Pool(network, RefusingEndpoint()) as pool:
+    async with trio.open_nursery() as nursery, Pool(network, ClientOnlyEndpoint()) as pool:
         addresses = []
         for config in configs:
             addresses += await nursery.start(partial(run, config, network=network))
@@ -94,7 +94,7 @@ async def test_brokers_and_clients_meet_over_loopback(config: NamesrvConfig) -> 
         assert not address.endswith(":0")
         assert await client.route(address, "T") is None
         assert (await client.register(address, "T")).code == 0
-        async with Pool(TcpNetwork(), RefusingEndpoint()) as other:
+        async with Pool(TcpNetwork(), ClientOnlyEndpoint()) as other:
             route = await Client(other).route(address, "T")
             assert route is not None
             assert route.broker_datas[0].broker_addrs == {0: "127.0.0.1:10911"}
@@ -228,7 +228,7 @@ async def test_a_broker_that_stays_silent_is_forgotten(
     async with name_servers(network, config) as (client, [address]):
         await client.register(address, "T")
         began = trio.current_time()
-        async with Pool(network, RefusingEndpoint()) as other:
+        async with Pool(network, ClientOnlyEndpoint()) as other:
             watcher = Client(other)
             connection = await client.pool.connection(address)
             with trio.fail_after(300):
@@ -263,7 +263,7 @@ async def test_a_broker_on_a_dead_network_is_forgotten(
         server_channel_max_idle_time_seconds=10_000,
     )
     near, far = network.host("10.0.0.1"), network.host("10.0.0.7")
-    async with name_servers(near, patient) as (client, [address]), Pool(far, RefusingEndpoint()) as pool:
+    async with name_servers(near, patient) as (client, [address]), Pool(far, ClientOnlyEndpoint()) as pool:
         await Client(pool).register(address, "T", broker_addr="10.0.0.7:10911")
         network.partition("10.0.0.7", "10.0.0.1")
         await trio.sleep(115)

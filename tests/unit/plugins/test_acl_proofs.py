@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rmq_acl.accounts import Account, Accounts
-from rmq_acl.guesses import ENTRIES_MAX, FREE, PER_SECOND, Guesses
-from rmq_acl.proofs import SESSIONS_MAX, START_SLACK_MS, Proofs, _Sessions
+from rmq_acl.login_throttle import ENTRIES_MAX, FREE, PER_SECOND, LoginThrottle
+from rmq_acl.request_signing import SESSIONS_MAX, START_SLACK_MS, SignedRequests, _Sessions
 from rmq_acl.verify import identify
 
 from rmq.errors import AccessDenied
@@ -98,9 +98,14 @@ def test_nothing_of_a_proved_request_can_be_changed(guarded: Guarded, sign: Prov
         ext[NONCE] += "0"
     else:
         code = Code.SEND_BATCH_MESSAGE
-    assert identify(command, guarded.plugin.files.accounts, PEER, Proofs(lambda: NOW)).is_signed
+    assert identify(command, guarded.plugin.files.accounts, PEER, SignedRequests(lambda: NOW)).is_signed
     with pytest.raises(AccessDenied, match="Check signature failed"):
-        identify(Command(code, 7, flag, ext, body), guarded.plugin.files.accounts, PEER, Proofs(lambda: NOW))
+        identify(
+            Command(code, 7, flag, ext, body),
+            guarded.plugin.files.accounts,
+            PEER,
+            SignedRequests(lambda: NOW),
+        )
 
 
 @pytest.mark.parametrize("serialization", [0, ROCKETMQ])
@@ -209,7 +214,7 @@ def test_sessions_that_are_forgotten_are_not_taken_again() -> None:
 
 
 def test_sessions_of_accounts_that_are_gone_are_forgotten() -> None:
-    proofs, account = Proofs(lambda: NOW), Account("owner01", OWNER.secret_key)
+    proofs, account = SignedRequests(lambda: NOW), Account("owner01", OWNER.secret_key)
     identify(Prover(OWNER, lambda: NOW)(send()), Accounts({"owner01": account}), PEER, proofs)
     proofs.forget_others({"owner01": account})
     assert list(proofs._sessions) == ["owner01"]
@@ -230,7 +235,7 @@ class Seconds:
 @pytest.fixture
 def seconds(guarded: Guarded) -> Iterator[Seconds]:
     clock = Seconds()
-    guarded.plugin._senders._guesses = Guesses(clock)
+    guarded.plugin._senders._guesses = LoginThrottle(clock)
     return clock  # type: ignore[return-value]
 
 
@@ -293,7 +298,7 @@ def test_from_a_white_address_secrets_are_guessed_no_faster(guarded: Guarded, se
 
 
 def test_the_table_of_guesses_has_a_bound() -> None:
-    guesses = Guesses(lambda: 0.0)
+    guesses = LoginThrottle(lambda: 0.0)
     for number in range(ENTRIES_MAX + 50):
         guesses.failed("10.0.0.1", f"name {number}" + "x" * 1000)
     assert len(guesses._until) == ENTRIES_MAX
@@ -301,7 +306,7 @@ def test_the_table_of_guesses_has_a_bound() -> None:
 
 
 def test_the_newest_guesses_are_remembered_when_the_table_is_full() -> None:
-    guesses = Guesses(lambda: 0.0)
+    guesses = LoginThrottle(lambda: 0.0)
     for number in range(ENTRIES_MAX):
         guesses.failed("10.0.0.1", f"name {number}")
     for _ in range(2 * FREE):

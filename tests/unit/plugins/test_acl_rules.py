@@ -12,7 +12,7 @@ from attrs import evolve
 from rmq_acl import addresses, permissions, plainfile
 from rmq_acl.accounts import Account, Accounts
 from rmq_acl.explain import explain
-from rmq_acl.proofs import Proofs
+from rmq_acl.request_signing import SignedRequests
 from rmq_acl.rules import CLIENT_CODES, HEADERS, RULES, TOPIC, Level, check, may
 from rmq_acl.verify import identify
 
@@ -45,7 +45,9 @@ def decide(command: Command, peer: str = "1.2.3.4:5", accounts: Accounts = ACCOU
     """`allowed`, or the words of the refusal."""
     try:
         check(
-            command, identify(command, accounts, peer, Proofs(lambda: 0)), lambda offset: topic.get("topic")
+            command,
+            identify(command, accounts, peer, SignedRequests(lambda: 0)),
+            lambda offset: topic.get("topic"),
         )
     except AccessDenied as error:
         return error.remark if error.code == 16 else f"code {error.code}"
@@ -250,7 +252,7 @@ def test_a_lock_needs_its_group_and_topics() -> None:
 
 def test_a_changed_body_or_header_is_noticed() -> None:
     command = signed(Command.request(310, fill(310, {"b": "mine"}), b"body"), LOW)
-    proofs = Proofs(lambda: 0)
+    proofs = SignedRequests(lambda: 0)
     assert identify(command, TABLE, "1.2.3.4:5", proofs).name == "lowuser"
     for changed in (
         Command.request(310, command.ext, b"bodY"),

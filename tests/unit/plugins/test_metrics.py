@@ -23,10 +23,10 @@ from rmq_metrics.text import ProcessMetrics, text_of
 
 from rmq.broker.config import BrokerConfig
 from rmq.broker.plugin_host import plugin_host
-from rmq.broker.replication.failover.replica import Control, MemberFile
+from rmq.broker.replication.failover.replica_manager import ReplicaIdentity, ReplicaManager
 from rmq.broker.runtime import service
-from rmq.broker.send_batches import RunBroker
-from rmq.broker.tables.versioned import drain
+from rmq.broker.send_batches import CompiledBroker
+from rmq.broker.tables.versioned import run_to_end
 from rmq.client.observability.metrics import ClientMetrics
 from rmq.controller.requests import ControllerRequests
 from rmq.errors import AccessDenied, ConfigError, PortInUse
@@ -39,7 +39,7 @@ from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.plugin import Asked, hooks_of
 from rmq.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND
 from rmq.protocol.command import Command
-from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.server.health import Health
@@ -72,7 +72,7 @@ def rig_with_metrics(**settings: Any) -> tuple[Rig, MetricsPlugin]:
 
 
 def written(metrics: list[Metric]) -> bytes:
-    return drain(text_of(metrics))
+    return run_to_end(text_of(metrics))
 
 
 def scraped(plugin: MetricsPlugin) -> Samples:
@@ -80,7 +80,7 @@ def scraped(plugin: MetricsPlugin) -> Samples:
 
 
 def scraped_queues(plugin: MetricsPlugin) -> Samples:
-    return samples(written(drain(plugin.host.metrics_in_slices(queues=True))))
+    return samples(written(run_to_end(plugin.host.metrics_in_slices(queues=True))))
 
 
 def value(found: Samples, name: str, **labels: str) -> float:
@@ -91,7 +91,7 @@ def test_plain_sends_stay_with_the_compiled_engine() -> None:
     rig, _ = rig_with_metrics()  # with a look at each request a send costs ten times as much
     hooks = rig.broker.hooks
     assert (hooks.requests, hooks.heads, hooks.stored) == ((), (), ())
-    if isinstance(rig.broker, RunBroker):
+    if isinstance(rig.broker, CompiledBroker):
         assert rig.broker.lanes.is_open
 
 
@@ -156,7 +156,7 @@ def test_lag_follows_and_is_never_negative() -> None:
 def test_no_figure_is_negative_and_all_are_described() -> None:
     rig, plugin = rig_with_metrics()
     rig.one(send("Orders"))
-    text = written(drain(plugin.host.metrics_in_slices(queues=True))).decode()
+    text = written(run_to_end(plugin.host.metrics_in_slices(queues=True))).decode()
     for family in text_string_to_metric_families(text):
         assert family.documentation, family.name
         assert all(sample.value >= 0 for sample in family.samples), family.name
@@ -164,10 +164,12 @@ def test_no_figure_is_negative_and_all_are_described() -> None:
     assert len(names) == len(set(names)) > 30
 
 
-def a_control() -> Control:
+def a_control() -> ReplicaManager:
     """Of a broker that has not found its set yet."""
-    file = MemberFile(MemoryDisk(), "/store", random.Random(1))
-    return Control(BrokerConfig(), file, address="a:1", ha_address="a:2", is_founder=True, clock=lambda: 7.0)
+    file = ReplicaIdentity(MemoryDisk(), "/store", random.Random(1))
+    return ReplicaManager(
+        BrokerConfig(), file, address="a:1", ha_address="a:2", is_founder=True, clock=lambda: 7.0
+    )
 
 
 def test_the_page_lists_every_figure() -> None:
@@ -175,7 +177,7 @@ def test_the_page_lists_every_figure() -> None:
     page = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text("utf-8")
     listed = set(re.findall(r"`rmq_(\w+?)(?:_total)?`", page))
     made = {metric.name for metric in plugin.metrics()}
-    made |= {metric.name for metric in drain(plugin.host.metrics_in_slices(queues=True))}
+    made |= {metric.name for metric in run_to_end(plugin.host.metrics_in_slices(queues=True))}
     made |= {metric.name for metric in ClientMetrics().collect()}
     made |= {metric.name for metric in a_control().metrics()}
     made |= {metric.name for metric in ControllerRequests(lambda: 0.0).metrics()}
@@ -378,7 +380,7 @@ async def test_a_whole_broker_serves_it(tmp_path: Any, installed: None) -> None:
     async with trio.open_nursery() as nursery:
         also: dict[str, str] = {}
         addresses = await nursery.start(partial(service.run, config, store, stop=stop, also=also))
-        async with Pool(TcpNetwork(), RefusingEndpoint()) as pool:
+        async with Pool(TcpNetwork(), ClientOnlyEndpoint()) as pool:
             await pool.call(addresses[0], send("Orders"), 5)
             address = also["health"].split("/")[2]
             answer = await said(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -16,7 +16,7 @@ from rmq.metrics import connection_metrics
 from rmq.remoting import Acceptor, Stream
 from rmq.remoting import acceptor as module
 from rmq.remoting.acceptor import Guest
-from rmq.remoting.limits import AddressRate, Budget, network_of
+from rmq.remoting.limits import AddressRate, MemoryBudget, network_of
 from rmq.shares import Gateways
 from rmq.testing import MemoryNetwork
 
@@ -286,7 +286,7 @@ def test_how_many_descriptors_connections_may_take(
 def test_the_refused_are_a_figure() -> None:
     acceptor = Acceptor(5)
     acceptor.refused["address"] += 3
-    budget = Budget(1000)
+    budget = MemoryBudget(1000)
     budget.held, budget.cuts = 70, 2
     acceptor.delayed = 4
     refused, delayed, held, cuts = connection_metrics({"clients": acceptor, "slaves": Acceptor(1)}, budget)

@@ -16,7 +16,7 @@ from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
 from rmq.remoting import Connection, Limits, TcpNetwork, serve
-from rmq.remoting.limits import Budget, turn_is_over
+from rmq.remoting.limits import MemoryBudget, turn_is_over
 from rmq.testing import MemoryNetwork
 
 from .peers import Echo, RawPeer, Silent, linked, request
@@ -219,7 +219,7 @@ class Part:
         self.ended = ""
         self.wasted = 0.0
 
-    def cut(self, reason: str) -> None:
+    def abort(self, reason: str) -> None:
         self.ended = reason
 
     def expire(self, now: float) -> None: ...
@@ -229,7 +229,7 @@ class Part:
 
 
 def test_those_who_have_held_most_for_longest_are_cut_off_when_a_budget_is_used_up() -> None:
-    budget, parts = Budget(1000, lambda: 0.0), [Part() for _ in range(4)]
+    budget, parts = MemoryBudget(1000, lambda: 0.0), [Part() for _ in range(4)]
     parts[1].wasted = 2.0
     parts[2].wasted = 1.0
     for part, size in zip(parts, (100, 500, 200, 200), strict=True):
@@ -248,7 +248,7 @@ def test_those_who_have_held_most_for_longest_are_cut_off_when_a_budget_is_used_
 async def test_unfinished_frames_of_many_count_together(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    network, budget = MemoryNetwork(), Budget(4 * MIB)
+    network, budget = MemoryNetwork(), MemoryBudget(4 * MIB)
     async with trio.open_nursery() as nursery:
         start = partial(serve, network, ["127.0.0.1:0"], Echo(), budget=budget)
         (address,) = await nursery.start(start)
@@ -286,7 +286,7 @@ async def test_a_large_request_is_not_held_up_by_unfinished_ones(
     autojump_clock: MockClock, mib: int, proves: bool
 ) -> None:
     """150 of less than 1 MiB each held it up for 18 to 50 s, by 5 s for each chunk."""
-    network, budget = MemoryNetwork(), Budget(mib * MIB)
+    network, budget = MemoryNetwork(), MemoryBudget(mib * MIB)
     async with trio.open_nursery() as nursery:
         start = partial(serve, network, ["127.0.0.1:0"], Echo(), budget=budget)
         (address,) = await nursery.start(start)
@@ -342,7 +342,7 @@ async def test_headers_are_asked_about_early_while_the_budget_is_tight(autojump_
     network, choosy = MemoryNetwork(), Choosy()
     async with trio.open_nursery() as nursery:
         (address,) = await nursery.start(
-            partial(serve, network, ["127.0.0.1:0"], choosy, budget=Budget(400 * KIB))
+            partial(serve, network, ["127.0.0.1:0"], choosy, budget=MemoryBudget(400 * KIB))
         )
         peer = RawPeer(await network.dial(address))
         data = encode(request(b"x" * (900 * KIB)))
@@ -355,7 +355,7 @@ async def test_headers_are_asked_about_early_while_the_budget_is_tight(autojump_
 
 
 async def test_answers_that_nobody_takes_count_together(autojump_clock: MockClock) -> None:
-    network, budget, silent = MemoryNetwork(window=1000), Budget(2 * MIB), Silent()
+    network, budget, silent = MemoryNetwork(window=1000), MemoryBudget(2 * MIB), Silent()
     async with trio.open_nursery() as nursery:
         (address,) = await nursery.start(partial(serve, network, ["127.0.0.1:0"], silent, budget=budget))
         connections = []
@@ -375,7 +375,7 @@ async def test_answers_that_nobody_takes_count_together(autojump_clock: MockCloc
 
 
 async def test_what_is_held_is_forgotten_at_the_end(autojump_clock: MockClock) -> None:
-    network, budget = MemoryNetwork(), Budget()
+    network, budget = MemoryNetwork(), MemoryBudget()
     async with trio.open_nursery() as nursery:
         (address,) = await nursery.start(partial(serve, network, ["127.0.0.1:0"], Echo(), budget=budget))
         peer = RawPeer(await network.dial(address))

@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from rmq.remoting.loop import Alarm, current_loop, doubled
+from rmq.remoting.loop import Wakeup, current_loop, exponential_backoff
 
 
 async def the_first_result_counts() -> None:
@@ -56,7 +56,7 @@ async def a_result_after_cancellation_is_dropped() -> None:
 
 
 async def an_alarm_wakes_who_waits_and_who_waits_next() -> None:
-    alarm, woken = Alarm(), list[bool]()
+    alarm, woken = Wakeup(), list[bool]()
 
     async def wait() -> None:
         woken.append(await alarm.wait())
@@ -65,22 +65,22 @@ async def an_alarm_wakes_who_waits_and_who_waits_next() -> None:
         tasks.start_soon(wait)
         await anyio.wait_all_tasks_blocked()
         assert woken == []
-        alarm.ring()
-        alarm.ring()  # any number of times is once
+        alarm.set()
+        alarm.set()  # any number of times is once
     assert woken == [True]
     assert not await alarm.wait(current_loop().now() + 0.001)
-    alarm.ring()
+    alarm.set()
     assert await alarm.wait(current_loop().now() - 1)  # it rang before
 
 
 async def an_alarm_that_nobody_saw_rings_on() -> None:
-    alarm = Alarm()
+    alarm = Wakeup()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(alarm.wait)
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
         await anyio.lowlevel.cancel_shielded_checkpoint()
-    alarm.ring()
+    alarm.set()
     with anyio.CancelScope() as scope:
         scope.cancel()
         await alarm.wait()
@@ -114,5 +114,5 @@ async def _named(backend: str) -> None:
 
 
 def test_a_pause_doubles_up_to_the_longest_however_often() -> None:
-    assert [doubled(0.5, times, 3.0) for times in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
-    assert doubled(0.5, 100_000, 3.0) == 3.0
+    assert [exponential_backoff(0.5, times, 3.0) for times in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert exponential_backoff(0.5, 100_000, 3.0) == 3.0

@@ -30,9 +30,9 @@ def test_bytes_come_out_as_they_went_in(steps: list[tuple[str, object]]) -> None
         else:
             assert isinstance(value, int)
             count = min(value, outbox.size)
-            sent += b"".join(outbox.pieces())[:count]
-            outbox.drop(count)
-        assert sent + b"".join(outbox.pieces()) == expected
+            sent += b"".join(outbox.peek())[:count]
+            outbox.consume(count)
+        assert sent + b"".join(outbox.peek()) == expected
         assert outbox.size == len(expected) - len(sent)
 
 
@@ -40,7 +40,7 @@ def test_small_buffers_are_joined_and_large_ones_left_alone() -> None:
     outbox, large = Outbox(), memoryview(b"x" * SMALL_BYTES)
     for _ in range(3):
         outbox.add([b"a", b"b", large, b"c"])
-    pieces = outbox.pieces()
+    pieces = outbox.peek()
     assert [len(piece) for piece in pieces] == [2, SMALL_BYTES, 3, SMALL_BYTES, 3, SMALL_BYTES, 1]
     assert pieces[1] is large
 
@@ -49,24 +49,24 @@ def test_many_small_buffers_are_one_piece() -> None:
     outbox = Outbox()
     for _ in range(100):
         outbox.add(b"x" * 100)
-    assert len(outbox.pieces()) == 1
+    assert len(outbox.peek()) == 1
 
 
 def test_what_comes_after_a_part_was_sent_is_joined_too() -> None:
     outbox, large = Outbox(), b"x" * SMALL_BYTES
     outbox.add([large, large, large])
-    outbox.pieces()
-    outbox.drop(2 * SMALL_BYTES + 1)
+    outbox.peek()
+    outbox.consume(2 * SMALL_BYTES + 1)
     for _ in range(100):
         outbox.add(b"y")
-    assert [len(piece) for piece in outbox.pieces()] == [SMALL_BYTES - 1, 100]
+    assert [len(piece) for piece in outbox.peek()] == [SMALL_BYTES - 1, 100]
 
 
 def test_clear() -> None:
     outbox = Outbox()
     outbox.add([b"abc", b"def"])
     outbox.clear()
-    assert (outbox.size, outbox.pieces()) == (0, [])
+    assert (outbox.size, outbox.peek()) == (0, [])
 
 
 class Taking(Stream):
@@ -106,13 +106,13 @@ def test_what_is_sent_at_once_keeps_its_place(steps: list[tuple[bool, int, int]]
             outbox.add(frame)
             continue
         stream.takes.append(takes)
-        before = b"".join(outbox.pieces()) + frame
+        before = b"".join(outbox.peek()) + frame
         outbox.send(stream, frame)
         assert stream.takes == [], "it is asked once"
         assert outbox.size == max(0, len(before) - takes)
         # A transport that took a part wants the same bytes again, so what begins them must stay as it is.
-        assert not outbox.size or b"".join(outbox.pieces()) == before[takes:]
-    assert stream.taken + b"".join(outbox.pieces()) == expected
+        assert not outbox.size or b"".join(outbox.peek()) == before[takes:]
+    assert stream.taken + b"".join(outbox.peek()) == expected
     assert outbox.taken == len(stream.taken)
 
 
@@ -122,4 +122,4 @@ def test_what_cannot_be_sent_at_once_is_queued(waiting: bytes) -> None:
     outbox.add(waiting)
     with pytest.raises(trio.BrokenResourceError):
         outbox.send(Taking(-1), b"frame")
-    assert b"".join(outbox.pieces()) == waiting + b"frame"
+    assert b"".join(outbox.peek()) == waiting + b"frame"

@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from rmq.remoting.stream import Stream
-from rmq.remoting.upgrades import WebSocketAccess
+from rmq.remoting.websocket_policy import WebSocketAccess
 from rmq.server.health import Health
 from rmq.server.http import Answer, Asked, Page, health_pages
 from rmq.server.pages import PAGES, PEERS, serve

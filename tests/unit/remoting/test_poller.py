@@ -15,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 from rmq.protocol.command import Command
 from rmq.protocol.frames import encode
 from rmq.remoting import Connection, Limits, TcpNetwork, serve
-from rmq.remoting.limits import Budget
+from rmq.remoting.limits import MemoryBudget
 from rmq.remoting.poller import ALONE_AFTER, SLICE_SECONDS, Poller
 
 from .peers import Echo, RawPeer, request
@@ -281,7 +281,7 @@ async def test_a_bug_and_a_broken_frame_end_one_connection() -> None:
 
 
 async def test_unfinished_frames_count_against_the_budget() -> None:
-    budget, endpoint = Budget(1 * MIB), Counting()
+    budget, endpoint = MemoryBudget(1 * MIB), Counting()
     async with serving(endpoint, 2, budget=budget) as peers:
         for peer in peers:
             await peer.send(request(b"hello"))

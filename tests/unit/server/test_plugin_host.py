@@ -73,7 +73,7 @@ def test_a_file_of_a_plugin_is_written_beside_the_loop_and_answered_then(
         host.answer_saved(request, wire, lambda: 7, lambda result: request.reply(remark=str(result))) is None
     )
     assert (len(rung), wire.received) == (1, [])
-    answers = host._server.saved_answers
+    answers = host._server.deferred_saves
     one = answers.next()
     answers.written(one, one.write())
     assert [answer.remark for answer in wire.received] == ["7"]

@@ -214,8 +214,8 @@ class Deliveries:
         leases = self._leases
         for batch in found.leased:
             leases.leased(batch)
-        for batch, until_ms in found.put_off:
-            leases.put_off(batch, until_ms)
+        for batch, until_ms in found.postpone:
+            leases.postpone(batch, until_ms)
         for batch in found.dying:
             leases.give_up(batch)
         if found.new != found.dropped:

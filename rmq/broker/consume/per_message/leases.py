@@ -97,7 +97,7 @@ class Leases:
         topic.out += count
         self.out += count
 
-    def put_off(self, batch: Batch, until_ms: int) -> None:
+    def postpone(self, batch: Batch, until_ms: int) -> None:
         """Keep a recovered batch until a wall time."""
         batch.queue.wait(batch, self._clock() + (until_ms - self._now_ms()) / 1000)
         self._at(batch)

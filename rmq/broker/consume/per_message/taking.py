@@ -20,7 +20,7 @@ from rmq.protocol.record import HOST_BITS, offset_of
 
 if TYPE_CHECKING:
     from rmq.broker.consume.per_message.queue_delivery import QueueDelivery
-    from rmq.broker.consume.read import Plan
+    from rmq.broker.consume.read import SubscriptionPlan
     from rmq.store.disk import Bytes
     from rmq.store.reader import GetResult
     from rmq.store.store import Store
@@ -75,7 +75,7 @@ class Taking:
     now_ms: int
     invisible_ms: int
     owner: object
-    plan: Plan
+    plan: SubscriptionPlan
     max_attempts: int
     reach: int | None
     handed: list[Handed] = field(factory=list)
@@ -91,7 +91,7 @@ class Found:
     """Effects of a take on what the broker keeps beside leases."""
 
     leased: list[Batch] = field(factory=list)
-    put_off: list[tuple[Batch, int]] = field(factory=list)
+    postpone: list[tuple[Batch, int]] = field(factory=list)
     """Recovered batches that wait, and the wall time until which they do."""
     dying: list[Batch] = field(factory=list)
     """Recovered batches that were tried often enough."""
@@ -302,7 +302,7 @@ class Taker:
             if attempts >= taking.max_attempts:
                 found.dying.append(batch)
             else:
-                found.put_off.append((batch, available_ms))
+                found.postpone.append((batch, available_ms))
             return
         taking.left -= mask.bit_count()
         if attempts:
@@ -380,7 +380,7 @@ class Taker:
             if attempts >= taking.max_attempts:
                 found.dying.append(batch)
             else:
-                found.put_off.append((batch, available_ms))
+                found.postpone.append((batch, available_ms))
             return
         taking.left -= 1
         taking.bytes_left -= len(record)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from rmq.broker.replication.sessions import last_record
-from rmq.broker.tables.versioned import drain
+from rmq.broker.tables.versioned import run_to_end
 from rmq.protocol import json
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 NAME: Final = "confirmedProgress"
 
 
-class ConfirmedProgress:
+class DeliveryCheckpoint:
     """Made when a broker is opened, before it delivers anything."""
 
     def __init__(self, role: Role, store: Store, files: TableFiles, delivery: DeliveryProgress) -> None:
@@ -63,7 +63,7 @@ def go_back(store: Store, delivery: DeliveryProgress, saving: Callable[[], Slice
     text = store.config_text(NAME)
     if text is not None:
         delivery.take(json.loads(text))
-        store.save_configs(drain(saving()))
+        store.save_configs(run_to_end(saving()))
 
 
 def lost_by_cut(store: Store, confirmed: int, cut: int) -> str:

@@ -30,7 +30,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.frames import encode_pull_reply_head
 
 if TYPE_CHECKING:
-    from rmq.broker.consume.long_polling import HeldPull
+    from rmq.broker.consume.long_polling import ParkedPull
     from rmq.broker.consume.pull import Pull
     from rmq.broker.membership.clients import Clients
     from rmq.store.store import Store
@@ -46,7 +46,7 @@ KEPT_MS: Final = 30_000
 """No client waits longer for a pull."""
 
 
-class ToldPulls:
+class PollReporter:
     """A slave: what it has to tell of its waiting pulls, as long as its link is up. `wake` is called when
     there is something."""
 
@@ -67,7 +67,7 @@ class ToldPulls:
         self._pull.watch_waiting(None)
         self._rows.clear()
 
-    def _tell(self, held: HeldPull, waited_ms: int = 0) -> None:
+    def _tell(self, held: ParkedPull, waited_ms: int = 0) -> None:
         header, request = held.header, held.request
         group = self._clients.consumer_group(header.consumer_group)
         member = None if group is None else group.members.get(held.connection)
@@ -89,7 +89,7 @@ class ToldPulls:
         return json.dumps(rows)
 
 
-class WaitingPulls:
+class HandedOverPolls:
     """A master: the pulls that wait at one slave, the last one of each client and queue. `clock` (seconds) is
     that of `clients`."""
 
@@ -129,7 +129,7 @@ class WaitingPulls:
                 continue
             request = Command(RequestCode.PULL_MESSAGE, opaque, 0, {}, serialization=serialization)
             low = self._store.min_offset(topic, queue_id)
-            offsets = self._pull.suggested(queue_id), offset, low, max(low, offset)
+            offsets = self._pull.preferred(queue_id), offset, low, max(low, offset)
             head = encode_pull_reply_head(request, ResponseCode.PULL_NOT_FOUND, "SLAVE_GONE", offsets, 0)
             member.connection.write(head)
             count += 1

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from rmq.protocol.codes import MASTER_ID
 
 if TYPE_CHECKING:
-    from rmq.broker.replication.failover.replica import Control
+    from rmq.broker.replication.failover.replica_manager import ReplicaManager
 
 
 SILENT_SECONDS: Final = 10.0
@@ -27,51 +27,51 @@ ROUTES_SECONDS: Final = 60.0
 routes each half minute. A master's is 0."""
 
 
-class ReadingPlace:
+class PreferredReplica:
     """See the module. `languages()` are RocketMQ's names of those whose clients are guided, as it is set;
     `linked()` the numbers of the slaves that have a link to this master."""
 
     def __init__(
         self,
-        control: Control,
+        manager: ReplicaManager,
         languages: Callable[[], tuple[str, ...]],
         linked: Callable[[], Collection[int]],
     ) -> None:
-        self._control = control
+        self._manager = manager
         self._languages = languages
         self._linked = linked
         self._was_here = False
 
-    def guides(self, language: str) -> bool:
+    def applies_to(self, language: str) -> bool:
         """Whether clients of this language are told where to pull."""
         return language in self._languages()
 
     def is_here(self) -> bool:
         """Whether they may wait at this replica: a slave in sync, or a master that has none, and a lease."""
-        return self._is_slave_in_sync() or (self._control.may_act() and not self._slaves())
+        return self._is_slave_in_sync() or (self._manager.has_lease() and not self._slaves())
 
     def has_left(self) -> bool:
         """Whether it is here no more since the last call."""
         before, self._was_here = self._was_here, self.is_here()
         return before and not self._was_here
 
-    def suggested(self, queue_id: int) -> int:
+    def preferred(self, queue_id: int) -> int:
         """The number of the broker to pull this queue from, as routes have it."""
-        control = self._control
+        manager = self._manager
         if self._is_slave_in_sync():
-            return control.number
-        if control.is_elected and (slaves := self._slaves()):
+            return manager.number
+        if manager.is_elected and (slaves := self._slaves()):
             return slaves[queue_id % len(slaves)]
-        return MASTER_ID if control.master_seconds() > ROUTES_SECONDS else control.master_number
+        return MASTER_ID if manager.master_seconds() > ROUTES_SECONDS else manager.master_number
 
     def _is_slave_in_sync(self) -> bool:
-        control = self._control
-        is_slave = control.number in control.in_sync and not control.is_elected
-        return is_slave and control.silent_seconds() <= SILENT_SECONDS
+        manager = self._manager
+        is_slave = manager.number in manager.in_sync and not manager.is_elected
+        return is_slave and manager.silent_seconds() <= SILENT_SECONDS
 
     def _slaves(self) -> list[int]:
         """Of a master: the slaves that are in sync and there. Without a lease another may be the master, and
         the slaves have their links to that."""
-        control = self._control
-        there = self._linked() if control.may_act() else control.in_sync
-        return [one for one in control.in_sync if one in there and one != control.number]
+        manager = self._manager
+        there = self._linked() if manager.has_lease() else manager.in_sync
+        return [one for one in manager.in_sync if one in there and one != manager.number]

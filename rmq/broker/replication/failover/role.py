@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
-from rmq.broker.replication.failover.read_preference import ReadingPlace
+from rmq.broker.replication.failover.read_preference import PreferredReplica
 from rmq.broker.role import SLAVE_REFUSAL, ReadPreference, Role
 
 if TYPE_CHECKING:
-    from rmq.broker.replication.failover.replica import Control
+    from rmq.broker.replication.failover.replica_manager import ReplicaManager
     from rmq.controller.epochs import Epochs
     from rmq.metrics import Metric
 
 
 class FailoverReplica(Role):
     """A broker of a set with controllers, for one life of its service: as the master of `epoch`, or with 0
-    as a slave. `control` outlives the service.
+    as a slave. `manager` outlives the service.
     """
 
     is_in_set = True
 
-    def __init__(self, control: Control, epoch: int) -> None:
-        self.control = control
+    def __init__(self, manager: ReplicaManager, epoch: int) -> None:
+        self.manager = manager
         self.epoch = epoch
         self.awaits_replicas = bool(epoch)
 
     def refusal(self) -> str:
         """Without a lease, with too few replicas in sync, or as a slave no message is taken."""
-        return self.control.refusal() if self.epoch else SLAVE_REFUSAL
+        return self.manager.refusal() if self.epoch else SLAVE_REFUSAL
 
     def has_lease(self) -> bool:
         """A master has a lease of the controllers, or not; what a slave answers needs none."""
-        return not self.epoch or self.control.may_act()
+        return not self.epoch or self.manager.has_lease()
 
     def refuses_commits(self) -> bool:
         """A master that steps down, or has no lease, refuses commits."""
@@ -40,99 +40,99 @@ class FailoverReplica(Role):
 
     def refuses_locks(self) -> bool:
         """Queues are locked at the master, while it has a lease and does not step down."""
-        return self.control.is_closed or not self.control.may_act()
+        return self.manager.is_closed or not self.manager.has_lease()
 
     def high_watermark(self) -> int | None:
         """Up to where all replicas in sync have the log; 0 before anything is known."""
-        return self.control.confirmed() or 0
+        return self.manager.high_watermark() or 0
 
     def read_preference(
         self, languages: Callable[[], tuple[str, ...]], linked: Callable[[], Collection[int]]
     ) -> ReadPreference:
         """A slave in sync, so that a dead master stalls nobody."""
-        return ReadingPlace(self.control, languages, linked)
+        return PreferredReplica(self.manager, languages, linked)
 
     # ---- a master ----
 
     def acknowledged(self, reported: Iterable[int]) -> int:
         """Up to where all replicas in sync have the log."""
-        return self.control.safe_offset() if self.epoch else super().acknowledged(reported)
+        return self.manager.ack_limit() if self.epoch else super().acknowledged(reported)
 
     def may_wait(self, position: int, offset: int, most_behind: int) -> bool:
         """A master that steps down takes no more, and waits with what it took."""
-        control = self.control
+        manager = self.manager
         if not self.epoch:
             return super().may_wait(position, offset, most_behind)
-        return not control.refusal() or (control.hands_over and control.may_act())
+        return not manager.refusal() or (manager.stepping_down and manager.has_lease())
 
     def report(self, number: int, offset: int) -> None:
         """As of any replica of the set."""
         if self.epoch:
-            self.control.report(number, offset)
+            self.manager.report(number, offset)
 
     def moved(self) -> None:
         """Consumers may read further."""
         if self.epoch:
-            self.control.confirmed_more()
+            self.manager.advance_high_watermark()
 
     def awaited(self) -> frozenset[int]:
         """The other replicas in sync."""
-        return self.control.awaited() if self.epoch else frozenset()
+        return self.manager.awaited() if self.epoch else frozenset()
 
     def is_lagging(self, number: int) -> bool:
         """Whether the slave is not among those in sync."""
-        return bool(self.epoch) and number not in self.control.in_sync
+        return bool(self.epoch) and number not in self.manager.in_sync
 
     def answers_for_slaves(self) -> bool:
         """With a lease only: else another may be the master, whose slaves they are."""
-        return bool(self.epoch) and self.control.may_act()
+        return bool(self.epoch) and self.manager.has_lease()
 
     def answered_for_slave(self, count: int) -> None:
         """Count them for the metrics."""
-        self.control.count_answered(count)
+        self.manager.count_answered(count)
 
     def led(self) -> tuple[int, Epochs]:
         """As the controllers and the log say."""
-        return self.control.led()
+        return self.manager.led()
 
     # ---- a slave ----
 
     def master_addresses(self, address: str, ha_address: str) -> tuple[str, str]:
         """Those of the elected master; empty while there is none, or it is this broker."""
-        master = self.control.master
+        master = self.manager.master
         return ("", "") if master is None else (master.address, master.ha_address)
 
     def hello(self) -> tuple[int, int]:
         """As the controllers say."""
-        return self.control.number, self.control.epoch
+        return self.manager.number, self.manager.epoch
 
     def watch_master(self, on_change: Callable[[], None]) -> None:
         """Controllers may elect another at any time."""
-        self.control.watch_master(on_change)
+        self.manager.watch_master(on_change)
 
     def known_high_watermark(self) -> int:
         """As it was told last."""
-        return self.control.known_confirmed
+        return self.manager.known_high_watermark
 
     def take_high_watermark(self, offset: int) -> None:
         """Consumers may read further."""
-        self.control.told_confirmed(offset)
+        self.manager.take_high_watermark(offset)
 
     def cut(self, end: int) -> None:
         """The high watermark is not beyond the log."""
-        self.control.unconfirm(end)
+        self.manager.lower_high_watermark(end)
 
     # ---- operators ----
 
     @property
     def stays(self) -> bool:
         """Whether the service ends only to begin again in another role."""
-        return self.control.stays
+        return self.manager.stays
 
     def rows(self) -> dict[str, str]:
         """The set as this broker knows it."""
-        return self.control.rows()
+        return self.manager.rows()
 
     def metrics(self) -> list[Metric]:
         """The set as this broker knows it."""
-        return self.control.metrics()
+        return self.manager.metrics()

@@ -39,7 +39,7 @@ class _Answer:
     serial: int
 
 
-class RowWaits:
+class TableAcks:
     """The answers that wait, by tables. `clock` is in seconds; `on_deadline(at)` is called with each new
     deadline, so that `step` is called by then; `seconds()` is how long one waits at most."""
 
@@ -100,7 +100,7 @@ class RowWaits:
             while (row := self._waiting.first(table)) is not None and row.value.serial <= had:
                 self._waiting.take(row)
                 self._answered[table] = row.value.serial
-                self._send(row.value, is_known=self._replicas.may_act())
+                self._send(row.value, is_known=self._replicas.has_lease())
             del self._lacking[table]
             if row is not None:
                 self._lacking[table] = row.value.serial, row.deadline - self._seconds()

@@ -76,9 +76,9 @@ async def asked(found: Set, node: Node, request: Command, form: int = JSON) -> C
 
 def counts(node: Node) -> tuple[int, int]:
     assert node.broker is not None
-    control = node.broker.role.control
-    assert control is not None
-    return control.relayed, control.relay_refused
+    manager = node.broker.role.manager
+    assert manager is not None
+    return manager.relayed, manager.relay_refused
 
 
 @FORMS
@@ -166,7 +166,7 @@ async def test_what_was_handed_on_is_not_handed_on_again(
 ) -> None:
     async with handed_over() as (found, first, second):
         request = send("twice")
-        request.remark = f"{relay.HANDED_ON}10.9.9.9:1"
+        request.remark = f"{relay.FORWARDED}10.9.9.9:1"
         answer = await asked(found, first, request, form)
         assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert "handed on" in str(answer.remark)
@@ -176,7 +176,7 @@ async def test_what_was_handed_on_is_not_handed_on_again(
         assert counts(first) == (0, 2)
         # The master takes it, whose mark says which client it is of.
         request = send("once")
-        request.remark = f"{relay.HANDED_ON}10.9.9.9:1"
+        request.remark = f"{relay.FORWARDED}10.9.9.9:1"
         assert (await asked(found, second, request, form)).code == ResponseCode.SUCCESS
         assert found.stored(second) == ["once"]
 
@@ -185,16 +185,16 @@ async def test_two_that_take_each_other_for_the_master_refuse(autojump_clock: tr
     async with handed_over(3) as (found, first, second):
         third = found.nodes[2]
         assert first.broker is not None
-        control, other = first.broker.role.control, third.broker.role.control  # type: ignore[union-attr]
-        assert control is not None
-        assert control.replica is not None
-        assert control.replica.broker_set is not None
+        manager, other = first.broker.role.manager, third.broker.role.manager  # type: ignore[union-attr]
+        assert manager is not None
+        assert manager.replica is not None
+        assert manager.replica.broker_set is not None
         assert other is not None
         links = first.broker.handlers  # the first takes the third, a slave, for the master
         assert links
-        member = control.replica.broker_set.replicas[3]
+        member = manager.replica.broker_set.replicas[3]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(control), "master", property(lambda self: member if self is control else None))
+            patch.setattr(type(manager), "master", property(lambda self: member if self is manager else None))
             answer = await asked(found, first, send("m"))
         assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert counts(third)[0] == 0
@@ -358,10 +358,10 @@ async def test_a_master_that_takes_nothing_is_asked_again_and_its_refusal_comes_
 ) -> None:
     async with handed_over() as (found, first, second):
         assert second.broker is not None
-        control = second.broker.role.control
-        assert control is not None
+        manager = second.broker.role.manager
+        assert manager is not None
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(control, "may_act", lambda: False)
+            patch.setattr(manager, "has_lease", lambda: False)
             began = trio.current_time()
             answer = await asked(found, first, send("refused"))
             assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -430,11 +430,11 @@ async def test_what_comes_to_a_master_that_hands_over_is_held_and_taken_when_it_
     async with controlled_set(2) as (found, client):
         first = await found.begin(client)
         assert first.broker is not None
-        control = first.broker.role.control
-        assert control is not None
+        manager = first.broker.role.manager
+        assert manager is not None
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(control), "hands_over", property(lambda self: self is control))
-            patch.setattr(control, "resign", lambda: None)
+            patch.setattr(type(manager), "stepping_down", property(lambda self: self is manager))
+            patch.setattr(manager, "step_down", lambda: None)
             await trio.sleep(0.5)
             answers: list[Command] = []
 
@@ -446,7 +446,7 @@ async def test_what_comes_to_a_master_that_hands_over_is_held_and_taken_when_it_
                 await trio.sleep(0.5)
                 assert not answers
                 request = send("of a replica")
-                request.remark = f"{relay.HANDED_ON}10.9.9.9:1"
+                request.remark = f"{relay.FORWARDED}10.9.9.9:1"
                 answer = await asked(found, first, request)
                 assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE, "the replica holds it"
                 assert not answers
@@ -461,10 +461,10 @@ async def test_what_comes_to_a_master_that_hands_over_is_held_and_taken_when_it_
 async def test_a_client_that_is_gone_is_not_held(autojump_clock: trio.testing.MockClock) -> None:
     async with handed_over() as (found, first, second):
         assert second.broker is not None
-        control = second.broker.role.control
-        assert control is not None
+        manager = second.broker.role.manager
+        assert manager is not None
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(control, "may_act", lambda: False)
+            patch.setattr(manager, "has_lease", lambda: False)
             connection = await found.pool.connection(f"{first.host}:{PORT}")
             connection.notify(send("of nobody"))
             await trio.sleep(0.5)

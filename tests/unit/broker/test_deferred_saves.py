@@ -37,7 +37,7 @@ class SlowRig(Rig):
         self.accounts_file.write_text(ACCOUNTS)
         self.accounts_file.chmod(0o600)
         super().__init__(
-            given={"wake": Wakeups(saved_answers=lambda: None)},
+            given={"wake": Wakeups(deferred_saves=lambda: None)},
             config_store_path=str(self.settings_file),
             acl_file=str(self.accounts_file),
             acl_audit_file=str(folder / "audit.log"),
@@ -51,7 +51,7 @@ class SlowRig(Rig):
 
     def write(self) -> list[Command]:
         """What is answered when one file has been written, as the service does it."""
-        answers = self.broker.saved_answers
+        answers = self.broker.deferred_saves
         one = answers.next()
         assert one is not None
         try:
@@ -115,7 +115,7 @@ def test_a_change_holds_and_is_answered_when_it_is_synced(
     assert rig.state() != before
     assert rig.kept() != kept
     assert not rig.acl.files.poll()  # what holds is what is in the files
-    assert rig.broker.saved_answers.next() is None
+    assert rig.broker.deferred_saves.next() is None
 
 
 @pytest.mark.parametrize("kind", CHANGES)
@@ -143,7 +143,7 @@ def test_what_may_not_be_changed_is_refused_at_once(rig: SlowRig) -> None:
     (answer,) = rig.tell(settings("fileReservedTime=96\nlistenPort=1"))
     assert answer.code != 0
     assert "nothing was changed" in (answer.remark or "")
-    assert rig.broker.saved_answers.next() is None
+    assert rig.broker.deferred_saves.next() is None
 
 
 def test_changes_are_written_in_their_order_and_each_keeps_the_others(rig: SlowRig) -> None:
@@ -159,13 +159,13 @@ def test_accounts_that_an_editor_changes_meanwhile_count(rig: SlowRig) -> None:
     other = rig.accounts_file.parent / "acl"
     other.mkdir()
     rig.tell(CHANGES["account"]())
-    one = rig.broker.saved_answers.next()
+    one = rig.broker.deferred_saves.next()
     assert one is not None
     result = one.write()
     added = "accounts:\n- {accessKey: by-hand, secretKey: sixteen characters}\n"
     (other / "more.yml").write_text(added)
     assert rig.acl.files.poll()
-    rig.broker.saved_answers.written(one, result)
+    rig.broker.deferred_saves.written(one, result)
     rig.acl.files.poll()
     assert {"by-hand", "newcomer"} <= set(rig.acl.files.accounts.table)
 

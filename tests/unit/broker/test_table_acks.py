@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from rmq.broker.replication.failover import table_acks
-from rmq.broker.replication.table_replication import LOCKS, OFFSETS, FollowedTables, TableFeed, row_report
+from rmq.broker.replication.table_replication import LOCKS, OFFSETS, TableReceiver, TableSender, row_report
 from rmq.errors import RemoteProtocolError
 from rmq.message import MessageQueue
 from rmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
@@ -71,9 +71,9 @@ async def test_many_commits_at_once_share_a_few_notes(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = []
-    take = FollowedTables.take
+    take = TableReceiver.take
     monkeypatch.setattr(
-        FollowedTables,
+        TableReceiver,
         "take",
         lambda self, note: (taken.append(note) if note.get("table") == OFFSETS else None, take(self, note))[
             1
@@ -133,7 +133,7 @@ async def test_a_replica_that_says_nothing_of_rows_is_believed_to_have_none(
     """It stood still when its link began, say."""
     async with controlled_set(2, replica_lag_ms=60_000) as (found, client):
         first, _ = await prepared(found, client)
-        monkeypatch.setattr(FollowedTables, "reports", lambda self: self._to_report.clear() or [])
+        monkeypatch.setattr(TableReceiver, "reports", lambda self: self._to_report.clear() or [])
         await found.end(found.nodes[1])
         await found.start(found.nodes[1])
         await trio.sleep(10)
@@ -162,7 +162,7 @@ async def test_more_than_so_many_do_not_wait(
 
 def test_a_slave_that_says_more_than_it_was_told_is_refused() -> None:
     rig = Rig()
-    feed = TableFeed(rig.broker.followed.tables, lambda: 0)
+    feed = TableSender(rig.broker.followed.tables, lambda: 0)
     while feed.note(1.0):
         pass
     feed.heard(row_report(OFFSETS, 0))

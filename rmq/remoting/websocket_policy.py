@@ -13,7 +13,7 @@ from rmq.remoting.address import is_literal
 if TYPE_CHECKING:
     from attrs import frozen
 else:
-    from rmq.late_attrs import frozen
+    from rmq.lazy_attrs import frozen
 
 ANY_ORIGIN: Final = "*"
 

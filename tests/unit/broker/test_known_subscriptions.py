@@ -9,10 +9,10 @@ import pytest
 
 from rmq.broker.filtering.subscription import parse_subscription
 from rmq.broker.membership import known_subscriptions as module
-from rmq.broker.membership.known_subscriptions import FORMER_MS, Announcements
+from rmq.broker.membership.known_subscriptions import FORMER_MS, KnownSubscriptions
 from rmq.broker.membership.members import ConsumerGroup
 from rmq.broker.replication import table_replication
-from rmq.broker.replication.table_replication import TableFeed
+from rmq.broker.replication.table_replication import TableSender
 from rmq.errors import RemoteProtocolError
 from rmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 
@@ -26,15 +26,15 @@ def group(name: str, **topics: str) -> ConsumerGroup:
 
 
 class Pair:
-    """Announcements of a master and of its slave. `groups` have members at the master."""
+    """KnownSubscriptions of a master and of its slave. `groups` have members at the master."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
         self.groups: dict[str, ConsumerGroup] = {}
         self.own: dict[str, ConsumerGroup] = {}  # of the slave
-        self.master = Announcements(self.groups, lambda: self.now)
-        self.slave = Announcements(self.own, lambda: self.now)
-        self.feed = TableFeed({"announcements": self.master}, lambda: 0)
+        self.master = KnownSubscriptions(self.groups, lambda: self.now)
+        self.slave = KnownSubscriptions(self.own, lambda: self.now)
+        self.feed = TableSender({"announcements": self.master}, lambda: 0)
 
     def tell(self) -> int:
         """Tell the slave what is new; returns the number of notes."""
@@ -43,11 +43,11 @@ class Pair:
             count += 1
             rows, version = self.slave.rows_of(note["rows"].encode())
             if "whole" not in note:
-                self.slave.follow(rows, version, note["gone"])
+                self.slave.apply_delta(rows, version, note["gone"])
                 continue
             whole |= rows
             if note["whole"][1]:
-                self.slave.follow(whole, version, None)
+                self.slave.apply_delta(whole, version, None)
         return count
 
     def wants(self, name: str, topic: str = "T") -> str | None:
@@ -86,7 +86,7 @@ def test_what_members_announce_here_goes_before_what_the_master_knows() -> None:
     pair.tell()
     pair.own["g"] = group("g", T="B")
     assert pair.wants("g") == "B"
-    assert pair.slave.known()["g"].subscriptions["T"].sub_string == "B"
+    assert pair.slave.all()["g"].subscriptions["T"].sub_string == "B"
     del pair.own["g"]
     assert pair.wants("g") == "A"
 
@@ -103,12 +103,12 @@ def test_what_is_gone_at_the_master_holds_for_a_minute() -> None:
     assert (pair.wants("g"), pair.wants("h")) == ("A", "B")
     pair.let_pass(1)
     assert (pair.wants("g"), pair.wants("h")) == (None, "B")
-    assert pair.slave.known().keys() == {"h"}
+    assert pair.slave.all().keys() == {"h"}
 
 
 def test_another_master_tells_all_that_it_knows() -> None:
     pair = Pair()
-    pair.slave.follow({"g": group("g", T="A"), "h": group("h", T="A")}, None, None)
+    pair.slave.apply_delta({"g": group("g", T="A"), "h": group("h", T="A")}, None, None)
     pair.groups["h"] = group("h", T="B")
     pair.tell()
     assert (pair.wants("g"), pair.wants("h")) == ("A", "B")
@@ -118,7 +118,7 @@ def test_another_master_tells_all_that_it_knows() -> None:
 
 def test_a_new_master_tells_what_it_knew_before_and_when_that_is_over() -> None:
     pair = Pair()
-    pair.master.recall({"g": group("g", T="A")})
+    pair.master.restore({"g": group("g", T="A")})
     pair.tell()
     assert pair.wants("g") == "A"
     pair.groups["h"] = group("h", T="B")
@@ -127,16 +127,16 @@ def test_a_new_master_tells_what_it_knew_before_and_when_that_is_over() -> None:
     assert pair.wants("h") == "B"
     pair.let_pass(FORMER_MS)
     pair.tell()
-    assert pair.master.known() == {}
+    assert pair.master.all() == {}
     pair.let_pass(FORMER_MS)
-    assert pair.slave.known() == {}
+    assert pair.slave.all() == {}
 
 
 def test_what_a_broker_knows_goes_to_its_next_role_without_members() -> None:
     rig, line = Rig(), Wire()
     beat(rig, line, "c", consumer("g", T="A"))
-    rig.clients.announcements.follow({"h": group("h", T="B")}, None, None)
-    known = rig.clients.announcements.known()
+    rig.clients.known_subscriptions.apply_delta({"h": group("h", T="B")}, None, None)
+    known = rig.clients.known_subscriptions.all()
     assert [(one.name, one.members) for one in known.values()] == [("h", {}), ("g", {})]
     assert rig.clients.consumer_ids("g") == ["c"]
 
@@ -151,7 +151,7 @@ def test_a_group_whose_last_connection_was_cut_may_come_again(is_cut: bool, want
             rig.clients.on_close(line)
         else:
             rig.clients.unregister(line, consumer_group="g")
-    known = rig.clients.announcements.of("g")
+    known = rig.clients.known_subscriptions.of("g")
     assert (None if known is None else known.subscriptions["T"].sub_string) == wanted
     assert rig.clients.consumer_group("g") is None, "it has no members"
     assert rig.clients.consumer_ids("g") == []
@@ -159,7 +159,7 @@ def test_a_group_whose_last_connection_was_cut_may_come_again(is_cut: bool, want
 
 def test_each_change_of_what_is_announced_is_told_and_no_repetition() -> None:
     rig, line = Rig(), Wire()
-    changes = rig.clients.announcements.changes
+    changes = rig.clients.known_subscriptions.changes
     changes.begin()
     told = []
 
@@ -186,15 +186,15 @@ def test_former_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair()
     for name in ("a", "b", "a", "c", "d", "e"):
         pair.slave.left(group(name, T="A"))
-    assert list(pair.slave.known()) == ["c", "d", "e"]
+    assert list(pair.slave.all()) == ["c", "d", "e"]
     pair.slave.left(group("f", T="A" * 20))
-    assert list(pair.slave.known()) == ["e", "f"]
+    assert list(pair.slave.all()) == ["e", "f"]
     pair.slave.left(group("g", T="A" * 200))
-    assert list(pair.slave.known()) == []
+    assert list(pair.slave.all()) == []
     pair.let_pass(FORMER_MS)
     for name in ("h", "i", "j"):
         pair.slave.left(group(name, T="A"))
-    assert list(pair.slave.known()) == ["h", "i", "j"]
+    assert list(pair.slave.all()) == ["h", "i", "j"]
 
 
 def test_who_announces_too_much_is_not_told_to_slaves(
@@ -214,7 +214,7 @@ def test_large_rows_go_in_several_notes(monkeypatch: pytest.MonkeyPatch) -> None
     pair.groups |= {f"g{at}": group(f"g{at}", T="x" * 500) for at in range(9)}
     monkeypatch.setattr(table_replication, "ROWS_BYTES", 2_500)
     assert pair.tell() >= 3
-    assert pair.slave.known().keys() == pair.groups.keys()
+    assert pair.slave.all().keys() == pair.groups.keys()
     for name in pair.groups:
         pair.master.changed(name)
     monkeypatch.setattr(table_replication, "ROWS_BYTES", 10)

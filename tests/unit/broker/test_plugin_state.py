@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.broker.replication.plugin_state import TEXT_MAX, SharedTexts
-from rmq.broker.replication.table_replication import SHARED, TableFeed
+from rmq.broker.replication.plugin_state import TEXT_MAX, PluginState
+from rmq.broker.replication.table_replication import SHARED, TableSender
 from rmq.errors import RemoteProtocolError, RmqError
 from rmq.protocol import json
 from rmq.protocol.server_auth import ClusterSecret
@@ -29,14 +29,14 @@ class Accounts:
 
 def shared(
     plugin: Accounts, secret: bytes = b"s" * 16, *others: bytes, epoch: int = 1, name: str = "set"
-) -> SharedTexts:
-    return SharedTexts([("acl", plugin)], ClusterSecret(secret, others), name, lambda: epoch)  # type: ignore[list-item]
+) -> PluginState:
+    return PluginState([("acl", plugin)], ClusterSecret(secret, others), name, lambda: epoch)  # type: ignore[list-item]
 
 
-def tell(master: SharedTexts, follower: SharedTexts) -> bytes:
+def tell(master: PluginState, follower: PluginState) -> bytes:
     text = master.text_of(master.names())
     rows, version = follower.rows_of(text)
-    assert not follower.follow(rows, version, None)
+    assert not follower.apply_delta(rows, version, None)
     return text
 
 
@@ -77,7 +77,7 @@ def test_an_earlier_text_is_not_taken_again() -> None:
     recorded = tell(master, follower)
     there.text = b"without"
     tell(master, follower)
-    follower.follow(*follower.rows_of(recorded), None)
+    follower.apply_delta(*follower.rows_of(recorded), None)
     assert here.text == b"without"
 
 
@@ -85,7 +85,7 @@ def test_an_earlier_text_is_not_taken_again() -> None:
 def test_what_is_no_sealed_text_changes_nothing(row: str) -> None:
     here = Accounts(b"before")
     follower = shared(here)
-    follower.follow({"acl": row, "unknown": row}, None, None)
+    follower.apply_delta({"acl": row, "unknown": row}, None, None)
     assert here.text == b"before"
 
 
@@ -111,7 +111,7 @@ def test_a_text_that_fits_no_frame_is_not_told(caplog: pytest.LogCaptureFixture)
 def test_it_is_told_when_a_follower_comes_and_when_it_has_changed() -> None:
     there = Accounts(b"one")
     master = shared(there)
-    feed = TableFeed({SHARED: master}, lambda: 0)
+    feed = TableSender({SHARED: master}, lambda: 0)
     first = feed.note(0.0)
     assert first is not None
     assert (first["table"], first["whole"]) == (SHARED, [True, True])
@@ -122,6 +122,6 @@ def test_it_is_told_when_a_follower_comes_and_when_it_has_changed() -> None:
     assert note is not None
     here = Accounts()
     follower = shared(here)
-    follower.follow(*follower.rows_of(note["rows"].encode()), note["gone"])
+    follower.apply_delta(*follower.rows_of(note["rows"].encode()), note["gone"])
     assert here.text == b"two"
     assert feed.note(0.0) is None

@@ -21,7 +21,7 @@ ENTRIES_MAX: Final = 10_000
 NAME_MAX: Final = 128
 
 
-class Guesses:
+class LoginThrottle:
     """Wrong signatures by address and name; `clock` gives seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -1,4 +1,4 @@
-"""LentLoop: an asyncio loop in a thread of its own, lent to a thread that makes one call after the other.
+"""InlineLoop: an asyncio loop in a thread of its own, lent to a thread that makes one call after the other.
 
 A call into the loop of another thread, and back, costs two changes of threads, as much as all else of a
 send. So a thread whose calls follow each other closely, while no other thread calls, turns the loop itself
@@ -36,7 +36,7 @@ _SIGNALS: Final = [
 ]
 
 
-def lent_loop() -> asyncio.AbstractEventLoop:
+def inline_loop() -> asyncio.AbstractEventLoop:
     """A new loop; one that is not lent where the application or the system has loops of another kind."""
     loop = asyncio.new_event_loop()
     if (
@@ -46,10 +46,10 @@ def lent_loop() -> asyncio.AbstractEventLoop:
     ):
         return loop
     loop.close()
-    return LentLoop()
+    return InlineLoop()
 
 
-class LentLoop(asyncio.SelectorEventLoop):
+class InlineLoop(asyncio.SelectorEventLoop):
     """See the module."""
 
     if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from rmq.broker.config import BrokerConfig
-from rmq.broker.replication.failover.read_preference import ROUTES_SECONDS, SILENT_SECONDS, ReadingPlace
+from rmq.broker.replication.failover.read_preference import ROUTES_SECONDS, SILENT_SECONDS, PreferredReplica
 from rmq.client.client import Client
 from rmq.client.produce.producer import Producer
 from rmq.config import load
@@ -30,17 +30,17 @@ def place(
     silent: float = 0.0,
     since: float = 1e9,
     leased: bool = True,
-) -> ReadingPlace:
-    control: Any = SimpleNamespace(
+) -> PreferredReplica:
+    manager: Any = SimpleNamespace(
         number=number,
         master_number=master,
         in_sync=in_sync,
         is_elected=number == master,
-        may_act=lambda: leased and number == master,
+        has_lease=lambda: leased and number == master,
         silent_seconds=lambda: silent,
         master_seconds=lambda: since,
     )
-    return ReadingPlace(control, lambda: ("GO",), lambda: {*linked} - {number})
+    return PreferredReplica(manager, lambda: ("GO",), lambda: {*linked} - {number})
 
 
 @pytest.mark.parametrize(
@@ -65,18 +65,18 @@ def place(
         (place(2, 0, 1), False, (0, 0, 0, 0)),
     ],
 )
-def test_which_replica_it_is(place: ReadingPlace, is_here: bool, suggested: tuple[int, ...]) -> None:
+def test_which_replica_it_is(place: PreferredReplica, is_here: bool, suggested: tuple[int, ...]) -> None:
     assert place.is_here() == is_here
-    assert tuple(map(place.suggested, range(4))) == suggested
+    assert tuple(map(place.preferred, range(4))) == suggested
 
 
 def test_it_is_said_once_that_it_is_here_no_more() -> None:
     moving = place(2, 1, 1, 2)
     assert [moving.has_left(), moving.has_left()] == [False, False]
-    control: Any = moving._control
-    control.in_sync = (1,)
+    manager: Any = moving._manager
+    manager.in_sync = (1,)
     assert [moving.has_left(), moving.has_left()] == [True, False]
-    control.in_sync = (1, 2)
+    manager.in_sync = (1, 2)
     assert not moving.has_left()
 
 
@@ -88,7 +88,7 @@ class Pulled:
         self._offset = offset
         self.code = -1
         self.bodies: list[str] = []
-        self.suggested = -1
+        self.preferred = -1
         self.next_offset = -1
         self.seconds = 0.0
 
@@ -99,7 +99,7 @@ class Pulled:
         answer = await self._found.pool.call(self._address, request, 30)
         header = answer.read(PullMessageResponseHeader)
         self.code, self.next_offset = answer.code, header.next_begin_offset
-        self.suggested = header.suggest_which_broker_id
+        self.preferred = header.suggest_which_broker_id
         self.bodies = [message.body.decode() for message in decode_records(answer.body)]
         self.seconds = trio.current_time() - began
 
@@ -125,15 +125,15 @@ async def test_go_clients_are_sent_to_slaves_and_others_are_not(
         first, second = found.nodes
         at_master, at_slave = await pulled(found, first, 0), await pulled(found, second, 0)
         assert at_master.bodies == at_slave.bodies == ["one"]
-        assert (at_master.suggested, at_slave.suggested) == (2, 2)
+        assert (at_master.preferred, at_slave.preferred) == (2, 2)
         brief, long = await pulled(found, first, 1), await pulled(found, second, 1)
         assert brief.code == long.code == ResponseCode.PULL_NOT_FOUND
         assert brief.next_offset == long.next_offset == 1
-        assert (brief.suggested, long.suggested) == (2, 2)
+        assert (brief.preferred, long.preferred) == (2, 2)
         assert 0.9 < brief.seconds < 1.2
         assert long.seconds > 14
         java = await pulled(found, first, 1, "JAVA")
-        assert (java.suggested, java.seconds > 14) == (0, True)
+        assert (java.preferred, java.seconds > 14) == (0, True)
 
 
 async def test_nobody_is_sent_where_the_setting_is_empty(autojump_clock: trio.testing.MockClock) -> None:
@@ -142,7 +142,7 @@ async def test_nobody_is_sent_where_the_setting_is_empty(autojump_clock: trio.te
         async with client.producer("P") as producer:
             await begin(found, client, producer)
         go = await pulled(found, first, 1)
-        assert (go.suggested, go.seconds > 14) == (0, True)
+        assert (go.preferred, go.seconds > 14) == (0, True)
 
 
 def test_the_setting_takes_languages_only() -> None:
@@ -155,10 +155,10 @@ async def test_the_setting_holds_at_once(autojump_clock: trio.testing.MockClock)
     async with controlled_set(2) as (found, client), client.producer("P") as producer:
         await begin(found, client, producer)
         first, _ = found.nodes
-        assert (await pulled(found, first, 0, "JAVA")).suggested == 0
+        assert (await pulled(found, first, 0, "JAVA")).preferred == 0
         await client.admin.update_broker_config({"readAtSlaves": "JAVA"}, broker="s")
-        assert (await pulled(found, first, 0, "JAVA")).suggested == 2
-        assert (await pulled(found, first, 0, "GO")).suggested == 0
+        assert (await pulled(found, first, 0, "JAVA")).preferred == 2
+        assert (await pulled(found, first, 0, "GO")).preferred == 0
 
 
 async def test_who_waits_at_a_slave_reads_on_when_the_master_dies(
@@ -184,7 +184,7 @@ async def test_who_waits_at_a_slave_reads_on_when_the_master_dies(
             # The master's has its answer before connections end by the new role; the slave's has the message.
             assert by_role[master].code == ResponseCode.PULL_NOT_FOUND
             assert by_role[slave].bodies == ["two"]
-            assert {each.suggested for each in waiting} == {slave.number()}
+            assert {each.preferred for each in waiting} == {slave.number()}
 
 
 async def test_a_slave_hands_out_a_message_as_soon_as_its_master_may(
@@ -215,7 +215,7 @@ async def test_who_waits_at_a_slave_that_is_in_sync_no_more_is_sent_on(
             found.network.partition(second.host, first.host, third.host)
             await found.until(inSync=[1, 3])
             await trio.sleep(1)
-            assert (waiting.code, waiting.suggested) == (ResponseCode.PULL_NOT_FOUND, 0)
+            assert (waiting.code, waiting.preferred) == (ResponseCode.PULL_NOT_FOUND, 0)
 
 
 async def test_who_waits_at_a_slave_that_is_cut_off_from_all_is_sent_on(
@@ -231,7 +231,7 @@ async def test_who_waits_at_a_slave_that_is_cut_off_from_all_is_sent_on(
             hosts = [address.partition(":")[0] for address in CONTROLLERS]
             found.network.partition(second.host, first.host, *hosts)
             await trio.sleep(SILENT_SECONDS + 2)
-            assert (waiting.code, waiting.suggested) == (ResponseCode.PULL_NOT_FOUND, 0)
+            assert (waiting.code, waiting.preferred) == (ResponseCode.PULL_NOT_FOUND, 0)
 
 
 async def test_nobody_waits_at_a_master_that_is_cut_off_from_the_controllers(
@@ -251,14 +251,14 @@ async def test_nobody_waits_at_a_master_that_is_cut_off_from_the_controllers(
             await found.start(second)
             await found.until(inSync=[1, 2])
             await trio.sleep(0.5)
-            assert waiting.suggested == 2
+            assert waiting.preferred == 2
             hosts = [address.partition(":")[0] for address in CONTROLLERS]
             found.network.partition(first.host, *hosts)
             assert await found.master() is not None
             await found.until(master=2)
             await trio.sleep(1)
             cut_off = await pulled(found, first, 1)
-            assert (cut_off.suggested, cut_off.seconds < 1.2) == (2, True)
+            assert (cut_off.preferred, cut_off.seconds < 1.2) == (2, True)
 
 
 async def test_of_two_the_last_one_is_named_as_routes_may_have_it(
@@ -269,11 +269,11 @@ async def test_of_two_the_last_one_is_named_as_routes_may_have_it(
         first, second = found.nodes
         await found.kill(first)
         assert await found.master() is second
-        assert (await pulled(found, second, 0)).suggested == 2
+        assert (await pulled(found, second, 0)).preferred == 2
         assert (await pulled(found, second, 1)).seconds > 14, "they may wait here"
         await trio.sleep(ROUTES_SECONDS)
-        assert (await pulled(found, second, 0)).suggested == 0
+        assert (await pulled(found, second, 0)).preferred == 0
         found.network.heal()
         await found.start(first)
         await found.until(inSync=[1, 2])
-        assert (await pulled(found, second, 0)).suggested == 1
+        assert (await pulled(found, second, 0)).preferred == 1

@@ -11,20 +11,20 @@ from rmq.protocol.command import Command
 from rmq.protocol.signature import ACCESS_KEY, PROOF, SIGNATURE
 from rmq_acl.accounts import Account, Accounts
 from rmq_acl.addresses import host_of
-from rmq_acl.guesses import Guesses
-from rmq_acl.proofs import Proofs
+from rmq_acl.login_throttle import LoginThrottle
+from rmq_acl.request_signing import SignedRequests
 from rmq_acl.verify import Sender, Unproved, by_address, holding, identify, is_login
 
 _PROVED: Final = "proved account"
 """Under this key of `Peer.state`: the account whose signature a connection showed last."""
 
 
-class Senders:
-    """`now_ms` is wall time, `clock` gives seconds. `admins_must`: see `Proofs`."""
+class Authentication:
+    """`now_ms` is wall time, `clock` gives seconds. `admins_must`: see `SignedRequests`."""
 
     def __init__(self, now_ms: Callable[[], int], clock: Callable[[], float], *, admins_must: bool) -> None:
-        self.proofs = Proofs(now_ms, admins_must=admins_must)
-        self._guesses = Guesses(clock)
+        self.proofs = SignedRequests(now_ms, admins_must=admins_must)
+        self._guesses = LoginThrottle(clock)
 
     def of(self, peer: Peer, command: Command, accounts: Accounts) -> Sender:
         """Who sent a command; its account is kept with the connection. Raises AccessDenied."""

@@ -13,11 +13,11 @@ from typing import Any, ClassVar, get_type_hints
 import attrs
 import pytest
 
-from rmq import late_attrs
+from rmq import lazy_attrs
 from rmq.protocol import bodies, headers
 
 
-@late_attrs.frozen
+@lazy_attrs.frozen
 class Point:
     """A place."""
 
@@ -34,27 +34,27 @@ class Point:
         return cls(0, 0)
 
 
-@late_attrs.define(eq=False)
+@lazy_attrs.define(eq=False)
 class Mutable:
     value: int = attrs.field(default=1, converter=int)
 
 
-@late_attrs.define
+@lazy_attrs.define
 class Base:
     one: int = 1
 
 
-@late_attrs.define
+@lazy_attrs.define
 class Derived(Base):
     two: int = 2
 
 
 def is_made(cls: type) -> bool:
-    return not isinstance(vars(cls)["__init__"], late_attrs._NotMade)
+    return not isinstance(vars(cls)["__init__"], lazy_attrs._NotMade)
 
 
 def test_nothing_is_made_before_it_is_needed() -> None:
-    @late_attrs.define
+    @lazy_attrs.define
     class Fresh:
         value: int = 1
 

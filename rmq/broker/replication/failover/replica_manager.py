@@ -1,9 +1,8 @@
-"""Control: a broker's place in a set that controllers look after: who it is, whose epoch it leads or follows,
-and what it may acknowledge.
+"""Replica manager of a broker in a set with controllers: its identity, its epoch, how far it may acknowledge.
 
-`config/controller.json` in the store's folder has the broker's identity, how often it was started, and where
-epochs begin in its log. It is on the disk before anything rests on it. The rules are those of
-`rmq.controller.replica`; here they meet a broker.
+`config/controller.json` in the store's folder has the broker's identity, the number of its starts, and the
+offsets at which epochs begin in its log. Each change is on the disk before anything depends on it. The rules
+are in `rmq.controller.replica`; this module applies them to a broker.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SAMPLES: Final = 256
 """So many looks at the log's end are kept, to tell since when a slave has what was there."""
 
 
-class MemberFile:
+class ReplicaIdentity:
     """The file of a broker's identity. Raises StoreError when it cannot be read or written."""
 
     def __init__(self, disk: Disk, folder: str, chance: Random) -> None:
@@ -101,12 +100,12 @@ def forget_epochs(disk: Disk, folder: str) -> None:
     """A broker runs without controllers: what comes into its log then is of no epoch, so that a later set has
     to compare records. Raises StoreError."""
     if disk.exists(f"{folder}/{FILE}"):
-        file = MemberFile(disk, folder, Random(0))
+        file = ReplicaIdentity(disk, folder, Random(0))
         if file.epochs or file.began:
             file.leave_set()
 
 
-class Control:
+class ReplicaManager:
     """See the module. `clock` is that of leases, in seconds; `address` and `ha_address` are what the set is
     told.
 
@@ -115,7 +114,7 @@ class Control:
     def __init__(
         self,
         config: BrokerConfig,
-        file: MemberFile,
+        file: ReplicaIdentity,
         *,
         address: str,
         ha_address: str,
@@ -139,7 +138,7 @@ class Control:
         self._heard_at = clock()
         self._last_master = 0
         self._changed_at = -math.inf  # when another became master than the last one
-        self._hands_over = 0  # the epoch in which another is wanted as master
+        self._stepping_down = 0  # the epoch in which another is wanted as master
         self._closed = 0
         self._acted = False  # it had a lease when it was looked last
         self._fenced = 0
@@ -187,11 +186,11 @@ class Control:
         """The disk has not answered for a while, or answers: the next heartbeat says so."""
         self.hangs = hangs
 
-    def confirmed_more(self) -> None:
+    def advance_high_watermark(self) -> None:
         """More of the log is on disks: consumers may read further."""
         self._on_confirmed()
 
-    def count_relayed(self, *, refused: bool = False) -> None:
+    def count_forwarded(self, *, refused: bool = False) -> None:
         """A request was handed on to the master, or could not be."""
         self.relayed += not refused
         self.relay_refused += refused
@@ -236,7 +235,7 @@ class Control:
     def heartbeat(self) -> Heartbeat:
         """What this broker says of itself."""
         replica = self._replica
-        self._look_at_lease()
+        self._check_lease()
         self._flushed = self.flushed()
         epoch = max(replica.epoch, self._file.last)
         known = replica.broker_set
@@ -246,7 +245,7 @@ class Control:
             self._file.incarnation,
             epoch,
             self._flushed,
-            resigned=replica.has_resigned and epoch == replica.epoch,
+            resigned=replica.has_stepped_down and epoch == replica.epoch,
             leaving=self.leaves,
             hangs=self.hangs,
             identity=self._member.identity,
@@ -277,20 +276,20 @@ class Control:
         if answer.broker_set is None:
             return
         self._heard_at = self._clock()
-        self._look_at_lease()
+        self._check_lease()
         self._tell(answer.broker_set)
-        self._hands_over = answer.broker_set.epoch if answer.hands_over else 0
+        self._stepping_down = answer.broker_set.epoch if answer.hands_over else 0
         for number in answer.leaving:
             self._replica.left(number)
         if answer.is_leased:
             self._replica.lease(answer.broker_set.epoch, asked_at, answer.lease_s)
-            self._acted = self.may_act()
+            self._acted = self.has_lease()
 
-    def _look_at_lease(self) -> None:
+    def _check_lease(self) -> None:
         """Count a lease that was over before it was renewed: this master was fenced."""
-        if self._acted and not self.may_act():
+        if self._acted and not self.has_lease():
             self._acted = False
-            self._fenced += not self._replica.has_resigned
+            self._fenced += not self._replica.has_stepped_down
 
     def altered(self, answer: Answer) -> None:
         """Take the answer to a change of who is in sync."""
@@ -411,15 +410,15 @@ class Control:
         return found
 
     @property
-    def known_confirmed(self) -> int:
+    def known_high_watermark(self) -> int:
         """Up to where consumers may read, as it was known last; 0 before anything is known."""
-        return 0 if self.replica is None else self.replica.confirmed or 0
+        return 0 if self.replica is None else self.replica.high_watermark or 0
 
-    def unconfirm(self, end: int) -> None:
+    def lower_high_watermark(self, end: int) -> None:
         """Our log ends there now, after a cut or where it was set aside."""
         replica = self._replica
-        if replica.confirmed is not None:
-            replica.confirmed = min(replica.confirmed, end)
+        if replica.high_watermark is not None:
+            replica.high_watermark = min(replica.high_watermark, end)
 
     # ---- a master ----
 
@@ -444,9 +443,9 @@ class Control:
         return self._replica.awaited() - {self.number}
 
     @property
-    def hands_over(self) -> bool:
+    def stepping_down(self) -> bool:
         """Whether another is wanted as master of the epoch that this broker leads."""
-        return self._hands_over == self._replica.epoch and self.is_elected
+        return self._stepping_down == self._replica.epoch and self.is_elected
 
     def close(self) -> None:
         """Take no commits of offsets in this epoch either, as long as another is wanted as master."""
@@ -455,42 +454,42 @@ class Control:
     @property
     def is_closed(self) -> bool:
         """Whether what is answered now could be lost with the epoch: another master is about to be."""
-        return self._replica.has_resigned or (self.hands_over and self._closed == self._replica.epoch)
+        return self._replica.has_stepped_down or (self.stepping_down and self._closed == self._replica.epoch)
 
-    def resign(self) -> None:
+    def step_down(self) -> None:
         """Act no more in this epoch; the next heartbeat says so."""
-        self._replica.resign()
+        self._replica.step_down()
 
-    def may_act(self) -> bool:
+    def has_lease(self) -> bool:
         """Whether this broker is the master now, with a lease."""
         return self._replica.is_master(self._clock())
 
     def refusal(self) -> str:
         """Why no message is taken now; empty when there is no reason here."""
         known = self._replica.broker_set
-        if known is not None and self.hands_over:
+        if known is not None and self.stepping_down:
             return "this master hands over to another replica"
-        if not self.may_act() or known is None:
+        if not self.has_lease() or known is None:
             return "this master has no lease of the controllers, another may be elected"
         if len(known.in_sync) < self._least:
             return f"{len(known.in_sync)} replicas are in sync, minInSyncReplicas is {self._least}"
         return ""
 
-    def safe_offset(self) -> int:
+    def ack_limit(self) -> int:
         """Up to where messages may be acknowledged."""
-        return self._replica.safe_offset(self.flushed(), self._clock(), least=self._least)
+        return self._replica.ack_limit(self.flushed(), self._clock(), least=self._least)
 
-    def confirmed(self) -> int | None:
+    def high_watermark(self) -> int | None:
         """Up to where consumers may read: what all replicas have that are waited for. What a consumer has had
         is never gone with a master then, and no other message takes its offset, which the consumer would
         skip. None before anything is known: of a replica that has just started."""
         return self._replica.confirm(self.flushed(), self._clock())
 
-    def told_confirmed(self, offset: int) -> None:
+    def take_high_watermark(self, offset: int) -> None:
         """A slave: the master says up to where consumers may read."""
         replica = self._replica
-        if offset > (-1 if replica.confirmed is None else replica.confirmed):
-            replica.confirmed = offset
+        if offset > (-1 if replica.high_watermark is None else replica.high_watermark):
+            replica.high_watermark = offset
             self._on_confirmed()
 
     def rows(self) -> dict[str, str]:
@@ -521,7 +520,7 @@ class Control:
         known = None if self.replica is None else self.replica.broker_set
         replicas, in_sync = (0, 0) if known is None else (len(known.replicas), len(known.in_sync))
         refuses = self.replica is not None and self.is_elected and bool(self.refusal())
-        is_fenced = self.replica is not None and self.is_elected and not self.may_act()
+        is_fenced = self.replica is not None and self.is_elected and not self.has_lease()
         rows = (
             (
                 "set_epoch",

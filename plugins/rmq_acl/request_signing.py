@@ -50,7 +50,7 @@ class _Sessions:
         return True
 
 
-class Proofs:
+class SignedRequests:
     """The sessions of all accounts. `now_ms` is wall time.
 
     `admins_must`: an administrator whose entry does not say `proof` must prove its requests.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rmq.broker.replication import table_replication
 from rmq.broker.replication.sessions import HELLO, REPORT, MasterSession, SlaveSession, encode_note
-from rmq.broker.replication.table_replication import OFFSETS_SECONDS, TableFeed
+from rmq.broker.replication.table_replication import OFFSETS_SECONDS, TableSender
 from rmq.broker.tables import versioned
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import RemoteProtocolError
@@ -33,7 +33,7 @@ class Link:
     def __init__(self, master: Rig, to: Rig, now: float = 0.0) -> None:
         self.master, self.to, self.now = master, to, now
         broker = master.broker
-        feed = TableFeed(
+        feed = TableSender(
             broker.followed.tables,
             lambda: master.store.max_physical_offset,
             unlisted=broker.unlisted_topics,

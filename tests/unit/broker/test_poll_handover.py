@@ -14,8 +14,8 @@ from rmq.broker.replication.failover.poll_handover import (
     KEPT_MS,
     ROWS_MAX,
     ROWS_OF_A_TEXT,
-    ToldPulls,
-    WaitingPulls,
+    HandedOverPolls,
+    PollReporter,
 )
 from rmq.broker.replication.sessions import TEXT_MAX, MasterLog, MasterSession, SlaveSession
 from rmq.client.produce.producer import Producer
@@ -26,17 +26,17 @@ from rmq.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, ResponseCode
 from rmq.protocol.command import JSON, ROCKETMQ, Command
 from rmq.protocol.headers import PullMessageResponseHeader
 from rmq.remoting.connection import Connection
-from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.pool import Pool
 from tests.sim.brokers import CONTROLLERS, Node, Set, controlled_set
 from tests.unit.broker.rig import Rig, Wire, pull, send
 from tests.unit.broker.test_pull import heartbeat
-from tests.unit.broker.test_reading_place import begin
+from tests.unit.broker.test_read_preference import begin
 
 WAITING = PULL_SUBSCRIPTION | PULL_SUSPEND
 
 
-class Got(RefusingEndpoint):
+class Got(ClientOnlyEndpoint):
     """What came over another connection than the request went."""
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class Table:
         self.rig = Rig()
         self.rig.broker.topics.update(TopicConfig("T", 4, 4))
         broker = self.rig.broker
-        self.waiting = WaitingPulls(broker.pull, broker.clients, broker.store, broker.clock)
+        self.waiting = HandedOverPolls(broker.pull, broker.clients, broker.store, broker.clock)
 
     def session(self) -> MasterSession:
         return MasterSession(self.rig.store, 0.0, greet=lambda: MasterLog("L", 0, 0), waiting=self.waiting)
@@ -297,12 +297,12 @@ def test_many_are_told_in_several_texts() -> None:
     rig.broker.topics.update(TopicConfig("T", 4, 4))
     rig.ask(heartbeat("readers", "T"))
     woken = []
-    told = ToldPulls(rig.broker.pull, rig.broker.clients, lambda: woken.append(None))
+    told = PollReporter(rig.broker.pull, rig.broker.clients, lambda: woken.append(None))
     told.begin()
     assert rig.broker.pull._on_waiting is not None
     rig.ask(send(topic="T"))
     rig.ask(pull("T", 1, sys_flag=WAITING))
-    (held,) = rig.broker.held_pulls.all_pulls()
+    (held,) = rig.broker.parked_pulls.all_pulls()
     for _ in range(ROWS_OF_A_TEXT + 1):
         rig.broker.pull._on_waiting(held)
     assert [len(json.loads(told.take())) for _ in range(2)] == [ROWS_OF_A_TEXT, 1]
