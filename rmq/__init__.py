@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from rmq.client.consume.retry import Retry as Retry
     from rmq.client.consume.subscription import Sql as Sql
     from rmq.client.consume.subscription import sql as sql
+    from rmq.client.duplicates import Inbox as Inbox
+    from rmq.client.duplicates import MemoryWindow as MemoryWindow
+    from rmq.client.duplicates import SkipDuplicates as SkipDuplicates
+    from rmq.client.duplicates import TableWindow as TableWindow
+    from rmq.client.handlers import Middleware as Middleware
+    from rmq.client.handlers import Next as Next
     from rmq.client.observability.trace import MessageTrace as MessageTrace
     from rmq.client.produce.pipeline import Pipeline as Pipeline
     from rmq.client.produce.producer import Producer as Producer
@@ -89,6 +95,7 @@ _MODULES = {
     "rmq.client.client": "Client connect",
     "rmq.client.codec": "Codec MsgspecCodec PydanticCodec",
     "rmq.client.config": "ClientConfig",
+    "rmq.client.duplicates": "Inbox MemoryWindow SkipDuplicates TableWindow",
     "rmq.client.consume.consumer": "Consumer",
     "rmq.client.consume.delivery": "Delivery",
     "rmq.client.reading.dead_letters": "DeadLetter Letters Redriven",
@@ -102,6 +109,7 @@ _MODULES = {
     "rmq.client.reading.pull_consumer": "PullConsumer PullResult",
     "rmq.client.consume.retry": "Backoff Retry",
     "rmq.client.consume.subscription": "Sql sql",
+    "rmq.client.handlers": "Middleware Next",
     "rmq.client.observability.trace": "MessageTrace",
     "rmq.client.produce.transactional": (
         "COMMIT ROLLBACK UNKNOWN Decision Transaction TransactionalProducer"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType, UnionType
 from typing import TYPE_CHECKING, Any, Generic, Self, Unpack, cast, overload
@@ -23,20 +24,24 @@ import anyio
 import anyio.abc
 
 from rmq.client.client import Client, ConnectOptions, check_options, connect
-from rmq.client.codec import Codec, body_of
+from rmq.client.codec import Codec, body_of, codec_of, value_of
 from rmq.client.consume.consumer import Consumer
 from rmq.client.consume.subscription import ConsumerSettings, Sql
 from rmq.client.handlers import (
     AnyDecorator,
     BodyDecorator,
     MessageDecorator,
+    Middleware,
     OnInvalid,
     Registration,
+    check_middlewares,
     decorator,
 )
+from rmq.client.produce.outgoing import delivery_time
 from rmq.client.produce.producer import Producer
+from rmq.client.produce.transactional import CheckBack, Transaction, TransactionalProducer
 from rmq.client.session.results import SendResult
-from rmq.errors import LocalProtocolError, check_callable, check_number, check_type
+from rmq.errors import ConfigError, LocalProtocolError, check_callable, check_number, check_type
 from rmq.message import Message, StoredMessage, validate_group
 from rmq.remoting.loop import TaskGroupScope, unwrap_groups
 
@@ -46,10 +51,11 @@ if TYPE_CHECKING:
     S = TypeVar("S", default=Any)
     """The state of an app; `rmq.App` alone is an app with any."""
     B = TypeVar("B")
+    C = TypeVar("C", bound=CheckBack)
 else:
     from typing import TypeVar
 
-    S, B = TypeVar("S"), TypeVar("B")
+    S, B, C = TypeVar("S"), TypeVar("B"), TypeVar("C")
 
 log = logging.getLogger("rmq.client.app")
 
@@ -60,7 +66,13 @@ class App(Generic[S]):
     `namesrv` and `settings` are `rmq.connect`'s, and so is what counts without them. `group` is the
     producer's. `setup` is a function of the app that returns an async context manager: what handlers need
     besides, such as a pool of database connections. It is entered once the client is open and before the
-    first message comes, left after the last handler has ended, and what it gives is `app.state`.
+    first message comes, left after the last handler has ended, and what it gives is `app.state`: the code
+    before its `yield` is the hook at the start, the code behind it the hook at the end.
+
+    `middlewares` stand around all handlers, the first of them outermost; `consumer` takes more, for one
+    handler. Each is an async function of a message and of the next one, which it calls, or not: `async def
+    timed(message, call_next): ...; return await call_next(message)`. It sees messages before their bodies are
+    read, and all errors. What it returns counts as what the handler returned.
 
     Leaving the block, or `stop` in `run`, drains all consumers at once: nothing new is pulled, handlers that
     run get `drain` seconds (without it the configuration's `drain_timeout_ms`, 20 s), offsets are committed
@@ -76,6 +88,7 @@ class App(Generic[S]):
         group: str = "rmq-app",
         setup: None = None,
         drain: float | None = None,
+        middlewares: Sequence[Middleware] = (),
         **options: Unpack[ConnectOptions],
     ) -> None: ...
     @overload
@@ -86,6 +99,7 @@ class App(Generic[S]):
         group: str = "rmq-app",
         setup: Callable[[App[Any]], AbstractAsyncContextManager[S]],
         drain: float | None = None,
+        middlewares: Sequence[Middleware] = (),
         **options: Unpack[ConnectOptions],
     ) -> None: ...
     def __init__(
@@ -95,6 +109,7 @@ class App(Generic[S]):
         group: str = "rmq-app",
         setup: Callable[[Any], AbstractAsyncContextManager[Any]] | None = None,
         drain: float | None = None,
+        middlewares: Sequence[Middleware] = (),
         **options: Unpack[ConnectOptions],
     ) -> None:
         """Raises InvalidType, InvalidName, ConfigError, and TypeError for keywords that there are not."""
@@ -104,6 +119,8 @@ class App(Generic[S]):
         if drain is not None:
             check_number("drain", drain, 0, whole=False)
         self.group = validate_group(group)
+        self._middlewares = check_middlewares(middlewares)
+        self._check_back: CheckBack | None = None
         self.drain = drain
         """How many seconds handlers get to finish in the end."""
         self.state: S = cast(S, None)
@@ -131,6 +148,7 @@ class App(Generic[S]):
         model: None = None,
         on_invalid: OnInvalid = "dead-letter",
         concurrency: int = 20,
+        middlewares: Sequence[Middleware] = (),
         **options: Unpack[ConsumerSettings],
     ) -> MessageDecorator: ...
     @overload
@@ -142,6 +160,7 @@ class App(Generic[S]):
         model: type[B],
         on_invalid: OnInvalid = "dead-letter",
         concurrency: int = 20,
+        middlewares: Sequence[Middleware] = (),
         **options: Unpack[ConsumerSettings],
     ) -> BodyDecorator[B]: ...
     @overload
@@ -153,6 +172,7 @@ class App(Generic[S]):
         model: Codec[B],
         on_invalid: OnInvalid = "dead-letter",
         concurrency: int = 20,
+        middlewares: Sequence[Middleware] = (),
         **options: Unpack[ConsumerSettings],
     ) -> BodyDecorator[B]: ...
     @overload
@@ -164,6 +184,7 @@ class App(Generic[S]):
         model: UnionType,
         on_invalid: OnInvalid = "dead-letter",
         concurrency: int = 20,
+        middlewares: Sequence[Middleware] = (),
         **options: Unpack[ConsumerSettings],
     ) -> AnyDecorator: ...
     def consumer(
@@ -174,6 +195,7 @@ class App(Generic[S]):
         model: Any = None,
         on_invalid: OnInvalid = "dead-letter",
         concurrency: int = 20,
+        middlewares: Sequence[Middleware] = (),
         **options: Unpack[ConsumerSettings],
     ) -> MessageDecorator | BodyDecorator[Any] | AnyDecorator:
         """Makes the function below it the handler of a topic, as a member of `group`, up to `concurrency`
@@ -191,11 +213,27 @@ class App(Generic[S]):
         ends with InvalidBody, and the message is delivered again. When the first 10 bodies are all invalid,
         the app ends with InvalidBody in any case: then the model is wrong.
 
+        `middlewares` stand around this handler, inside those of the app.
+
         The function stays as it is, for tests and others to call. Raises InvalidName, InvalidType,
         ConfigError when the app has a consumer of that group already, TypeError for keywords that there
         are not.
         """
-        return decorator(self._registered, topics, group, model, on_invalid, concurrency, options)
+        around = (*self._middlewares, *check_middlewares(middlewares))
+        return decorator(self._registered, topics, group, model, on_invalid, concurrency, around, options)
+
+    def check_back(self, function: C) -> C:
+        """Makes the function below it say what became of a transaction that its process did not end: called
+        with the half message, it returns `rmq.COMMIT`, `rmq.ROLLBACK` or `rmq.UNKNOWN`. `transaction` needs
+        it. Raises InvalidType, ConfigError when there is one already, LocalProtocolError once the app is
+        open."""
+        check_callable("check_back", function, "a function of a message that gives a decision")
+        if self._producer is not None:
+            raise LocalProtocolError("the app is open already: name its check_back before")
+        if self._check_back is not None:
+            raise ConfigError("check_back", function, "one function in an app; it gets the message")
+        self._check_back = function
+        return function
 
     # --- while it runs ---
 
@@ -233,23 +271,109 @@ class App(Generic[S]):
         properties: Mapping[str, str] | None = None,
         sharding_key: str | None = None,
         delay_ms: int | None = None,
+        delay: float | timedelta | None = None,
+        deliver_at: datetime | None = None,
         timeout: float | None = None,
     ) -> SendResult:
         """Send a value: bytes as they are, text as UTF-8, what msgspec or pydantic know as JSON. `timeout` is
         in seconds, for all of it.
 
+        It is delivered after `delay` (seconds, or a timedelta) or `delay_ms`, or at `deliver_at`, a datetime
+        with a time zone; at most one of them.
+
         Otherwise as `Producer.send`, which takes messages with all that there is to set. Raises
-        InvalidMessageType for what has no JSON, LocalProtocolError while the app is not open. Cancelled: it
-        may or may not be stored."""
+        InvalidMessageType for what has no JSON, ConfigError for a datetime without a time zone or two times,
+        LocalProtocolError while the app is not open. Cancelled: it may or may not be stored."""
         message = Message(
             topic,
             body_of(body),
             tags=tags,
             keys=keys,
             properties={} if properties is None else dict(properties),
-            delay_ms=delay_ms,
+            **delivery_time(delay_ms, delay, deliver_at),
         )
         return await self.producer.send(message, sharding_key=sharding_key, timeout=timeout)
+
+    @overload
+    async def request(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        model: None = None,
+        timeout: float = 3.0,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+    ) -> StoredMessage: ...
+    @overload
+    async def request(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        model: type[B] | Codec[B],
+        timeout: float = 3.0,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+    ) -> B: ...
+    async def request(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        model: Any = None,
+        timeout: float = 3.0,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+    ) -> Any:
+        """Send a value as `send` does, and return the reply of the handler that gets it, within `timeout`
+        seconds: as a value of `model`, or without one as the message.
+
+        Raises as `send`, ReplyTimeout when no reply came, InvalidBody for a reply that the model does not
+        take, InvalidType for a model that is none. Cancelled: a reply is dropped."""
+        codec = None if model is None else codec_of(model)
+        message = Message(
+            topic,
+            body_of(body),
+            tags=tags,
+            keys=keys,
+            properties={} if properties is None else dict(properties),
+        )
+        reply = await self.producer.request(message, timeout, sharding_key=sharding_key)
+        return reply if codec is None else value_of(reply, codec)
+
+    def transaction(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+    ) -> Transaction:
+        """`async with app.transaction("Payments", payment): ...`: the value is seen by consumers when the
+        block ends, and never when it raises; see `rmq.Transaction`.
+
+        Raises InvalidMessageType, and LocalProtocolError while the app is not open or has no `check_back`,
+        which a broker asks for the end of a transaction whose process died."""
+        producer = self.producer
+        if not isinstance(producer, TransactionalProducer):
+            raise LocalProtocolError("the app has no check_back: name a function of a half message by it")
+        message = Message(
+            topic,
+            body_of(body),
+            tags=tags,
+            keys=keys,
+            properties={} if properties is None else dict(properties),
+        )
+        return producer.transaction(message, sharding_key=sharding_key)
 
     def stop(self) -> None:
         """Have the consumers finish what they have begun and leave, and `run` return. It may be called again,
@@ -305,7 +429,12 @@ class App(Generic[S]):
         async with AsyncExitStack() as stack:
             stack.callback(self._forget)
             self._client = await stack.enter_async_context(client)
-            self._producer = await stack.enter_async_context(client.producer(self.group))
+            producer = (
+                client.producer(self.group)
+                if self._check_back is None
+                else client.transactional_producer(self.group, self._check_back)
+            )
+            self._producer = await stack.enter_async_context(producer)
             if self._setup is not None:
                 self.state = await stack.enter_async_context(self._setup(self))
             scope = await stack.enter_async_context(TaskGroupScope())

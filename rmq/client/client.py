@@ -324,16 +324,22 @@ class Client(AsyncResource):
             task_status.started(self)
             await anyio.sleep_forever()
 
-    def producer(self, group: str, *, auto_batch: bool = False) -> Producer:
+    def producer(self, group: str, *, auto_batch: bool = False, idempotent: bool = False) -> Producer:
         """A producer of `group`, to be entered with `async with`.
 
         With `auto_batch`, sends to one topic that begin together, as those of many tasks do, go to the broker
         in one request and to one queue: a third of the work for each. Order, results and errors are those of
         each message. What a batch cannot hold goes alone: delayed and compressed messages, those of 128 KiB
-        or more, requests, transactions. Without it they are spread over all queues. Raises InvalidName,
-        InvalidType."""
+        or more, requests, transactions. Without it they are spread over all queues.
+
+        With `idempotent`, a message that is sent again, because its answer was lost, is stored once: it stays
+        at its broker, which has to know such sends (rmq's, with `idempotentSendKeepTime`; others store it as
+        always), and is tried for up to `send_queue_ms`. Bodies are not compressed. It costs what a batch of
+        one message does. Raises InvalidName, InvalidType."""
         check_type("auto_batch", auto_batch, bool, "True or False")
-        return self._making(Producer(self._entered(), self._full(group), auto_batch=auto_batch))
+        check_type("idempotent", idempotent, bool, "True or False")
+        made = Producer(self._entered(), self._full(group), auto_batch=auto_batch, idempotent=idempotent)
+        return self._making(made)
 
     def transactional_producer(self, group: str, check_back: CheckBack) -> TransactionalProducer:
         """A producer of `group` that can also send inside transactions, to be entered with `async with`.

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast, runtime_checkable
 
-from rmq.errors import ConfigError, InvalidMessageType, InvalidType, check_type
+from rmq.errors import ConfigError, InvalidBody, InvalidMessageType, InvalidType, check_type
+from rmq.message import StoredMessage
+from rmq.protocol.properties import reason_of
 
 T = TypeVar("T")
 
@@ -133,6 +135,15 @@ def unknown_classes(model: Any) -> list[type]:
         elif isinstance(one, tuple):
             waiting += one
     return list(found)
+
+
+def value_of(message: StoredMessage, codec: Codec[T]) -> T:
+    """The value of a message's body. Raises InvalidBody, with the codec's own error as its cause."""
+    try:
+        return codec.decode(message.body)
+    except Exception as error:
+        text = f"the body of message {message.message_id} is none of the model: {reason_of(error)}"
+        raise InvalidBody(text) from error
 
 
 def body_of(value: Any) -> bytes:

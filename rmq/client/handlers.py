@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Final, Generic, TypeVar, overload
 
 from attrs import frozen
@@ -15,7 +15,7 @@ from rmq.client.codec import Codec, body_of, codec_of
 from rmq.client.consume.subscription import ConsumerOptions, ConsumerSettings, Sql, subscriptions
 from rmq.errors import ConfigError, InvalidType, check_callable, check_number, check_type
 from rmq.message import PROPERTY_REPLY_TO_CLIENT, StoredMessage, validate_group
-from rmq.remoting.threads import as_async
+from rmq.remoting.threads import as_async, is_async
 
 B = TypeVar("B")
 R = TypeVar("R")
@@ -23,6 +23,9 @@ OfAny = TypeVar("OfAny", bound=Callable[..., Any])
 OfMessage = TypeVar("OfMessage", bound=Callable[[StoredMessage], Any])
 
 
+Next = Callable[[StoredMessage], Awaitable[object]]
+Middleware = Callable[[StoredMessage, Next], Awaitable[object]]
+"""What stands around a handler: it calls the next one, or not, and returns what counts as its result."""
 Reply = Callable[[StoredMessage, bytes], Awaitable[None]]
 
 DEFAULTS: Final[dict[str, Any]] = {
@@ -47,19 +50,26 @@ class Registration:
     concurrency: int
     options: ConsumerSettings
     on_invalid: OnInvalid = "dead-letter"
+    middlewares: tuple[Middleware, ...] = ()
 
     def of_messages(self, reply: Reply) -> Callable[[StoredMessage], Awaitable[None]]:
         """The handler as a function of messages. To a request, what it returns is the reply."""
         call = self.async_handler()
         bodies = None if self.codec is None else Bodies(self.codec, self.group, self.on_invalid)
 
-        async def handle(message: StoredMessage) -> None:
+        async def call_handler(message: StoredMessage) -> object:
             if bodies is None:
-                answer = await call(message)
-            elif self.wants_message:
-                answer = await call(bodies.read(message), message)
-            else:
-                answer = await call(bodies.read(message))
+                return await call(message)
+            if self.wants_message:
+                return await call(bodies.read(message), message)
+            return await call(bodies.read(message))
+
+        whole: Next = call_handler
+        for middleware in reversed(self.middlewares):
+            whole = _around(middleware, whole)
+
+        async def handle(message: StoredMessage) -> None:
+            answer = await whole(message)
             if answer is not None and PROPERTY_REPLY_TO_CLIENT in message.properties:
                 await reply(message, body_of(answer))
 
@@ -68,7 +78,7 @@ class Registration:
     def async_handler(self) -> Callable[..., Awaitable[Any]]:
         """The handler as an async function of all its arguments; an ordinary function runs in a thread."""
         handler = self.handler
-        if as_async(handler, 1) is handler:
+        if is_async(handler):
             return handler
         in_thread = as_async(lambda arguments: handler(*arguments), self.concurrency)
 
@@ -89,6 +99,7 @@ class _Decorator:
     concurrency: int
     options: ConsumerSettings
     on_invalid: OnInvalid
+    middlewares: tuple[Middleware, ...]
 
     def register(self, handler: Callable[..., Any]) -> None:
         """Raises InvalidType, and ConfigError when there is a consumer of the group already."""
@@ -104,6 +115,7 @@ class _Decorator:
             self.concurrency,
             self.options,
             self.on_invalid,
+            self.middlewares,
         )
 
 
@@ -145,6 +157,7 @@ def decorator(
     model: Any,
     on_invalid: OnInvalid,
     concurrency: int,
+    middlewares: tuple[Middleware, ...],
     options: ConsumerSettings,
 ) -> MessageDecorator | BodyDecorator[Any]:
     """See `App.consumer`, which raises the same."""
@@ -158,7 +171,25 @@ def decorator(
     codec = None if model is None else codec_of(model)
     check_on_invalid(on_invalid)
     kind = MessageDecorator if codec is None else BodyDecorator
-    return kind(registered, group, wanted, codec, concurrency, options, on_invalid)
+    return kind(registered, group, wanted, codec, concurrency, options, on_invalid, middlewares)
+
+
+def check_middlewares(middlewares: Sequence[Middleware]) -> tuple[Middleware, ...]:
+    """Raises InvalidType for what is no list of functions of a message and the next one."""
+    check_type("middlewares", middlewares, Sequence, "a list of middlewares")
+    expected = "an async function of a message and of the next one, which it calls"
+    for one in middlewares:
+        check_callable("middlewares", one, expected, takes=2)
+        if not is_async(one):
+            raise InvalidType("middlewares", one, expected)
+    return tuple(middlewares)
+
+
+def _around(middleware: Middleware, call_next: Next) -> Next:
+    async def call(message: StoredMessage) -> object:
+        return await middleware(message, call_next)
+
+    return call
 
 
 def _wants_message(handler: Callable[..., Any], has_model: bool) -> bool:

@@ -54,11 +54,15 @@ class ThreadWaits:
 _waits: ContextVar[ThreadWaits | None] = ContextVar("rmq_thread_waits", default=None)
 
 
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether it is an async function, or an object whose call is one."""
+    call = getattr(function, "__call__", None)  # noqa: B004 - of an object
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
 def as_async(handler: Callable[[Any], Any], threads: int) -> Callable[[Any], Awaitable[Any]]:
     """The handler itself, or one that runs it in a worker thread, at most `threads` at a time."""
-    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        getattr(handler, "__call__", None)  # noqa: B004 - an object whose call is async
-    ):
+    if is_async(handler):
         return handler
     limiter = anyio.CapacityLimiter(max(threads, 1))
 

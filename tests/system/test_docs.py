@@ -47,6 +47,7 @@ EXPECTED: dict[str, tuple[str, ...]] = {
         r"(packed| |tea|<Response \[202 Accepted\]>|\n)+closed\n$",
         r"^<Response \[202 Accepted\]>\nclosed\n$",
     ),
+    "docs/duplicates.md": (r"^(bill of 1[78]\n){2}\(2,\)\n$",),
     "docs/consumers.md": (r"^$", r"^(asked\n)+$", r"^$"),
     "docs/reference/errors.md": (r"^InvalidMessage; give up; .*\n$",),
     "docs/reference/admin.md": (r"^1\n$", r"^\[.*'Orders'.*\]\n$"),
@@ -143,6 +144,7 @@ asyncio.run(run(CELLS))
 AROUND = {
     "docs/stopping.md": (STOPS,),
     "docs/app.md": (APPLICATION,),
+    "docs/duplicates.md": (GIVEN,),
     "docs/fastapi.md": (SERVED, SERVED),
     "docs/consumers.md": (FRAGMENT,) * 3,
     "docs/reference/admin.md": (CONSUMED, CONSUMED),

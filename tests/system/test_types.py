@@ -162,11 +162,34 @@ async def slip(message: rmq.StoredMessage) -> None: ...
 async def dropped(order: Order) -> None: ...
 
 
+@app.check_back
+async def check(message: rmq.StoredMessage) -> rmq.Decision:
+    return rmq.COMMIT
+
+
+@app.check_back  # wrong
+async def undecided(message: rmq.StoredMessage) -> str:
+    return "commit"
+
+
+async def around(message: rmq.StoredMessage, call_next: rmq.Next) -> object:
+    return await call_next(message)
+
+
+rmq.App(middlewares=[around, rmq.SkipDuplicates(rmq.MemoryWindow(), key="key")])
+rmq.App(middlewares=[check])  # wrong
+rmq.SkipDuplicates(rmq.MemoryWindow(), key="keys")  # wrong
+
+
 async def main() -> None:
     number: int = ordinary(Order(5))
     text: str = ordinary(Order(5))  # wrong
     await plain.send("Orders", Order(1), timeout=3.0, delay_ms=5)
     await plain.send("Orders", Order(1), tiemout=3.0)  # wrong
+    reply: Invoice = await plain.request("Orders", Order(1), model=Invoice)
+    other_reply: Order = await plain.request("Orders", Order(1), model=Invoice)  # wrong
+    stored: rmq.StoredMessage = await plain.request("Orders", Order(1))
+    print(reply, other_reply, stored)
     async with app as open_app, rmq.connect() as client:
         await open_app.state.save(Order(number))
         async with client.consumer("g", {"T": "*"}, consume_from="first") as consumer:

@@ -6,15 +6,24 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from itertools import repeat
 from json.encoder import encode_basestring as quoted
-from typing import Final
+from typing import Final, TypedDict
 
 from attrs import define, evolve, field, frozen
 
 from rmq.client.config import ClientConfig
 from rmq.client.session.results import SendResult
-from rmq.errors import InvalidMessage, InvalidMessageType, InvalidType, RemoteProtocolError, check_type
+from rmq.errors import (
+    ConfigError,
+    InvalidMessage,
+    InvalidMessageType,
+    InvalidType,
+    RemoteProtocolError,
+    check_number,
+    check_type,
+)
 from rmq.message import (
     AUTO_CREATE_TOPIC,
     NOT_SENDABLE_TOPICS,
@@ -66,6 +75,33 @@ class Outgoing:
     code: int = SEND
     more: Mapping[str, str] | None = None
     """Further fields of the header, by their short names."""
+
+
+class DeliveryTime(TypedDict, total=False):
+    """The fields of a `Message` that say when it is delivered."""
+
+    delay_ms: int | None
+    deliver_at_ms: int | None
+
+
+def delivery_time(
+    delay_ms: int | None, delay: float | timedelta | None, deliver_at: datetime | None
+) -> DeliveryTime:
+    """Raises InvalidType, and ConfigError when there are several, or for a datetime without a time zone."""
+    if (delay_ms is not None) + (delay is not None) + (deliver_at is not None) > 1:
+        given = {"delay_ms": delay_ms, "delay": delay, "deliver_at": deliver_at}
+        raise ConfigError("delay", given, "one of delay_ms, delay and deliver_at")
+    if delay is not None:
+        seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        check_number("delay", seconds, 0, whole=False)
+        return {"delay_ms": round(seconds * 1000)}
+    if deliver_at is not None:
+        check_type("deliver_at", deliver_at, datetime, "a datetime with a time zone")
+        if deliver_at.tzinfo is None:
+            expected = "a datetime with a time zone, such as datetime.now(UTC)"
+            raise ConfigError("deliver_at", deliver_at, expected)
+        return {"deliver_at_ms": round(deliver_at.timestamp() * 1000)}
+    return {"delay_ms": delay_ms} if delay_ms is not None else {}
 
 
 def pack(

@@ -8,8 +8,10 @@ from types import TracebackType
 from typing import Any
 
 import anyio
+from attrs import evolve
 
 from rmq.client.produce.accumulator import Accumulator
+from rmq.client.produce.idempotent import IdempotentSender
 from rmq.client.produce.outgoing import (
     Outgoing,
     asker_waits_until,
@@ -62,10 +64,14 @@ class Producer(AsyncResource):
     `shutdown_timeout_ms`.
     """
 
-    def __init__(self, session: Session, group: str, *, auto_batch: bool = False) -> None:
+    def __init__(
+        self, session: Session, group: str, *, auto_batch: bool = False, idempotent: bool = False
+    ) -> None:
         self._session = session
         self.group = validate_group(group)
-        self._sender = Sender(session, group)
+        self._sender = IdempotentSender(session, group) if idempotent else Sender(session, group)
+        # What is compressed is in no batch, and only those are numbered.
+        self._packing = evolve(session.config, compress_over=0) if idempotent else session.config
         tasks = session.tasks if auto_batch else None
         self._accumulator = None if tasks is None else Accumulator(self._sender, tasks)
         self._unfinished = 0  # sends, and transactions between their half and their end
@@ -128,7 +134,7 @@ class Producer(AsyncResource):
         """
         if self._session.observers:
             return await self._observed(message, queue, sharding_key, {}, 0, timeout)
-        outgoing = pack(message, self._session.unique_ids.next(), self._session.config)
+        outgoing = pack(message, self._session.unique_ids.next(), self._packing)
         self._check_open()
         self._unfinished += 1
         try:
@@ -155,9 +161,7 @@ class Producer(AsyncResource):
         result: SendResult | None = None
         failure: BaseException | None = None
         try:
-            outgoing = pack(
-                message, session.unique_ids.next(), session.config, extra=extra, sys_flag=sys_flag
-            )
+            outgoing = pack(message, session.unique_ids.next(), self._packing, extra=extra, sys_flag=sys_flag)
             if accumulator is not None and accumulator.takes(message, outgoing):
                 self._check_open()
                 self._unfinished += 1
@@ -231,7 +235,7 @@ class Producer(AsyncResource):
     ) -> SendResult:
         ids = [self._session.unique_ids.next() for _ in messages]
         results: list[SendResult] = []
-        for outgoing in pack_batch(messages, ids, self._session.config, extras):
+        for outgoing in pack_batch(messages, ids, self._packing, extras):
             try:
                 results.append(
                     await self.send_packed(outgoing, queue=queue, sharding_key=sharding_key, timeout=timeout)

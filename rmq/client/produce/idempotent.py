@@ -1,0 +1,127 @@
+"""Idempotent sending: what a producer sends again, because an answer was lost, is stored once.
+
+The producer numbers its messages. A message stays at the broker that it was first written to, which answers a
+repeated one with the place of the first. Our brokers do so while `idempotentSendKeepTime` is not 0. To other
+brokers, and for messages that no batch can hold (delayed ones, transactions), it is a `Sender`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+import anyio
+from attrs import evolve
+
+from rmq.client.produce.outgoing import BATCH, SEND, Outgoing
+from rmq.client.produce.sender import Sender, check_timeout
+from rmq.client.session.results import SendResult
+from rmq.client.session.routes import select_by_key
+from rmq.errors import (
+    NETWORK_ERRORS,
+    RequestCodeNotSupported,
+    SendFailed,
+    ServiceNotAvailable,
+    SystemBusy,
+)
+from rmq.message import RETRY_PREFIX, MessageQueue
+from rmq.protocol.codes import IDEMPOTENT_SEND
+from rmq.protocol.headers import PRODUCER_ID, SEQUENCE
+from rmq.protocol.properties import PROPERTY_DELAY_MS, PROPERTY_DELAY_SEC, PROPERTY_DELIVER_MS
+from rmq.protocol.record import encode_batch
+from rmq.remoting.loop import exponential_backoff
+
+if TYPE_CHECKING:
+    from rmq.client.session.session import Session
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS: Final = 0.1
+LONGEST_PAUSE_SECONDS: Final = 1.0
+DELAYING: Final = ("DELAY", PROPERTY_DELAY_MS, PROPERTY_DELAY_SEC, PROPERTY_DELIVER_MS)
+AGAIN: Final = (*NETWORK_ERRORS, SystemBusy, ServiceNotAvailable)
+"""After these the same broker is asked again: it may have stored the message, or does so soon."""
+
+
+class IdempotentSender(Sender):
+    """Sends in the name of a producer group, each message once. Its name among the brokers is that of the
+    group and a number by chance: each producer numbers its own messages."""
+
+    def __init__(self, session: Session, group: str) -> None:
+        super().__init__(session, group)
+        self._producer = f"{group[:100]}#{session.chance.getrandbits(64):016x}"
+        self._next_number = 0
+        self._without: set[str] = set()
+        """Brokers that do not know such sends."""
+
+    async def send(
+        self,
+        outgoing: Outgoing,
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """As `Sender.send`, but a message that may have been stored goes to the same queue again, up to
+        `timeout`, or to `send_queue_ms`. Raises SendFailed then: it is stored once or not at all. Cancelled:
+        the same."""
+        if not _is_numbered(outgoing):
+            return await super().send(outgoing, queue, sharding_key, timeout)
+        if timeout is not None:
+            check_timeout(timeout)
+        session = self._session
+        until = session.now() + (self._queue_seconds if timeout is None else timeout)
+        chosen = await self._chosen(outgoing, queue, sharding_key, until - session.now())
+        if chosen.broker_name in self._without:
+            return await super().send(outgoing, queue, sharding_key, timeout)
+        numbered = self._number(outgoing)
+        attempts: list[tuple[str, BaseException, float]] = []
+        began, pauses = session.now(), 0
+        while True:
+            left = until - session.now()
+            try:
+                seconds = max(min(self.timeout, left), 0.001)
+                return await super().send(numbered, chosen, None, seconds)
+            except RequestCodeNotSupported:
+                log.info("%s may store a message twice: it has no idempotentSendKeepTime", chosen.broker_name)
+                self._without.add(chosen.broker_name)
+                return await super().send(outgoing, queue, sharding_key, max(left, 0.001))
+            except AGAIN as error:
+                attempts.append((chosen.broker_name, error.with_traceback(None), session.now() - began))
+                pause = exponential_backoff(FIRST_PAUSE_SECONDS, pauses, LONGEST_PAUSE_SECONDS)
+                pause *= session.chance.uniform(0.5, 1.0)
+                if session.now() + pause >= until:
+                    raise SendFailed(attempts) from error
+            pauses += 1
+            session.refresh_soon(outgoing.topic)
+            await anyio.sleep(pause)
+
+    async def _chosen(
+        self, outgoing: Outgoing, queue: MessageQueue | None, sharding_key: str | None, seconds: float
+    ) -> MessageQueue:
+        """The queue that the message goes to, however often. Raises as `send`."""
+        if queue is not None:
+            return queue
+        rotation = await self.rotation(outgoing.topic, min(self.timeout, seconds))
+        if sharding_key is not None:
+            return select_by_key(rotation.route.publish_queues, sharding_key)
+        return self._next(rotation, (), self._session.now())
+
+    def _number(self, outgoing: Outgoing) -> Outgoing:
+        """The same as a batch that has its number."""
+        number = self._next_number
+        self._next_number += outgoing.unique_id.count(",") + 1
+        body = outgoing.body
+        if not outgoing.is_batch:
+            body = encode_batch([(outgoing.flag, outgoing.body, outgoing.properties)])
+        more = {PRODUCER_ID: self._producer, SEQUENCE: str(number)}
+        return evolve(outgoing, body=body, is_batch=True, code=IDEMPOTENT_SEND, more=more)
+
+
+def _is_numbered(outgoing: Outgoing) -> bool:
+    return (
+        outgoing.code in (SEND, BATCH)
+        and not outgoing.sys_flag
+        and outgoing.more is None
+        and not outgoing.topic.startswith(RETRY_PREFIX)
+        and not any(f"{name}\x01" in outgoing.properties for name in DELAYING)
+    )
