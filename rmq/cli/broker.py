@@ -17,7 +17,6 @@ from rmq.cli.target import (
     first_error,
     part_options,
     report_done,
-    run,
     run_admin,
     target_options,
     yes_option,
@@ -198,10 +197,7 @@ def handover(target: Target, broker: str, number: int | None, timeout: int, cont
     The master takes no more messages, hands over when all that it took is in sync, and follows then. Sends
     wait for the new master, mostly less than a second, and go on there; none is lost.
     """
-    done, text = run(hand_over, target, controllers, broker, number or 0, timeout / 1000)
-    if not done:
-        refuse(text)
-    echo(text)
+    hand_over(target, controllers, broker, number or 0, timeout / 1000)
 
 
 def _is_pattern(broker: str) -> bool:

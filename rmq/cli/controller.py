@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import anyio
 import click
 
 from rmq.cli.output import EXIT_FAILED, Format, echo, output_option, refuse, show
 from rmq.cli.target import Target, confirm, run, target_options, yes_option
-from rmq.errors import NETWORK_ERRORS, RemoteProtocolError, RequestCodeNotSupported, for_code
 
 if TYPE_CHECKING:
-    from rmq.controller.controller import Answer, Request
+    from rmq.operate.controllers import ControlledSet, Controllers, ControllerState, Outcome, Replica
     from rmq.protocol.command import Command
-    from rmq.remoting.pool import Pool
+
+T = TypeVar("T")
 
 SECRET_VARIABLE: Final = "RMQ_CLUSTER_SECRET_FILE"
-SECONDS: Final = 5.0
-SCAN_SECONDS: Final = 0.1
-"""Between two looks at who is master, or a member."""
 MEMBER_SECONDS: Final = 30.0
 FORGETFUL: Final = "it has lost its journal: drop it, and add it with an empty folder (docs/runbooks.md)"
 CONTROLLERS: Final = click.option(
@@ -61,56 +54,59 @@ def status(target: Target, controllers: str, shows_all: bool, output: Format) ->
 
     `reach` is how far a replica's log is on its disk, `lives` whether it was heard within a lease.
     """
-    states = run(_status, target, controllers)
-    leading = next((one for one in states if one.get("leading")), None)
-    leases = {one["leaseMs"]: one["address"] for one in states if "leaseMs" in one}
+    from rmq.operate.controllers import is_member, leases
+
+    states = run(_with, target, controllers, lambda found: found.states())
+    leading = next((one for one in states if one.is_leading), None)
     if shows_all:
         columns = ("address", "member", "role", "leading", "leader", "term", "committed", "error")
-        forgetful = () if leading is None else leading.get("forgetful", ())
-        rows = [one | {"member": _is_member(one, leading)} for one in states]
-        rows = [one | {"error": FORGETFUL} if one.get("self") in forgetful else one for one in rows]
-        rows = [one | {"error": stopped} if (stopped := _stopped(one)) else one for one in rows]
-        show([{key: one.get(key) for key in columns} for one in rows], output, columns=columns)
+        rows = [_controller_row(one, leading) | {"member": is_member(one, leading)} for one in states]
+        show([{key: row.get(key) for key in columns} for row in rows], output, columns=columns)
     elif leading is not None:
-        rows = [_row(one, replica) for one in leading["sets"] for replica in one["replicas"]]
-        show(rows, output)
+        show([_row(one, replica) for one in leading.sets for replica in one.replicas], output)
     else:
         for one in states:
-            echo(f"{one['address']}: {one.get('error') or _stopped(one) or 'it does not lead'}", err=True)
+            echo(f"{one.address}: {one.problem}", err=True)
     if leading is None:
         echo("rmq: no controller leads: nobody elects masters", err=True)
         sys.exit(EXIT_FAILED)
-    if len(leases) > 1:
-        each = ", ".join(f"{lease} at {address}" for lease, address in sorted(leases.items()))
-        text = f"that of who leads counts, {leading.get('leaseMsAgreed', '?')} now; make it the same"
+    if len(found := leases(states)) > 1:
+        each = ", ".join(f"{lease} at {address}" for lease, address in sorted(found.items()))
+        agreed = "?" if leading.agreed_lease_ms is None else leading.agreed_lease_ms
+        text = f"that of who leads counts, {agreed} now; make it the same"
         echo(f"rmq: controllerLeaseMs is {each}: {text}", err=True)
         sys.exit(EXIT_FAILED)
 
 
-def _stopped(one: dict[str, Any]) -> str:
-    """Why a controller applies nothing more; empty when it does."""
-    reason = one.get("stopped")
-    return f"it has stopped, since it cannot read {reason}: start a later version there" if reason else ""
-
-
-def _is_member(one: dict[str, Any], leading: dict[str, Any] | None) -> bool:
-    """As the one that leads has it; while nobody leads, as it has it itself."""
-    members: dict[str, str] = (one if leading is None else leading).get("members", {})
-    return one.get("self", one["address"]) in members.values()
-
-
-def _row(one: dict[str, Any], replica: dict[str, Any]) -> dict[str, Any]:
-    number = replica["number"]
+def _controller_row(one: ControllerState, leading: ControllerState | None) -> dict[str, Any]:
+    error: str | None = one.error or None
+    if leading is not None and one.own_address in leading.forgetful:
+        error = FORGETFUL
+    if one.stopped:
+        error = one.problem
+    is_silent = bool(one.error)
     return {
-        "cluster": one["cluster"],
-        "broker": one["name"],
-        "epoch": one["epoch"],
-        "number": number,
-        "role": "master" if number == one["master"] else "slave",
-        "in_sync": number in one["inSync"],
-        "lives": replica["lives"],
-        "reach": replica["reach"],
-        "address": replica["address"],
+        "address": one.address,
+        "role": one.role,
+        "leading": None if is_silent else one.is_leading,
+        "leader": one.leader,
+        "term": one.term,
+        "committed": one.committed,
+        "error": error,
+    }
+
+
+def _row(one: ControlledSet, replica: Replica) -> dict[str, Any]:
+    return {
+        "cluster": one.cluster,
+        "broker": one.name,
+        "epoch": one.epoch,
+        "number": replica.number,
+        "role": "master" if replica.number == one.master else "slave",
+        "in_sync": replica.number in one.in_sync,
+        "lives": replica.lives,
+        "reach": replica.reach,
+        "address": replica.address,
     }
 
 
@@ -124,10 +120,7 @@ def elect(target: Target, broker: str, number: int, controllers: str) -> None:
 
     The present master gets no lease any more, and is followed when its last one is over.
     """
-    from rmq.controller.controller import ElectRequest
-
-    _operate(target, controllers, ElectRequest(broker, number))
-    echo(f"{broker} {number} is to be the next master; `rmq controller status` shows when it is")
+    _operate(target, controllers, lambda found: found.elect(broker, number))
 
 
 @operations.command()
@@ -138,11 +131,8 @@ def elect(target: Target, broker: str, number: int, controllers: str) -> None:
 @target_options
 def remove(target: Target, broker: str, number: int, controllers: str, yes: bool) -> None:
     """Forget a replica that is gone for good. The last one of a set takes the set with it."""
-    from rmq.controller.sets import Remove
-
     confirm(yes, f"Forget replica {number} of {broker}?")
-    _operate(target, controllers, Remove(broker, number))
-    echo(f"{broker} {number} is removed")
+    _operate(target, controllers, lambda found: found.remove(broker, number))
 
 
 @operations.command()
@@ -162,10 +152,7 @@ def add(target: Target, address: str, controllers: str, seconds: float) -> None:
 
     It gets the log first, and counts once it has it. Members change one at a time.
     """
-    done, text = run(_add, target, controllers, address, seconds)
-    if not done:
-        refuse(text)
-    echo(text)
+    _operate(target, controllers, lambda found: found.add(address, seconds))
 
 
 @operations.command()
@@ -178,203 +165,31 @@ def drop(target: Target, address: str, controllers: str, yes: bool) -> None:
 
     The one that leads may be dropped too: the others elect another, which takes them a second or two.
     """
-    from rmq.controller.controller import RemoveMember
-
     confirm(yes, f"Drop the controller {address}?")
-    answer = run(_asked, target, controllers, RemoveMember(address))
-    if answer.refusal:
-        refuse(answer.refusal)
-    echo(f"{address} is dropped; {_named(answer.controllers)}")
+    _operate(target, controllers, lambda found: found.drop(address))
 
 
-async def _add(target: Target, controllers: str, address: str, seconds: float) -> tuple[bool, str]:
-    """Have one more controller, and wait until it is a member. Returns whether it is so, and what was done or
-    why not."""
-    from rmq.controller.controller import AddMember
-
-    (new,) = await _states(target, [address])
-    if new.get("error"):
-        return False, f"{address} does not answer: {new['error']}"
-    if new.get("self") != address:
-        own = new.get("self")
-        return False, f"{address} knows itself as {own}: add it by that name, or set its controllerSelf"
-    before, why = await _leading(target, controllers)
-    if before is None:
-        return False, why
-    if address not in before["members"] and new.get("committed") and new.get("leader") != before["self"]:
-        others = ", ".join(new["members"]) or "none"
-        return False, (
-            f"{address} has a journal, of the controllers {others}: stop it, remove its folder and start it"
-            " with controllerJoins=true"
-        )
-    if address in before["members"] and new.get("blank"):
-        return False, (
-            f"{address} is one of the controllers, and has lost its journal: `rmq controller drop {address}`"
-            " first, then add it"
-        )
-    answer = await _asked(target, controllers, AddMember(address))
-    if answer.refusal:
-        return False, answer.refusal
-    end = time.monotonic() + seconds
-    while address not in answer.controllers:
-        if time.monotonic() > end:
-            return False, (
-                f"{address} is no member yet after {seconds:g} s; it becomes one once it has the log, unless"
-                f" another comes to lead; `rmq controller drop {address}` gives it up"
-            )
-        await anyio.sleep(SCAN_SECONDS)
-        answer = await _asked(target, controllers, AddMember(address))  # again, as another may lead now
-    return True, f"{address} is added; {_named(answer.controllers)}"
+def hand_over(target: Target, controllers: str, broker: str, number: int, seconds: float) -> None:
+    """Have another replica in sync as master of a set, wait for it, and print what was done. Ends the command
+    when it is not done.
+    """
+    _operate(target, controllers, lambda found: found.hand_over(broker, number, seconds))
 
 
-def _named(members: Sequence[str]) -> str:
-    text = f"the controllers are {', '.join(members)}"
-    if len(members) % 2 == 0:
-        text += f": {len(members)} bear no more failures than {len(members) - 1}, add or drop another"
-    return text
+def _operate(target: Target, controllers: str, work: Callable[[Controllers], Awaitable[Outcome]]) -> None:
+    outcome = run(_with, target, controllers, work)
+    if not outcome.is_done:
+        refuse(outcome.text)
+    echo(outcome.text)
 
 
-async def hand_over(
-    target: Target, controllers: str, broker: str, number: int, seconds: float
-) -> tuple[bool, str]:
-    """Have another replica in sync as master of a set, `number` or, if that is 0, the one with the longest
-    log, and wait for it. Returns whether it is so, and what was done or why not."""
-    from rmq.controller.controller import ElectRequest
-
-    before, why = await _set(target, controllers, broker)
-    if before is None:
-        return False, why
-    if not number:
-        ready = [
-            one
-            for one in before["replicas"]
-            if one["number"] in before["inSync"] and one["number"] != before["master"] and one["lives"]
-        ]
-        if not ready:
-            return False, f"no other replica of {broker} is in sync and lives; see `rmq controller status`"
-        number = max(ready, key=lambda one: one["reach"] or 0)["number"]
-    if number == before["master"]:
-        return True, f"{broker} {number} is the master already, in epoch {before['epoch']}"
-    answer = await _asked(target, controllers, ElectRequest(broker, number))
-    if answer.refusal:
-        return False, answer.refusal
-    began = time.monotonic()
-    while time.monotonic() < began + seconds:
-        now, _ = await _set(target, controllers, broker)
-        if now is not None and now["epoch"] > before["epoch"] and now["master"]:
-            master, epoch, took = now["master"], now["epoch"], time.monotonic() - began
-            return master == number, f"{broker} {master} is the master in epoch {epoch}, after {took:.1f} s"
-        await anyio.sleep(SCAN_SECONDS)
-    return False, f"{broker} {number} is not the master after {seconds:g} s; see `rmq controller status`"
-
-
-async def _set(target: Target, controllers: str, broker: str) -> tuple[dict[str, Any] | None, str]:
-    """What the controller that leads knows of a set, or why there is nothing."""
-    leading, why = await _leading(target, controllers)
-    if leading is None:
-        return None, why
-    known: dict[str, dict[str, Any]] = {one["name"]: one for one in leading["sets"]}
-    names = ", ".join(sorted(known)) or "none"
-    return known.get(broker), f"the controllers know no broker set {broker}; they know: {names}"
-
-
-async def _leading(target: Target, controllers: str) -> tuple[dict[str, Any] | None, str]:
-    """What the controller that leads says of itself, or why there is none."""
-    states = await _status(target, controllers)
-    leading = next((one for one in states if one.get("leading")), None)
-    each = "; ".join(
-        f"{one['address']}: {one.get('error') or _stopped(one) or 'it does not lead'}" for one in states
-    )
-    return leading, "" if leading is not None else f"no controller leads ({each})"
-
-
-def _operate(target: Target, controllers: str, question: Request) -> None:
-    answer = run(_asked, target, controllers, question)
-    if answer.refusal:
-        refuse(answer.refusal)
-
-
-# --- asking ---
-
-
-@asynccontextmanager
-async def _pool(target: Target) -> AsyncIterator[Pool]:
-    from rmq.client.client import SigningPool
-    from rmq.remoting.endpoint import ClientOnlyEndpoint
-    from rmq.remoting.network import TcpNetwork
-    from rmq.remoting.pool import Pool
-
-    arguments = TcpNetwork(), ClientOnlyEndpoint()
-    pool = (
-        SigningPool(target.credentials, *arguments, tls=target.tls)
-        if target.credentials
-        else Pool(*arguments, tls=target.tls)
-    )
-    async with pool:
-        yield pool
-
-
-def _addresses(target: Target, controllers: str) -> list[str]:
+async def _with(target: Target, controllers: str, work: Callable[[Controllers], Awaitable[T]]) -> T:
     from rmq.config import parse_addresses
+    from rmq.operate.controllers import opened
 
-    return parse_addresses(controllers or target.namesrv, "controllers")
-
-
-async def _status(target: Target, controllers: str) -> list[dict[str, Any]]:
-    """What each controller says, or its error: of those that are named, and of those that these know."""
-    given = _addresses(target, controllers)
-    states = await _states(target, given)
-    asked = {*given, *(_as(given, one["self"]) for one in states if "self" in one)}
-    members = {
-        other for one in states for other in (*one.get("members", {}).values(), *one.get("joining", ()))
-    }
-    known = {_as(given, other) for other in members}
-    return states + await _states(target, sorted(known - asked))
-
-
-def _as(given: Sequence[str], address: str) -> str:
-    """An address that a controller says, which has no scheme, with that of those that were given."""
-    scheme, separator, _ = given[0].partition("://")
-    return address if not separator or separator in address else f"{scheme}{separator}{address}"
-
-
-async def _states(target: Target, addresses: Sequence[str]) -> list[dict[str, Any]]:
-    from rmq.protocol.codes import CONTROLLER_STATUS
-    from rmq.protocol.command import Command
-
-    found: list[dict[str, Any]] = []
-    async with _pool(target) as pool:
-        for address in addresses:
-            try:
-                response = await pool.call(address, Command.request(CONTROLLER_STATUS), SECONDS)
-                _check(response, address)
-            except RequestCodeNotSupported:
-                found.append(
-                    {
-                        "address": address,
-                        "error": "it is no controller (setting controllers): name them with --controllers",
-                    }
-                )
-            except NETWORK_ERRORS as error:
-                found.append({"address": address, "error": str(error)})
-            else:
-                found.append({"address": address, **_object(response.body, address)})
-    return found
-
-
-def _check(response: Command, address: str) -> None:
-    if response.code:
-        raise for_code(response.code, response.remark, address)
-
-
-def _object(body: bytes, address: str) -> dict[str, Any]:
-    try:
-        found = json.loads(body)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise RemoteProtocolError(f"{address} does not answer as a controller does")
-    return found
+    addresses = parse_addresses(controllers or target.namesrv, "controllers")
+    async with opened(addresses, credentials=target.credentials, tls=target.tls, sign=_signed) as found:
+        return await work(found)
 
 
 def _signed(request: Command) -> Command:
@@ -384,30 +199,3 @@ def _signed(request: Command) -> Command:
 
     secret = cluster_secret(os.environ.get(SECRET_VARIABLE, ""), SECRET_VARIABLE)
     return request if secret is None else secret.sign(request, wall_clock_ms(), os.urandom(16))
-
-
-async def _asked(target: Target, controllers: str, question: Request) -> Answer:
-    """The answer of the controller that leads: each is asked, and the one that they name."""
-    from rmq.controller.raft import NotLeader
-    from rmq.controller.requests import answer_of, request_of
-    from rmq.protocol.codes import CONTROLLER_NOT_LEADER
-
-    failures: dict[str, Exception] = {}
-    given = _addresses(target, controllers)
-    waiting = list(given)
-    async with _pool(target) as pool:
-        while waiting:
-            address = waiting.pop(0)
-            if address in failures:
-                continue
-            try:
-                response = await pool.call(address, _signed(request_of(question)), SECONDS)
-                if response.code != CONTROLLER_NOT_LEADER:
-                    _check(response, address)
-                return answer_of(response)
-            except (NotLeader, RequestCodeNotSupported, *NETWORK_ERRORS) as error:
-                failures[address] = error
-                if isinstance(error, NotLeader) and error.leader:
-                    waiting.insert(0, _as(given, error.leader))
-    why = "; ".join(f"{address}: {error}" for address, error in failures.items())
-    return refuse(f"no controller leads ({why})")

@@ -1,0 +1,440 @@
+"""Controllers: their state, the broker sets with master and in-sync replicas, elections, hand-overs and
+membership.
+
+    async with opened(["c1:9878", "c2:9878", "c3:9878"]) as controllers:
+        print((await controllers.leading()).sets)
+        await controllers.hand_over("broker-a")
+
+Name servers may be controllers too. RocketMQ 5.3's own controllers speak another protocol and are not asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+from attrs import field, frozen
+
+from rmq.controller.controller import AddMember, Answer, ElectRequest, RemoveMember, Request
+from rmq.controller.raft import NotLeader
+from rmq.controller.requests import answer_of, request_of
+from rmq.controller.sets import Remove
+from rmq.errors import NETWORK_ERRORS, RemoteProtocolError, RequestCodeNotSupported, RmqError, for_code
+from rmq.protocol.codes import CONTROLLER_NOT_LEADER, CONTROLLER_STATUS
+from rmq.protocol.command import Command
+
+if TYPE_CHECKING:
+    from rmq.protocol.signature import Credentials
+    from rmq.remoting.network import Network
+    from rmq.remoting.tls import TlsConfig
+
+Call = Callable[[str, Command], Awaitable[Command]]
+"""Sends a request to an address and returns the answer; raises the errors of the network."""
+Sign = Callable[[Command], Command]
+
+SECONDS: Final = 5.0
+"""What a controller may take to answer."""
+SCAN_SECONDS: Final = 0.1
+"""Between two looks at who is master, or a member."""
+MEMBER_SECONDS: Final = 30.0
+NO_CONTROLLER: Final = "it is no controller (setting controllers): name them with --controllers"
+
+
+class NoLeadingController(RmqError):
+    """No controller leads: nobody elects masters."""
+
+    retriable = True
+    hint = "start a majority of the controllers; `rmq controller status --all` shows each"
+
+
+@frozen
+class Replica:
+    """A replica of a broker set. `lives` says whether it was heard within a lease, `reach` how far its log is
+    on its disk; both are None where only the controller that leads knows them.
+    """
+
+    number: int
+    address: str
+    lives: bool | None
+    reach: int | None
+
+
+@frozen
+class ControlledSet:
+    """A broker set under the controllers. `master` is the number of the master, 0 for none, `in_sync` the
+    numbers of the replicas in sync.
+    """
+
+    cluster: str
+    name: str
+    epoch: int
+    master: int
+    in_sync: tuple[int, ...]
+    replicas: tuple[Replica, ...]
+
+    @property
+    def candidates(self) -> list[Replica]:
+        """Replicas that may become master: in sync and alive, the one with the longest log first."""
+        ready = [
+            one
+            for one in self.replicas
+            if one.number in self.in_sync and one.number != self.master and one.lives
+        ]
+        return sorted(ready, key=lambda one: -(one.reach or 0))
+
+
+@frozen
+class ControllerState:
+    """State of a controller by its own word; `error` says why it did not answer.
+
+    `own_address` is the address that it has among the `members` (name -> address), `leader` the name of the
+    leader, `stopped` why it applies nothing more. `forgetful` are members that have lost their journals, and
+    `is_blank` says that this one has none. `elections` counts those it has begun. `lease_ms` is its setting,
+    `agreed_lease_ms` the one in force.
+    """
+
+    address: str
+    own_address: str = ""
+    role: str | None = None
+    is_leading: bool = False
+    leader: str | None = None
+    term: int | None = None
+    committed: int | None = None
+    members: Mapping[str, str] = field(factory=dict)
+    joining: tuple[str, ...] = ()
+    forgetful: tuple[str, ...] = ()
+    is_blank: bool = False
+    stopped: str = ""
+    lease_ms: int | None = None
+    agreed_lease_ms: int | None = None
+    elections: int | None = None
+    sets: tuple[ControlledSet, ...] = ()
+    error: str = ""
+
+    @property
+    def problem(self) -> str:
+        """Why it does not lead, in words; empty when it does."""
+        if self.error:
+            return self.error
+        if self.stopped:
+            return f"it has stopped, since it cannot read {self.stopped}: start a later version there"
+        return "" if self.is_leading else "it does not lead"
+
+    def broker_set(self, name: str) -> ControlledSet | None:
+        """The broker set of a name."""
+        return next((one for one in self.sets if one.name == name), None)
+
+
+@frozen
+class Outcome:
+    """End of an operation: whether it is done, and in words what was done or why not."""
+
+    is_done: bool
+    text: str
+
+
+def _unsigned(request: Command) -> Command:
+    return request
+
+
+class Controllers:
+    """Operations on the controllers at `addresses`, by `call`; `sign` signs what changes something, with the
+    secret of the cluster's servers.
+
+    Methods raise the errors of the network only when no controller can be reached, AccessDenied and the
+    ResponseError of a refusal.
+    """
+
+    def __init__(self, addresses: Sequence[str], call: Call, sign: Sign = _unsigned) -> None:
+        self._given, self._call, self._sign = list(addresses), call, sign
+
+    # --- reading ---
+
+    async def states(self) -> list[ControllerState]:
+        """Ask each controller for its state: those that were named, and those that these know."""
+        states = await self._ask(self._given)
+        asked = {*self._given, *(self._named(one.own_address) for one in states if one.own_address)}
+        others = {other for one in states for other in (*one.members.values(), *one.joining)}
+        known = {self._named(other) for other in others}
+        return states + await self._ask(sorted(known - asked))
+
+    async def leading(self) -> ControllerState:
+        """The state of the controller that leads. Raises NoLeadingController, with a word of each."""
+        states = await self.states()
+        for one in states:
+            if one.is_leading:
+                return one
+        raise NoLeadingController(f"no controller leads ({_each(states)})")
+
+    async def broker_set(self, name: str) -> ControlledSet | None:
+        """A broker set as the controller that leads has it; None when it knows none of that name."""
+        return (await self.leading()).broker_set(name)
+
+    def _named(self, address: str) -> str:
+        """An address that a controller says, which has no scheme, with that of those that were given."""
+        scheme, separator, _ = self._given[0].partition("://")
+        return address if not separator or separator in address else f"{scheme}{separator}{address}"
+
+    async def _ask(self, addresses: Sequence[str]) -> list[ControllerState]:
+        found = []
+        for address in addresses:
+            try:
+                response = await self._call(address, Command.request(CONTROLLER_STATUS))
+                _check(response, address)
+                found.append(state_of(address, _object(response.body, address)))
+            except RequestCodeNotSupported:
+                found.append(ControllerState(address, error=NO_CONTROLLER))
+            except NETWORK_ERRORS as error:
+                found.append(ControllerState(address, error=str(error)))
+        return found
+
+    # --- changes ---
+
+    async def elect(self, broker: str, number: int) -> Outcome:
+        """Have a replica in sync become the next master of its set. The present master gets no lease any
+        more, and is followed when its last one is over.
+        """
+        return _outcome(
+            await self._asked(ElectRequest(broker, number)),
+            f"{broker} {number} is to be the next master; `rmq controller status` shows when it is",
+        )
+
+    async def remove(self, broker: str, number: int) -> Outcome:
+        """Forget a replica that is gone for good. The last one of a set takes the set with it."""
+        return _outcome(await self._asked(Remove(broker, number)), f"{broker} {number} is removed")
+
+    async def drop(self, address: str) -> Outcome:
+        """Have one controller less, whether it lives or not."""
+        answer = await self._asked(RemoveMember(address))
+        return _outcome(answer, f"{address} is dropped; {members_text(answer.controllers)}")
+
+    async def add(self, address: str, seconds: float = MEMBER_SECONDS) -> Outcome:
+        """Have one more controller, which was started with controllerJoins=true, and wait until it is a
+        member.
+
+        Cancelled: it may become a member.
+        """
+        (new,) = await self._ask([address])
+        try:
+            refusal = _unfit(new) or _misplaced(new, await self.leading())
+        except NoLeadingController as error:
+            return Outcome(False, str(error))
+        if refusal:
+            return Outcome(False, refusal)
+        answer = await self._asked(AddMember(address))
+        if answer.refusal:
+            return Outcome(False, answer.refusal)
+        end = anyio.current_time() + seconds
+        while address not in answer.controllers:
+            if anyio.current_time() > end:
+                text = (
+                    f"{address} is no member yet after {seconds:g} s; it becomes one once it has the log, "
+                    f"unless another comes to lead; `rmq controller drop {address}` gives it up"
+                )
+                return Outcome(False, text)
+            await anyio.sleep(SCAN_SECONDS)
+            answer = await self._asked(AddMember(address))  # again, as another may lead now
+        return Outcome(True, f"{address} is added; {members_text(answer.controllers)}")
+
+    async def hand_over(self, broker: str, number: int = 0, seconds: float = 30.0) -> Outcome:
+        """Have another replica in sync as master of a set, and wait for it: `number`, or 0 for the one with
+        the longest log.
+
+        The master takes no more messages and hands over when all that it took is in sync. Cancelled: the
+        hand-over may still happen.
+        """
+        try:
+            leading = await self.leading()
+        except NoLeadingController as error:
+            return Outcome(False, str(error))
+        before = leading.broker_set(broker)
+        if before is None:
+            names = ", ".join(sorted(one.name for one in leading.sets)) or "none"
+            return Outcome(False, f"the controllers know no broker set {broker}; they know: {names}")
+        if not number:
+            if not before.candidates:
+                text = f"no other replica of {broker} is in sync and lives; see `rmq controller status`"
+                return Outcome(False, text)
+            number = before.candidates[0].number
+        if number == before.master:
+            return Outcome(True, f"{broker} {number} is the master already, in epoch {before.epoch}")
+        answer = await self._asked(ElectRequest(broker, number))
+        if answer.refusal:
+            return Outcome(False, answer.refusal)
+        return await self._handed_over(before, number, seconds)
+
+    async def _handed_over(self, before: ControlledSet, number: int, seconds: float) -> Outcome:
+        began = anyio.current_time()
+        while anyio.current_time() < began + seconds:
+            try:
+                now = await self.broker_set(before.name)
+            except NoLeadingController:
+                now = None
+            if now is not None and now.epoch > before.epoch and now.master:
+                took = anyio.current_time() - began
+                text = f"{now.name} {now.master} is the master in epoch {now.epoch}, after {took:.1f} s"
+                return Outcome(now.master == number, text)
+            await anyio.sleep(SCAN_SECONDS)
+        text = f"{before.name} {number} is not the master after {seconds:g} s; see `rmq controller status`"
+        return Outcome(False, text)
+
+    async def _asked(self, question: Request) -> Answer:
+        """The answer of the controller that leads: each is asked, and the one that they name."""
+        failures: dict[str, Exception] = {}
+        waiting = list(self._given)
+        while waiting:
+            address = waiting.pop(0)
+            if address in failures:
+                continue
+            try:
+                response = await self._call(address, self._sign(request_of(question)))
+                if response.code != CONTROLLER_NOT_LEADER:
+                    _check(response, address)
+                return answer_of(response)
+            except (NotLeader, RequestCodeNotSupported, *NETWORK_ERRORS) as error:
+                failures[address] = error
+                if isinstance(error, NotLeader) and error.leader:
+                    waiting.insert(0, self._named(error.leader))
+        why = "; ".join(f"{address}: {error}" for address, error in failures.items())
+        raise NoLeadingController(f"no controller leads ({why})")
+
+
+@asynccontextmanager
+async def opened(
+    addresses: Sequence[str],
+    *,
+    credentials: Credentials | None = None,
+    tls: TlsConfig | None = None,
+    network: Network | None = None,
+    sign: Sign = _unsigned,
+) -> AsyncIterator[Controllers]:
+    """Operations on controllers, with connections that are closed at the end of the block.
+
+    `credentials` is the account to act as, `sign` signs changes with the secret of the cluster's servers,
+    `network` is for tests.
+    """
+    from rmq.client.client import SigningPool
+    from rmq.remoting.endpoint import ClientOnlyEndpoint
+    from rmq.remoting.network import TcpNetwork
+    from rmq.remoting.pool import Pool
+
+    network = network or TcpNetwork()
+    pool = (
+        Pool(network, ClientOnlyEndpoint(), tls=tls)
+        if credentials is None
+        else SigningPool(credentials, network, ClientOnlyEndpoint(), tls=tls)
+    )
+    async with pool:
+
+        async def call(address: str, request: Command) -> Command:
+            return await pool.call(address, request, SECONDS)
+
+        yield Controllers(addresses, call, sign)
+
+
+def members_text(members: Sequence[str]) -> str:
+    """The controllers in words, with a warning of an even number of them."""
+    text = f"the controllers are {', '.join(members)}"
+    if len(members) % 2 == 0:
+        text += f": {len(members)} bear no more failures than {len(members) - 1}, add or drop another"
+    return text
+
+
+def leases(states: Sequence[ControllerState]) -> dict[int, str]:
+    """The leases that controllers are set to, in ms -> the last address with it; more than one is a
+    mistake.
+    """
+    return {one.lease_ms: one.address for one in states if one.lease_ms is not None}
+
+
+def is_member(one: ControllerState, leading: ControllerState | None) -> bool:
+    """Whether a controller is a member for the one that leads; while none leads, for itself."""
+    members = (one if leading is None else leading).members
+    return (one.own_address or one.address) in members.values()
+
+
+def state_of(address: str, tree: Mapping[str, Any]) -> ControllerState:
+    """A controller's answer as a value. Raises RemoteProtocolError for one that is none."""
+    try:
+        return ControllerState(
+            address,
+            own_address=str(tree.get("self") or ""),
+            role=tree.get("role"),
+            is_leading=bool(tree.get("leading")),
+            leader=tree.get("leader"),
+            term=tree.get("term"),
+            committed=tree.get("committed"),
+            members=dict(tree.get("members") or {}),
+            joining=tuple(tree.get("joining") or ()),
+            forgetful=tuple(tree.get("forgetful") or ()),
+            is_blank=bool(tree.get("blank")),
+            stopped=str(tree.get("stopped") or ""),
+            lease_ms=tree.get("leaseMs"),
+            agreed_lease_ms=tree.get("leaseMsAgreed"),
+            elections=tree.get("elections"),
+            sets=tuple(map(_set, tree.get("sets") or ())),
+            error=str(tree.get("error") or ""),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RemoteProtocolError(f"{address} does not answer as a controller does: {error!r}") from None
+
+
+def _set(row: Mapping[str, Any]) -> ControlledSet:
+    replicas = tuple(
+        Replica(one["number"], one["address"], one["lives"], one["reach"]) for one in row["replicas"]
+    )
+    in_sync = tuple(row["inSync"])
+    return ControlledSet(row["cluster"], row["name"], row["epoch"], row["master"] or 0, in_sync, replicas)
+
+
+def _unfit(new: ControllerState) -> str:
+    """Why a controller cannot be added, by its own state; empty when it can."""
+    if new.error:
+        return f"{new.address} does not answer: {new.error}"
+    if new.own_address != new.address:
+        own = new.own_address or None
+        return f"{new.address} knows itself as {own}: add it by that name, or set its controllerSelf"
+    return ""
+
+
+def _misplaced(new: ControllerState, leading: ControllerState) -> str:
+    """Why a controller cannot be added to those of the one that leads; empty when it can."""
+    address = new.address
+    if address not in leading.members and new.committed and new.leader != leading.own_address:
+        others = ", ".join(new.members) or "none"
+        return (
+            f"{address} has a journal, of the controllers {others}: stop it, remove its folder and start it"
+            " with controllerJoins=true"
+        )
+    if address in leading.members and new.is_blank:
+        return (
+            f"{address} is one of the controllers, and has lost its journal: `rmq controller drop {address}`"
+            " first, then add it"
+        )
+    return ""
+
+
+def _outcome(answer: Answer, text: str) -> Outcome:
+    return Outcome(False, answer.refusal) if answer.refusal else Outcome(True, text)
+
+
+def _each(states: Sequence[ControllerState]) -> str:
+    return "; ".join(f"{one.address}: {one.problem}" for one in states)
+
+
+def _check(response: Command, address: str) -> None:
+    if response.code:
+        raise for_code(response.code, response.remark, address)
+
+
+def _object(body: bytes, address: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise RemoteProtocolError(f"{address} does not answer as a controller does")
+    return found
