@@ -281,6 +281,11 @@ class DoorHost(Protocol):
     def delivery_settings(self, group: str) -> DeliverySettings:
         """How messages are delivered to a group that takes them one by one. Raises AccessDenied."""
 
+    def message_type(self, topic: str) -> str:
+        """The type of messages that a topic takes: NORMAL, FIFO, DELAY, TRANSACTION or MIXED; empty when it
+        takes any, or when there is no such topic.
+        """
+
     def queues(self, topic: str) -> int:
         """The number of queues of a topic that are read; 0 when there is no such topic."""
 

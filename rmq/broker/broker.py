@@ -16,6 +16,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from rmq.broker.admin.config_requests import ConfigRequests
 from rmq.broker.admin.consume_stats import ConsumeProgress, SlicedAnswers
 from rmq.broker.admin.expiry import Expiry
 from rmq.broker.admin.metrics_export import gauges_of
@@ -25,6 +26,7 @@ from rmq.broker.admin.registration import Registration
 from rmq.broker.admin.topics_and_groups import Admin
 from rmq.broker.config import Settings
 from rmq.broker.consume.per_message.deliveries import Deliveries
+from rmq.broker.consume.per_message.pop_requests import PopRequests
 from rmq.broker.consume.pull import Pull
 from rmq.broker.consume.read import Reader
 from rmq.broker.delay.delay_levels import Schedule
@@ -314,6 +316,7 @@ class Broker(Endpoint):
             put=records.put,
             give_up=records.put_dead_letter,
         )
+        self.pop_requests = PopRequests(settings, self.deliveries, self.now_ms)
         replicas = self.acknowledgement.replicas
         place = self.role.read_preference(lambda: settings.broker.read_at_slaves, replicas.numbers)
         self.pull = Pull(settings, tables, self.reader, place=place)
@@ -330,6 +333,7 @@ class Broker(Endpoint):
             on_deleted=self._on_topic_deleted,
             wake_clean=self.wake.clean,
         )
+        self.config_requests = ConfigRequests(settings, tables, self.changes)
         self.sliced_answers = SlicedAnswers(self.wake.sliced_answers, settings.holders_of)
         self.progress = ConsumeProgress(settings, store, tables, self.sliced_answers)
         self.expiry = Expiry(settings, store, tables)
@@ -372,7 +376,8 @@ class Broker(Endpoint):
         readers = self.pull, self.offsets, self.clients, self.locks, self.query, self.admin, self.progress
         writers = self.send, self.idempotent, self.transactions, self.recall
         callers = self.client_requests, self.request_reply
-        for part in (*readers, *writers, *callers):
+        of_5x = self.pop_requests, self.config_requests
+        for part in (*readers, *writers, *callers, *of_5x):
             for code, handler in part.handlers().items():
                 assert code not in handlers, code
                 handlers[int(code)] = self.replica.signed(handler) if code in TABLE_CODES else handler

@@ -17,6 +17,7 @@ from rmq.broker.consume.per_message.handles import handle_text
 from rmq.broker.consume.per_message.polls import HeldTake
 from rmq.broker.consume.read import MOVED, SUCCESS
 from rmq.broker.filtering.subscription import parse_subscription
+from rmq.broker.tables.topic_attributes import MESSAGE_TYPE
 from rmq.doors import (
     JOIN,
     PUBLISH,
@@ -317,6 +318,11 @@ class DoorPeer:
         return DeliverySettings(attempts, in_order, policy.delays_ms)
 
     # ---- queues ----
+
+    def message_type(self, topic: str) -> str:
+        """As `rmq.doors.DoorHost.message_type`."""
+        config = self._broker.topics.get(topic)
+        return "" if config is None else (config.attributes or {}).get(MESSAGE_TYPE, "")
 
     def queues(self, topic: str) -> int:
         """As `rmq.doors.DoorHost.queues`."""

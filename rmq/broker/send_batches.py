@@ -277,7 +277,7 @@ class CompiledBroker(Broker):
         """For the queues that sends look for, if such sends are plain."""
         for topic, queue_id in self.lanes.take_wanted():
             target = self.append.targets.get(topic)
-            if target is None or target.group or not 0 <= queue_id < target.queues:
+            if target is None or target.is_special or not 0 <= queue_id < target.queues:
                 continue
             queue = self.store.lane(topic, queue_id)
             if queue is not None:

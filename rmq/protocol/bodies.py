@@ -127,6 +127,8 @@ class TopicConfig(Body):
     topic_sys_flag: Int32 = 0
     order: bool = False
     creation: TopicCreation | None = field(default=None, eq=False)
+    attributes: dict[str, str] | None = field(default=None, kw_only=True)
+    """RocketMQ 5.x's, as `message.type`; 4.9 ignores them."""
 
     def is_made_after(self, other: TopicConfig) -> bool:
         """Whether this is another topic of the same name, made after `other` was deleted.
@@ -276,6 +278,31 @@ class KVConfigSerializeWrapper(Body):
 
 
 @frozen
+class ExponentialRetryPolicy(Body):
+    """Delays between retries that grow by a factor. Times are in ms."""
+
+    initial: Int64 = 5_000
+    max: Int64 = 7_200_000
+    multiplier: Int64 = 2
+
+
+@frozen
+class CustomizedRetryPolicy(Body):
+    """Delays between retries, one after the other, in ms."""
+
+    next: list[Int64] = field(factory=list)
+
+
+@frozen
+class GroupRetryPolicy(Body):
+    """Retry policy of a group; `type` says which of the two holds."""
+
+    type: str = "CUSTOMIZED"
+    exponential_retry_policy: ExponentialRetryPolicy | None = None
+    customized_retry_policy: CustomizedRetryPolicy | None = None
+
+
+@frozen
 class SubscriptionGroupConfig(Body):
     """A consumer group as a broker knows it."""
 
@@ -288,6 +315,12 @@ class SubscriptionGroupConfig(Body):
     broker_id: Int64 = codes.MASTER_ID
     which_broker_when_consume_slowly: Int64 = 1
     notify_consumer_ids_changed_enable: bool = True
+    consume_message_orderly: bool | None = None
+    """This and the following are RocketMQ 5.x's, kept as they are given; 4.9 ignores them."""
+    group_retry_policy: GroupRetryPolicy | None = None
+    group_sys_flag: Int32 | None = None
+    consume_timeout_minute: Int32 | None = None
+    attributes: dict[str, str] | None = None
 
 
 @define

@@ -365,7 +365,22 @@ PERM_INHERIT: Final = 1
 # Broker id of the master.
 MASTER_ID: Final = 0
 
-# What RocketMQ 5.x added, and is served here: the recall of a scheduled message.
+# What RocketMQ 5.x added, and is served here: messages one by one (POP), settings of topics and groups, and
+# the recall of a scheduled message.
+POP_MESSAGE: Final = 200_050
+ACK_MESSAGE: Final = 200_051
+BATCH_ACK_MESSAGE: Final = 200_151
+CHANGE_MESSAGE_INVISIBLETIME: Final = 200_053
+NOTIFICATION: Final = 200_054
+POLLING_INFO: Final = 200_055
+GET_TOPIC_CONFIG: Final = 351
+GET_SUBSCRIPTIONGROUP_CONFIG: Final = 352
+QUERY_ASSIGNMENT: Final = 400
+SET_MESSAGE_REQUEST_MODE: Final = 401
+"""Codes of requests."""
+POLLING_FULL: Final = 209
+POLLING_TIMEOUT: Final = 210
+"""Answer codes: too many polls wait; the poll has found nothing."""
 RECALL_MESSAGE: Final = 370
 """The request's code."""
 ILLEGAL_OPERATION: Final = 604

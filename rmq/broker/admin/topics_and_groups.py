@@ -12,6 +12,7 @@ import attrs
 
 from rmq.broker.admin.unread import hidden_by, kept_beyond, unread
 from rmq.broker.tables.groups import check_group
+from rmq.broker.tables.topic_attributes import changed_attributes
 from rmq.broker.tables.topics import check_name
 from rmq.config import canonical, dump_properties, evolve, knows, parse_properties, properties_text
 from rmq.errors import ConfigError, CorruptRecord, ResponseError, for_code
@@ -129,12 +130,18 @@ class Admin:
             header.topic_filter_type,
             header.topic_sys_flag or 0,
             header.order,
+            attributes=self._attributes(header.topic, request.ext.get("attributes")),
         )
         if request.ext.get(HIDE_UNREAD) != "true":
             self._check_hidden(made)
         log.info("topic %s is set by %s", header.topic, connection.peer_address)
         undo = self._topics.change(header.topic, made, now)
         return self._changes.answer("topics", request, connection, undo)
+
+    def _attributes(self, topic: str, text: str | None) -> dict[str, str] | None:
+        """The attributes of a topic after a change; without a text they stay."""
+        before = self._topics.get(topic)
+        return changed_attributes(None if before is None else before.attributes, text)
 
     def _check_hidden(self, made: bodies.TopicConfig) -> None:
         """Raises ResponseError when a topic is cut by queues that hold unread messages."""

@@ -22,6 +22,7 @@ from attrs import define
 from rmq.broker.delay.timer_records import PROPERTY_RECALLED, TIMER_PROPERTIES, deliver_time
 from rmq.broker.produce.acks import Call
 from rmq.broker.produce.send_answers import Records, RecordsWithHeader
+from rmq.broker.tables.topic_attributes import MESSAGE_TYPE, MIXED, check_type
 from rmq.broker.tables.topics import check_name, unknown_topic
 from rmq.errors import InvalidMessage, RemoteProtocolError, ResponseError, for_code
 from rmq.message import (
@@ -166,6 +167,10 @@ class TopicView:
     write_queues: int
     sys_flag: int
     group: str
+    message_type: str = ""
+    """The type of messages that the topic takes; empty: any."""
+    is_special: bool = False
+    """Whether each message is looked at: a retry topic, or one with a type."""
 
 
 @define
@@ -258,12 +263,16 @@ class Append:
             raise unknown_topic(topic)
         if config.order:
             self.check_broker()
+        group = topic.removeprefix(RETRY_PREFIX) if topic.startswith(RETRY_PREFIX) else ""
+        kind = (config.attributes or {}).get(MESSAGE_TYPE, "")
         target = self.targets[topic] = TopicView(
             topic,
             max(config.write_queue_nums, config.read_queue_nums),
             config.write_queue_nums,
             SYS_MULTI_TAGS if config.topic_filter_type == "MULTI_TAG" else 0,
-            topic.removeprefix(RETRY_PREFIX) if topic.startswith(RETRY_PREFIX) else "",
+            group,
+            "" if kind == MIXED else kind,
+            bool(group or kind not in ("", MIXED)),
         )
         return target
 
@@ -527,6 +536,8 @@ class Append:
             raise forbidden(f"the topic[{topic}] sending message is forbidden")
         properties = _properties_of(message)
         self.check_properties(properties)
+        if target.message_type:
+            check_type(topic, target.message_type, properties)
         record = Record(
             topic,
             self._turn % target.write_queues,

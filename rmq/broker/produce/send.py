@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from rmq.broker.delay.timer_records import PROPERTY_RECALLED, TIMER_PROPERTIES, deliver_time
 from rmq.broker.produce.append import forbidden, queue_count
 from rmq.broker.produce.send_answers import Records, RecordsWithHeader
+from rmq.broker.tables.topic_attributes import check_type
 from rmq.broker.tables.topics import check_name
 from rmq.errors import LocalProtocolError, for_code
 from rmq.message import (
@@ -48,7 +49,14 @@ from rmq.protocol.properties import (
     encode_properties,
     send_back_properties,
 )
-from rmq.protocol.record import NUL_IN_PROPERTIES, Record, decode_record, host_bytes, record_of
+from rmq.protocol.record import (
+    NUL_IN_PROPERTIES,
+    Record,
+    decode_batch,
+    decode_record,
+    host_bytes,
+    record_of,
+)
 
 if TYPE_CHECKING:
     from random import Random
@@ -154,7 +162,7 @@ class Send:
             index_keys if append.is_indexed else (),
         )
         records: Records = (record,)
-        if rare or target.group:
+        if rare or target.is_special:
             records = self._detour(request, header, target, record, now, account_of(connection))
         append.put(record)
         if not request.flag & FLAG_ONEWAY:
@@ -184,6 +192,8 @@ class Send:
     ) -> Records:
         properties = decode_properties(header.properties or "")
         self._append.check_properties(properties)
+        if target.message_type:
+            check_type(target.topic, target.message_type, properties)
         limit = header.max_reconsume_times if request.version >= VERSION_WITH_OWN_LIMIT else None
         return self._append.detour(record, target.group, properties, now, limit, account)
 
@@ -201,6 +211,9 @@ class Send:
         if header.sys_flag & SYS_ROLLBACK:
             raise append.illegal("a batch cannot be part of a transaction")
         waits, suffix = self._of_batches.get(text) or self._read_batch_properties(text)
+        if target.message_type:
+            for _, _, own in decode_batch(request.body):
+                check_type(target.topic, target.message_type, decode_properties(own))
         common = Record(
             header.topic,
             queue_id,

@@ -24,7 +24,7 @@ from rmq.broker.consume.per_message.ledger import Change, Ledger
 from rmq.broker.consume.per_message.offset_set import OffsetSet
 from rmq.broker.consume.per_message.polls import HeldTake, HeldTakes
 from rmq.broker.consume.per_message.queue_delivery import QueueDelivery, TopicDelivery
-from rmq.broker.consume.per_message.retry_policy import RetryPolicy
+from rmq.broker.consume.per_message.retry_policy import RetryPolicy, policy_of
 from rmq.broker.consume.per_message.taking import Found, Handed, Taker, Taking
 from rmq.errors import ResponseError, for_code
 from rmq.protocol.codes import ResponseCode
@@ -93,7 +93,7 @@ class Deliveries:
         self._stats = tables.stats
         self._reader = reader
         self._role = role
-        self._clock = clock
+        self.clock = clock
         self._now_ms = now_ms
         self._dead_letter = give_up
         self._on_deadline = on_deadline
@@ -101,7 +101,13 @@ class Deliveries:
         self._unconfirmed: set[str] = set()
         self._idle_at = 0.0
         self.ledger = Ledger(store, put=put, apply=self._apply, wall_ms=self._wall_ms)
-        self.polls = HeldTakes(settings, clock, on_deadline, self._take_held)
+        self.polls = HeldTakes(
+            settings,
+            clock,
+            on_deadline,
+            self._take_held,
+            lambda held: self.has_messages(held.request, held.connection),
+        )
         self._taker = Taker(store, self._beyond)
         self._leases = Leases(
             self.ledger,
@@ -135,18 +141,19 @@ class Deliveries:
         self._leases.apply(changes, is_written)
 
     def _wall_ms(self, time: float) -> int:
-        return self._now_ms() + round((time - self._clock()) * 1000)
+        return self._now_ms() + round((time - self.clock()) * 1000)
 
     def policy(self, group: str) -> tuple[int, RetryPolicy]:
         """The attempts that a message of a group has, and the policy of its retries."""
         config = self._groups.table.get(group)
         if config is None:
             return 17, RetryPolicy()
-        return max(1, config.retry_max_times + 1), RetryPolicy()
+        return max(1, config.retry_max_times + 1), policy_of(config.group_retry_policy)
 
     def is_ordered(self, group: str) -> bool:
         """Whether a group takes messages by message group, one after the other."""
-        return False
+        config = self._groups.table.get(group)
+        return config is not None and bool(config.consume_message_orderly)
 
     # ---- take ----
 
@@ -159,7 +166,7 @@ class Deliveries:
         plan = self._reader.admit_take(request, reading)
         topic = self._begin(request)
         config = self._settings.broker
-        limits = self._settings.store
+        limits, now_ms = self._settings.store, self._now_ms()
         most = 1 if reading.is_busy else limits.max_transfer_count_on_message_in_memory
         room = min(
             config.max_taken_messages_of_group - topic.out, config.max_taken_messages - self._leases.out
@@ -167,8 +174,9 @@ class Deliveries:
         taking = Taking(
             min(request.max_msg_nums, most, max(0, room)),
             limits.max_transfer_bytes_on_message_in_memory,
-            self._clock(),
-            self._now_ms(),
+            self.clock(),
+            now_ms,
+            max(now_ms, topic.taken_ms),
             request.invisible_ms,
             reading,
             plan,
@@ -231,7 +239,7 @@ class Deliveries:
         if topic is None:
             topic = self._table[key] = TopicDelivery(*key)
             self._offsets.watch(*key, partial(self._on_offsets, topic))
-        topic.used_at = self._clock()
+        topic.used_at = self.clock()
         if not topic.is_refusing_pulls:
             self._reader.refuse_pulls(*key)
             topic.is_refusing_pulls = True
@@ -249,7 +257,7 @@ class Deliveries:
         self._offsets.advance(group, name, queue_id, base)
         topic.queues[queue_id] = queue
         self.ledger.add(queue)
-        self._on_deadline(self._clock())
+        self._on_deadline(self.clock())
         return queue
 
     def _beyond(self, queue: QueueDelivery) -> int:
@@ -277,6 +285,25 @@ class Deliveries:
         self._stats.miss()
         self.polls.hold(held)
         self._look_on(held)
+
+    def has_messages(self, request: TakeRequest, reading: Reading) -> bool:
+        """Whether a take may find something, as known without reading. Raises ResponseError."""
+        self._reader.admit_take(request, reading)
+        topic = self._table.get((request.consumer_group, request.topic))
+        count = self._topics.table[request.topic].read_queue_nums
+        for queue_id in range(count) if request.queue_id < 0 else (request.queue_id,):
+            queue = None if topic is None else topic.queues.get(queue_id)
+            if queue is None:
+                at = self._offsets.get(request.consumer_group, request.topic, queue_id)
+                if at < 0:
+                    at = self._offsets.first(request.consumer_group, request.topic, queue_id)
+            elif queue.ready or (queue.groups and queue.groups.free):
+                return True
+            else:
+                at = queue.finished.next_missing(queue.cursor)
+            if at < self._store.max_offset(request.topic, queue_id):
+                return True
+        return False
 
     def _take_held(self, held: HeldTake) -> Sequence[Handed]:
         handed = self.take(held.request, held.connection)
@@ -347,7 +374,7 @@ class Deliveries:
 
     def _write_soon(self) -> None:
         if self.ledger.has_pending:
-            self._on_deadline(self._clock())
+            self._on_deadline(self.clock())
 
     def on_close(self, connection: Reading) -> None:
         """A connection has ended: its polls are forgotten, its messages come again."""
@@ -439,7 +466,7 @@ class Deliveries:
             key = row.group, row.topic
             topic = self._table.get(key)
             if topic is None:
-                topic = self._table[key] = TopicDelivery(*key, used_at=self._clock())
+                topic = self._table[key] = TopicDelivery(*key, used_at=self.clock())
                 self._offsets.watch(*key, partial(self._on_offsets, topic))
             base = row.finished.base
             queue = QueueDelivery(topic, row.queue_id, row_id, row.finished, base)

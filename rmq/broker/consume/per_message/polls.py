@@ -49,6 +49,8 @@ class HeldTake:
     on_taken: OnTaken
     holders: Holders = NOBODY
     is_answered_at_stop: bool = True
+    asks_only: bool = False
+    """Whether it is answered, without messages, as soon as there is one."""
     is_answered: bool = False
 
 
@@ -56,8 +58,8 @@ class HeldTakes:
     """The table of takes that wait.
 
     `take(held)` takes for one of them; it may find nothing, and raises ResponseError for a refusal.
-    `on_deadline(at)` is called with each new deadline, so that `step` is called by then. Times are in seconds
-    of `clock`.
+    `has(held)` says whether there is a message for one, and raises as well. `on_deadline(at)` is called with
+    each new deadline, so that `step` is called by then. Times are in seconds of `clock`.
     """
 
     def __init__(
@@ -66,11 +68,13 @@ class HeldTakes:
         clock: Callable[[], float],
         on_deadline: Callable[[float], None],
         take: Callable[[HeldTake], Sequence[Handed]],
+        has: Callable[[HeldTake], bool],
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._on_deadline = on_deadline
         self._take = take
+        self._has = has
         self.is_silent = False
         self._polls: dict[Key, dict[HeldTake, None]] = {}
         self._groups: dict[str, dict[Key, None]] = {}  # by topic
@@ -165,7 +169,12 @@ class HeldTakes:
             if held.is_answered:
                 continue
             tried += 1
+            handed: Sequence[Handed] = ()
             try:
+                if held.asks_only:
+                    if self._has(held):
+                        self._answer(held, ())
+                    continue
                 handed = self._take(held)
             except ResponseError as error:
                 self._answer(held, error)

@@ -43,6 +43,8 @@ class TopicDelivery:
     used_at: float = 0.0
     """When a message was last asked for, in seconds of the broker's clock."""
     is_refusing_pulls: bool = False
+    taken_ms: int = 0
+    """No batch is taken at an earlier time: two leases of one message never look the same."""
     has_more: bool = False
     """The last take found nothing, and has not looked at all messages."""
 
@@ -104,8 +106,6 @@ class QueueDelivery:
     leased: dict[int, Batch] = field(factory=dict, repr=False)
     waiting: dict[Batch, None] = field(factory=dict, repr=False)
     ready: deque[Batch] = field(factory=deque, repr=False)
-    taken_ms: int = 0
-    """No batch is taken at an earlier time: two leases of one message never look the same."""
     _blocks: dict[int, dict[Batch, None]] = field(factory=dict, repr=False)
     """The leased batches by the parts of the queue that they lie in."""
 
@@ -184,6 +184,9 @@ class QueueDelivery:
             batch = self.leased.get(name)
             if batch is not None and batch.taken_ms == taken_ms and self._has(batch, offset):
                 return batch
+        for batch in self._blocks.get(offset // BLOCK, ()):
+            if batch.taken_ms == taken_ms and self._has(batch, offset):
+                return batch
         return None
 
     def is_leased(self, offset: int) -> bool:
@@ -226,7 +229,8 @@ class QueueDelivery:
             self._release(batch)
         elif batch.state == WAITING:
             self.waiting.pop(batch, None)
-        self.taken_ms = max(self.taken_ms, batch.taken_ms + 1)
+        topic = self.topic
+        topic.taken_ms = max(topic.taken_ms, batch.taken_ms + 1)
         batch.state = GONE
 
     def _release(self, batch: Batch) -> None:

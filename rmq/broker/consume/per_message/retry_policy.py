@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
+
+if TYPE_CHECKING:
+    from rmq.protocol.bodies import GroupRetryPolicy
 
 DEFAULT_DELAYS_MS: Final = (
     *(10_000, 30_000, 60_000, 120_000, 180_000, 240_000, 300_000, 360_000),
@@ -12,6 +15,9 @@ DEFAULT_DELAYS_MS: Final = (
 )
 """The delays after the first and each further attempt where the group says nothing: RocketMQ's levels 3 to
 18."""
+
+DELAY_MAX_MS: Final = 40 * 86_400_000
+DELAYS_MAX: Final = 1_000
 
 
 @frozen
@@ -39,3 +45,25 @@ class RetryPolicy:
         if not self.delays_ms:
             return 0
         return self.delays_ms[min(max(attempt, 1), len(self.delays_ms)) - 1]
+
+
+_DEFAULT: Final = RetryPolicy()
+
+
+def policy_of(given: GroupRetryPolicy | None) -> RetryPolicy:
+    """The policy that a group's configuration says; delays beyond `DELAY_MAX_MS` are shortened to that."""
+    if given is None:
+        return _DEFAULT
+    grows, listed = given.exponential_retry_policy, given.customized_retry_policy
+    if given.type == "EXPONENTIAL":
+        if grows is None:
+            return RetryPolicy((), 5_000, 7_200_000, 2.0)
+        most = _bounded(grows.max)
+        return RetryPolicy((), max(1, _bounded(grows.initial)), most, float(max(1, grows.multiplier)))
+    if listed is None or not listed.next:
+        return _DEFAULT
+    return RetryPolicy(tuple(map(_bounded, listed.next[:DELAYS_MAX])))
+
+
+def _bounded(ms: int) -> int:
+    return min(max(0, ms), DELAY_MAX_MS)

@@ -73,6 +73,7 @@ class Taking:
     bytes_left: int
     now: float
     now_ms: int
+    taken_ms: int
     invisible_ms: int
     owner: object
     plan: SubscriptionPlan
@@ -206,7 +207,7 @@ class Taker:
         buffers: Sequence[Bytes],
         key: bytes | None = None,
     ) -> None:
-        queue.taken_ms = taken_ms = max(taking.now_ms, queue.taken_ms)
+        taken_ms = taking.taken_ms
         until = taking.now + taking.invisible_ms / 1000
         batch = Batch(queue, start, mask, attempt, taken_ms, until, taking.owner, name, key)
         queue.lease(batch)

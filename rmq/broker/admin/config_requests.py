@@ -1,0 +1,109 @@
+"""Requests of RocketMQ 5.x for the settings of one topic or group, and for the way in which a group consumes.
+
+How a group consumes a topic (PULL or POP) is an attribute of the group, `rmq.mode@TOPIC`, so that slaves and
+restarts know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import evolve
+
+from rmq.broker.tables.topics import unknown_topic
+from rmq.errors import for_code
+from rmq.message import MessageQueue
+from rmq.protocol import codes, json
+from rmq.protocol.codes import ResponseCode
+from rmq.protocol.pop import (
+    GetSubscriptionGroupConfigRequestHeader,
+    GetTopicConfigRequestHeader,
+    QueryAssignmentRequestBody,
+    SetMessageRequestModeRequestBody,
+    assignment_json,
+)
+
+if TYPE_CHECKING:
+    from rmq.broker.admin.pending_changes import PendingChanges
+    from rmq.broker.config import Settings
+    from rmq.broker.state import Tables
+    from rmq.protocol.command import Command
+
+MODE: Final = "rmq.mode@"
+POP: Final = "POP"
+MODES_OF_A_GROUP: Final = 1_000
+
+
+class ConfigRequests:
+    """Handles GET_TOPIC_CONFIG, GET_SUBSCRIPTIONGROUP_CONFIG, SET_MESSAGE_REQUEST_MODE, QUERY_ASSIGNMENT."""
+
+    def __init__(self, settings: Settings, tables: Tables, changes: PendingChanges) -> None:
+        self._settings = settings
+        self._topics = tables.topics
+        self._groups = tables.groups
+        self._changes = changes
+
+    def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
+        """What this part answers."""
+        return {
+            codes.GET_TOPIC_CONFIG: self._on_topic,
+            codes.GET_SUBSCRIPTIONGROUP_CONFIG: self._on_group,
+            codes.SET_MESSAGE_REQUEST_MODE: self._on_mode,
+            codes.QUERY_ASSIGNMENT: self._on_assignment,
+        }
+
+    def _on_topic(self, request: Command, connection: Any, now: int) -> Command:
+        name = request.read(GetTopicConfigRequestHeader).topic
+        topic = self._topics.get(name)
+        if topic is None:
+            raise unknown_topic(name)
+        value = topic.to_value()
+        value.setdefault("attributes", {})
+        return request.reply(body=json.dumps(value))
+
+    def _on_group(self, request: Command, connection: Any, now: int) -> Command:
+        name = request.read(GetSubscriptionGroupConfigRequestHeader).group
+        group = self._groups.table.get(name)
+        if group is None:
+            raise self._groups.unknown(name)
+        return request.reply(body=group.to_json())
+
+    def _on_mode(self, request: Command, connection: Any, now: int) -> Command | None:
+        body = SetMessageRequestModeRequestBody.from_request(request.body)
+        holders = self._settings.holders_of(connection)
+        group = self._groups.get(body.consumer_group, holders)
+        if group is None:
+            raise self._groups.unknown(body.consumer_group, holders)
+        if body.mode not in ("PULL", POP):
+            raise for_code(ResponseCode.SYSTEM_ERROR, f"mode {body.mode!r:.40}: expected PULL or POP")
+        if self._topics.get(body.topic) is None:
+            raise unknown_topic(body.topic)
+        attributes = dict(group.attributes or {})
+        attributes.pop(MODE + body.topic, None)
+        if body.mode == POP:
+            attributes[MODE + body.topic] = f"{POP} {body.pop_share_queue_num}"
+        if len(attributes) > MODES_OF_A_GROUP:
+            raise for_code(
+                ResponseCode.SYSTEM_ERROR,
+                f"group {body.consumer_group} has {len(attributes)} attributes, {MODES_OF_A_GROUP} are kept",
+            )
+        undo = self._groups.change(body.consumer_group, evolve(group, attributes=attributes or None), now)
+        return self._changes.answer("subscriptionGroup", request, connection, undo)
+
+    def _on_assignment(self, request: Command, connection: Any, now: int) -> Command:
+        """The queues of a client that pops: all of this broker's, as one. A client that pulls is refused, and
+        shares the queues with the others by itself.
+        """
+        body = QueryAssignmentRequestBody.from_request(request.body)
+        if self._topics.get(body.topic) is None:
+            raise unknown_topic(body.topic)
+        group = self._groups.table.get(body.consumer_group)
+        if group is None or MODE + body.topic not in (group.attributes or {}):
+            raise for_code(
+                ResponseCode.SYSTEM_ERROR,
+                f"group {body.consumer_group} pulls topic {body.topic}: its clients share the queues",
+            )
+        queue = MessageQueue(body.topic, self._settings.broker.broker_name, -1)
+        answer = {"messageQueueAssignments": assignment_json([queue], POP)}
+        return request.reply(body=json.dumps(answer))

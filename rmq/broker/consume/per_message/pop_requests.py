@@ -1,0 +1,245 @@
+"""POP requests of RocketMQ 5.x: the wire's shell over `Deliveries`.
+
+The answer to a pop names one start for each queue and one time for all; handles are made of these by the
+client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from attrs import define
+
+from rmq.broker.consume.per_message.handles import handle_text, parse_handle
+from rmq.broker.consume.per_message.polls import HeldTake
+from rmq.doors import TakeRequest
+from rmq.errors import ResponseError, for_code
+from rmq.protocol import codes
+from rmq.protocol.codes import ResponseCode
+from rmq.protocol.pop import (
+    INIT_FROM_FIRST,
+    AckMessageRequestHeader,
+    BatchAckMessageRequestBody,
+    ChangeInvisibleTimeRequestHeader,
+    ChangeInvisibleTimeResponseHeader,
+    NotificationRequestHeader,
+    NotificationResponseHeader,
+    PollingInfoRequestHeader,
+    PollingInfoResponseHeader,
+    PopMessageRequestHeader,
+    PopMessageResponseHeader,
+    message_offsets,
+    start_offsets,
+)
+
+if TYPE_CHECKING:
+    from rmq.broker.config import Settings
+    from rmq.broker.consume.per_message.deliveries import Deliveries
+    from rmq.broker.consume.per_message.taking import Handed
+    from rmq.protocol.command import Command
+    from rmq.remoting.connection import Connection
+
+INVISIBLE_MAX_MS: Final = 12 * 3_600_000
+RETRY_DELAY: Final = "rmqRetryDelay"
+"""Header field of ours in CHANGE_MESSAGE_INVISIBLETIME: `policy` gives a message back by the retry policy of
+its group, whatever the time of the request is."""
+
+
+@define(eq=False)
+class HeldPop(HeldTake):
+    """A pop that waits; the connection breaks when the broker stops."""
+
+    is_answered_at_stop: bool = False
+
+
+class PopRequests:
+    """Handles POP_MESSAGE, ACK_MESSAGE, BATCH_ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME, NOTIFICATION and
+    POLLING_INFO.
+    """
+
+    def __init__(self, settings: Settings, deliveries: Deliveries, now_ms: Callable[[], int]) -> None:
+        self._settings = settings
+        self._deliveries = deliveries
+        self._now_ms = now_ms
+
+    def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
+        """What this part answers."""
+        return {
+            codes.POP_MESSAGE: self._on_pop,
+            codes.ACK_MESSAGE: self._on_ack,
+            codes.BATCH_ACK_MESSAGE: self._on_batch_ack,
+            codes.CHANGE_MESSAGE_INVISIBLETIME: self._on_change,
+            codes.NOTIFICATION: self._on_notification,
+            codes.POLLING_INFO: self._on_polling_info,
+        }
+
+    # ---- pop ----
+
+    def _on_pop(self, request: Command, connection: Connection, now: int) -> None:
+        header = request.read(PopMessageRequestHeader)
+        _check_invisible(header.invisible_time, least=1)
+        take = TakeRequest(
+            header.consumer_group,
+            header.topic,
+            header.max_msg_nums,
+            header.invisible_time,
+            header.queue_id,
+            header.exp or "*",
+            header.exp_type,
+            True if header.order else None,
+            header.init_mode == INIT_FROM_FIRST,
+        )
+        if not self._deliveries.polls.is_silent:
+            handed = self._deliveries.take(take, connection)
+            if handed or header.poll_time <= 0:
+                self._answer(request, connection, take, handed)
+                return
+        self._hold(request, connection, take, header.poll_time)
+
+    def _hold(self, request: Command, connection: Connection, take: TakeRequest, poll_ms: int) -> None:
+        def taken(found: Sequence[Handed] | ResponseError) -> None:
+            if isinstance(found, ResponseError):
+                connection.reply(request.reply(found.code, found.remark))
+            else:
+                self._answer(request, connection, take, found)
+
+        seconds = min(poll_ms, self._settings.broker.max_suspend_time_mills) / 1000
+        holders = self._settings.holders_of(connection)
+        request.shrink()
+        held = HeldPop(connection, take, self._deliveries.clock() + seconds, taken, holders)
+        try:
+            self._deliveries.hold(held)
+        except ResponseError as error:
+            raise for_code(codes.POLLING_FULL, str(error)) from None
+
+    def _answer(
+        self, request: Command, connection: Connection, take: TakeRequest, handed: Sequence[Handed]
+    ) -> None:
+        if not handed:
+            connection.reply(request.reply(codes.POLLING_TIMEOUT, "no message, the poll has ended"))
+            return
+        starts: dict[int, int] = {}
+        offsets: dict[int, list[int]] = {}
+        for one in handed:
+            starts.setdefault(one.queue_id, one.start)
+            offsets.setdefault(one.queue_id, []).extend(one.offsets())
+        for some in offsets.values():
+            some.sort()
+        header = PopMessageResponseHeader(
+            handed[0].taken_ms,
+            handed[0].invisible_ms,
+            0,
+            0,
+            start_offsets(starts),
+            message_offsets(offsets),
+            _order_counts(handed) if take.in_order else "",
+        )
+        body = b"".join([buffer for one in handed for buffer in one.buffers])
+        connection.reply(request.reply(header=header, body=body))
+
+    # ---- acknowledge ----
+
+    def _on_ack(self, request: Command, connection: Connection, now: int) -> None:
+        header = request.read(AckMessageRequestHeader)
+        self._acknowledge(request, connection, header.consumer_group, header.topic, [header.extra_info])
+
+    def _on_batch_ack(self, request: Command, connection: Connection, now: int) -> Command | None:
+        body = BatchAckMessageRequestBody.from_request(request.body)
+        groups: dict[tuple[str, str], list[str]] = {}
+        for ack in body.acks:
+            handles = groups.setdefault((ack.c, ack.t), [])
+            for offset in ack.offsets():
+                handles.append(handle_text(ack.so, ack.pt, ack.it, body.broker_name, ack.q, offset))
+        if not groups:
+            return request.reply()
+        missing = len(groups)
+        refusals: list[ResponseError] = []
+
+        def done(outcomes: Sequence[ResponseError | None]) -> None:
+            nonlocal missing
+            missing -= 1
+            refusals.extend(one for one in outcomes if one is not None)
+            if not missing:
+                connection.reply(_reply(request, refusals))
+
+        for (group, topic), handles in groups.items():
+            self._deliveries.acknowledge(group, topic, handles, done)
+        return None
+
+    def _acknowledge(
+        self, request: Command, connection: Connection, group: str, topic: str, handles: Sequence[str]
+    ) -> None:
+        def done(outcomes: Sequence[ResponseError | None]) -> None:
+            connection.reply(_reply(request, [one for one in outcomes if one is not None]))
+
+        self._deliveries.acknowledge(group, topic, handles, done)
+
+    # ---- extend, give back ----
+
+    def _on_change(self, request: Command, connection: Connection, now: int) -> Command:
+        header = request.read(ChangeInvisibleTimeRequestHeader)
+        group, topic, text = header.consumer_group, header.topic, header.extra_info
+        delay_ms: int | None = header.invisible_time
+        if by_policy := request.ext.get(RETRY_DELAY) == "policy":
+            delay_ms = None
+        else:
+            _check_invisible(header.invisible_time, least=0)
+        if by_policy or header.invisible_time == 0 or request.ext.get(RETRY_DELAY):
+            (outcome,) = self._deliveries.give_back(group, topic, [text], delay_ms)
+            if outcome is not None:
+                raise outcome
+            return request.reply(header=ChangeInvisibleTimeResponseHeader(now, header.invisible_time, 0))
+        handle = parse_handle(self._deliveries.extend(group, topic, text, header.invisible_time, connection))
+        # The client takes the first offset from its old handle, and the times from here.
+        return request.reply(
+            header=ChangeInvisibleTimeResponseHeader(handle.taken_ms, handle.invisible_ms, 0)
+        )
+
+    # ---- polls ----
+
+    def _on_notification(self, request: Command, connection: Connection, now: int) -> Command | None:
+        """Whether there is a message, now or soon: nothing is taken."""
+        header = request.read(NotificationRequestHeader)
+        take = TakeRequest(header.consumer_group, header.topic, 0, 0, header.queue_id)
+        if self._deliveries.has_messages(take, connection):
+            return request.reply(header=NotificationResponseHeader(has_msg=True))
+        if header.poll_time <= 0:
+            return request.reply(header=NotificationResponseHeader(has_msg=False))
+
+        def told(found: Sequence[Handed] | ResponseError) -> None:
+            has = not isinstance(found, ResponseError) and self._deliveries.has_messages(take, connection)
+            connection.reply(request.reply(header=NotificationResponseHeader(has_msg=has)))
+
+        seconds = min(header.poll_time, self._settings.broker.max_suspend_time_mills) / 1000
+        holders = self._settings.holders_of(connection)
+        held = HeldPop(connection, take, self._deliveries.clock() + seconds, told, holders, asks_only=True)
+        try:
+            self._deliveries.hold(held)
+        except ResponseError:
+            return request.reply(header=NotificationResponseHeader(has_msg=False, polling_full=True))
+        return None
+
+    def _on_polling_info(self, request: Command, connection: Connection, now: int) -> Command:
+        header = request.read(PollingInfoRequestHeader)
+        count = self._deliveries.polls.waiting((header.consumer_group, header.topic))
+        return request.reply(header=PollingInfoResponseHeader(count))
+
+
+def _reply(request: Command, refusals: Sequence[ResponseError]) -> Command:
+    return request.reply(refusals[0].code, refusals[0].remark) if refusals else request.reply()
+
+
+def _order_counts(handed: Sequence[Handed]) -> str:
+    """How often each message of an ordered pop failed before, for the client to count its attempts."""
+    return ";".join(
+        f"0 qo{one.queue_id}%{offset} {one.attempt - 1}" for one in handed for offset in one.offsets()
+    )
+
+
+def _check_invisible(ms: int, *, least: int) -> None:
+    if not least <= ms <= INVISIBLE_MAX_MS:
+        raise for_code(
+            ResponseCode.SYSTEM_ERROR,
+            f"the invisible time {ms} ms is illegal: expected {least} to {INVISIBLE_MAX_MS}",
+        )

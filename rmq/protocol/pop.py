@@ -1,0 +1,246 @@
+"""Requests of RocketMQ 5.x for messages one by one (POP), as its Java client of 5.3.3 sends them.
+
+The answer to a pop has no handle for each message: it has the time of the take, the first offset of each
+queue, and the offsets of the messages; from these the client makes the handles (`ExtraInfoUtil` of RocketMQ).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from rmq.errors import RemoteProtocolError
+from rmq.message import MessageQueue
+from rmq.protocol.fields import Body, Int32, Int64
+
+if TYPE_CHECKING:
+    from attrs import define, field, frozen
+else:
+    from attrs import field
+
+    from rmq.lazy_attrs import define, frozen
+
+INIT_FROM_FIRST: Final = 0
+"""`init_mode` of a new group that begins at the first message; 1 begins at the end."""
+
+
+@define
+class PopMessageRequestHeader:
+    """Header of POP_MESSAGE (200050). Times are in ms; `queue_id` -1 stands for any queue."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    max_msg_nums: Int32
+    invisible_time: Int64
+    poll_time: Int64
+    born_time: Int64
+    init_mode: Int32
+    exp_type: str | None = None
+    exp: str | None = None
+    order: bool | None = None
+    attempt_id: str | None = None
+
+
+@define
+class PopMessageResponseHeader:
+    """Header of the answer: when the messages were taken, for how long, and which they are."""
+
+    pop_time: Int64
+    invisible_time: Int64
+    revive_qid: Int32
+    rest_num: Int64
+    start_offset_info: str | None = None
+    msg_offset_info: str | None = None
+    order_count_info: str | None = None
+
+
+@define
+class AckMessageRequestHeader:
+    """Header of ACK_MESSAGE (200051); `extra_info` is the handle."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    extra_info: str
+    offset: Int64
+
+
+@define
+class ChangeInvisibleTimeRequestHeader:
+    """Header of CHANGE_MESSAGE_INVISIBLETIME (200053). The time is in ms from now on."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    extra_info: str
+    offset: Int64
+    invisible_time: Int64
+
+
+@define
+class ChangeInvisibleTimeResponseHeader:
+    """Header of the answer: the parts of the new handle."""
+
+    pop_time: Int64
+    invisible_time: Int64
+    revive_qid: Int32
+
+
+@define
+class NotificationRequestHeader:
+    """Header of NOTIFICATION (200054): is there a message to be popped?"""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    poll_time: Int64
+    born_time: Int64
+    order: bool | None = None
+    attempt_id: str | None = None
+
+
+@define
+class NotificationResponseHeader:
+    """Header of the answer."""
+
+    has_msg: bool
+    polling_full: bool = False
+
+
+@define
+class PollingInfoRequestHeader:
+    """Header of POLLING_INFO (200055): how many polls wait."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+
+
+@define
+class PollingInfoResponseHeader:
+    """Header of the answer."""
+
+    polling_num: Int32
+
+
+@define
+class GetTopicConfigRequestHeader:
+    """Header of GET_TOPIC_CONFIG (351)."""
+
+    topic: str
+    lo: bool | None = None
+
+
+@define
+class GetSubscriptionGroupConfigRequestHeader:
+    """Header of GET_SUBSCRIPTIONGROUP_CONFIG (352)."""
+
+    group: str
+
+
+@frozen
+class BatchAck(Body):
+    """Acknowledgements of one batch, under RocketMQ's short names: offsets `so + i` for each bit `i` of `b`,
+    which is Base64 of bytes, the lowest bit first.
+    """
+
+    c: str = ""
+    t: str = ""
+    r: str = "0"
+    so: Int64 = 0
+    q: Int32 = 0
+    rq: Int32 = 0
+    pt: Int64 = 0
+    it: Int64 = 0
+    b: str = ""
+
+    def offsets(self) -> list[int]:
+        """The queue offsets. Raises RemoteProtocolError."""
+        try:
+            mask = int.from_bytes(base64.b64decode(self.b, validate=True), "little")
+        except (binascii.Error, ValueError) as error:
+            raise RemoteProtocolError(
+                f"the bits of a batch acknowledgement cannot be read: {error}"
+            ) from None
+        return [self.so + at for at in range(mask.bit_length()) if mask >> at & 1]
+
+
+def bits_of(start: int, offsets: Sequence[int]) -> str:
+    """The text of `BatchAck.b` for offsets from `start` on."""
+    mask = 0
+    for offset in offsets:
+        mask |= 1 << offset - start
+    return base64.b64encode(mask.to_bytes((mask.bit_length() + 7) // 8, "little")).decode()
+
+
+@frozen
+class BatchAckMessageRequestBody(Body):
+    """Body of BATCH_ACK_MESSAGE (200151)."""
+
+    broker_name: str = ""
+    acks: list[BatchAck] = field(factory=list)
+
+
+@frozen
+class QueryAssignmentRequestBody(Body):
+    """Body of QUERY_ASSIGNMENT (400): which queues has a client of a group?"""
+
+    topic: str = ""
+    consumer_group: str = ""
+    client_id: str = ""
+    strategy_name: str = ""
+    message_model: str | None = None
+
+
+@frozen
+class MessageQueueAssignment(Body):
+    """A queue of a client; `mode` is PULL or POP."""
+
+    message_queue: dict[str, Any] = field(factory=dict)
+    mode: str = "PULL"
+
+
+@frozen
+class SetMessageRequestModeRequestBody(Body):
+    """Body of SET_MESSAGE_REQUEST_MODE (401): whether a group pulls or pops a topic."""
+
+    topic: str = ""
+    consumer_group: str = ""
+    mode: str = "PULL"
+    pop_share_queue_num: Int32 = 0
+
+
+# ---- texts of the answer to a pop ----
+
+
+def start_offsets(starts: dict[int, int]) -> str:
+    """The text of the first offsets: queue id -> offset."""
+    return ";".join(f"0 {queue_id} {offset}" for queue_id, offset in starts.items())
+
+
+def message_offsets(offsets: dict[int, list[int]]) -> str:
+    """The text of all offsets: queue id -> offsets, in order."""
+    return ";".join(f"0 {queue_id} {','.join(map(str, some))}" for queue_id, some in offsets.items())
+
+
+def parse_start_offsets(text: str | None) -> dict[int, int]:
+    """Read such a text. Raises RemoteProtocolError."""
+    try:
+        words = [one.split(" ") for one in (text or "").split(";") if one]
+        return {int(queue_id): int(offset) for _, queue_id, offset in words}
+    except ValueError:
+        raise RemoteProtocolError(f"the offsets {text!r:.100} of a pop cannot be read") from None
+
+
+def assignment_json(queues: Sequence[MessageQueue], mode: str) -> list[dict[str, Any]]:
+    """The queues of a client as the body of an answer has them."""
+    return [
+        {
+            "messageQueue": {"brokerName": one.broker_name, "queueId": one.queue_id, "topic": one.topic},
+            "mode": mode,
+        }
+        for one in queues
+    ]
