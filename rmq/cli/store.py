@@ -24,7 +24,7 @@ from rmq.store.audit import Report, check, dump
 from rmq.store.compare import Log, first_difference, open_log, read_digests, write_digests
 from rmq.store.config import DELAY_LEVELS, delay_table
 from rmq.store.disk import ReadOnlyDisk, RealDisk
-from rmq.store.repair import Lost, cut_tail, rebuild, skip_damaged
+from rmq.store.repair import Lost, accept_start, cut_tail, rebuild, skip_damaged
 from rmq.store.scan import Scanned
 
 SHOWN = 50
@@ -65,6 +65,7 @@ def check_command(folder: str, commit_log: str | None, delay_levels: str) -> Non
 @LOG
 @DELAYS
 @click.option("--cut-tail", "cut", is_flag=True, help="Cut what follows the last good record.")
+@click.option("--accept-start", "start", is_flag=True, help="Go on without first files that are missing.")
 @click.option("--skip-damaged", "skip", is_flag=True, help="Overwrite damage that good records follow.")
 @click.option("--rebuild-queues", "queues", is_flag=True, help="Make all consume queues again from the log.")
 @click.option("--rebuild-index", "index", is_flag=True, help="Make the key index again from the log.")
@@ -74,6 +75,7 @@ def repair(
     commit_log: str | None,
     delay_levels: str,
     cut: bool,
+    start: bool,
     skip: bool,
     queues: bool,
     index: bool,
@@ -83,9 +85,10 @@ def repair(
 
     What --cut-tail and --skip-damaged give up is written to the report, with its bytes.
     """
-    if not (cut or skip or queues or index):
+    if not (cut or start or skip or queues or index):
         raise click.UsageError(
-            "say what to repair: --cut-tail, --skip-damaged, --rebuild-queues, --rebuild-index"
+            "say what to repair: --cut-tail, --accept-start, --skip-damaged, --rebuild-queues,"
+            " --rebuild-index"
         )
     with _explained("repair"):
         disk = RealDisk()
@@ -93,6 +96,8 @@ def repair(
         save = partial(_save, pathlib.Path(target or f"skipped-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"))
         if cut:
             cut_tail(disk, folder, report, save)
+        if start:
+            accept_start(disk, folder, report)
         if skip:
             skip_damaged(disk, folder, report, save)
         if queues or index:

@@ -32,6 +32,7 @@ class AbortFile:
         self._disk = disk
         self._path = path
         self._segment: Segment | None = None
+        self._is_remade = False
         data = disk.load(path)
         self.is_clean = data is None
         self.synced = ALL if data is None else synced_in(data)
@@ -42,9 +43,15 @@ class AbortFile:
             self._disk.replace(self._path, mark_of(ALL))  # never without what it says
             self._segment = self._disk.open(self._path, SIZE, mapped=False)
 
+    def remaking(self) -> None:
+        """A recovery is about to take away what it makes again: should it not end, the stop was not clean.
+        Raises StoreError."""
+        self.changing()
+        self._is_remade = True
+
     def refused(self) -> None:
         """The recovery has failed, what it wrote is synced: a clean stop stays one. Raises StoreError."""
-        if self.is_clean and self._segment is not None:
+        if self.is_clean and self._segment is not None and not self._is_remade:
             self.remove()
 
     def opened(self, synced: int) -> None:

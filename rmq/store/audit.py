@@ -22,12 +22,12 @@ from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, decode_record, part
 from rmq.store.abort import synced_in
 from rmq.store.audit_index import IndexAudit
 from rmq.store.audit_queue import QueueAudits
-from rmq.store.audit_rules import DAMAGE, ENDS_EARLY, NO_FILE, OPEN_NOTE, RECORD_TEXT, TORN
+from rmq.store.audit_rules import DAMAGE, ENDS_EARLY, NO_FILE, OPEN_NOTE, RECORD_TEXT, STARTS_LATE, TORN
 from rmq.store.checkpoint import SIZE as CHECKPOINT_SIZE
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.config import DELAY_LEVELS, delay_table
 from rmq.store.disk import Disk
-from rmq.store.evidence import Evidence, broken_text, find_evidence
+from rmq.store.evidence import Evidence, broken_text, find_evidence, missing_start
 from rmq.store.known_topics import KnownTopics, read_topics
 from rmq.store.scan import Scan, Scanned, Vouch, next_good, nobody_vouches, parse
 from rmq.store.segments import OpenFiles, Segments
@@ -133,6 +133,7 @@ def check(
     try:
         last = _check_log(runs, report, queues, index, progress)
         _check_reach(runs, report, evidence)
+        _check_start(disk, runs, report)
         queues.finish()
         index.finish()
     finally:
@@ -276,6 +277,18 @@ def _check_reach(runs: list[Segments], report: Report, evidence: Evidence) -> No
     """Compare the log's end with what the files beside it say."""
     if runs and (why := evidence.missing(runs[-1], max(report.log_end, runs[-1].start))):
         report.add(ENDS_EARLY, runs[-1].path(report.log_end), report.log_end, why)
+
+
+def _check_start(disk: Disk, runs: list[Segments], report: Report) -> None:
+    """Compare the log's start with the checkpoint, which is read last: retention removes no file before that
+    says so."""
+    path = os.path.join(report.folder, "checkpoint")
+    if not runs or not disk.exists(path) or disk.size(path) != CHECKPOINT_SIZE:
+        return
+    checkpoint = Checkpoint(disk, path)
+    checkpoint.close()
+    if why := missing_start(checkpoint, runs[0]):
+        report.add(STARTS_LATE, runs[0].path(runs[0].start), runs[0].start, why)
 
 
 def _is_text(data: bytes) -> bool:

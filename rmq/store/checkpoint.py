@@ -4,6 +4,9 @@ times at the start.
 Store times tell it only while the clock goes forward: after it was set back, records that are not synced look
 older than those that are. So ours has physical offsets, too, which RocketMQ leaves alone; they count as long
 as the times beside them are those that they were written with.
+
+Behind these stands where the log begins: retention writes that down before it removes a file, so that a first
+file which is gone for another reason is missed.
 """
 
 from __future__ import annotations
@@ -18,7 +21,10 @@ _TIMES = Struct(">qqq")
 _PLACES = Struct(">8sqq")
 _CRC = Struct(">I")
 _MAGIC = b"rmqPLACE"
-_ROW = _TIMES.size + _PLACES.size + _CRC.size  # less than a sector: written whole or not at all
+_ROW = _TIMES.size + _PLACES.size + _CRC.size
+_START = Struct(">8sq")
+_START_MAGIC = b"rmqSTART"
+_ROWS = _ROW + _START.size + _CRC.size  # less than a sector: written whole or not at all
 # Java's. Store times of several threads were not in order there, and a clock may be set back a little.
 _MARGIN_MS = 3000
 
@@ -26,7 +32,7 @@ _MARGIN_MS = 3000
 class Checkpoint:
     """Times are store times in ms; 0 means nothing is known. `log_to`: the log is synced up to this physical
     offset; `queues_to`: the units of all records before it are. `has_places`: these two are known, else they
-    are 0.
+    are 0. `log_from`: all from this physical offset on is in the log's files; None when that is not known.
     """
 
     def __init__(self, disk: Disk, path: str) -> None:
@@ -34,15 +40,17 @@ class Checkpoint:
         self._segment = disk.open(path, SIZE, mapped=False)
         self.log_ms = self.queues_ms = self.index_ms = self.log_to = self.queues_to = 0
         self.has_places = False
+        self.log_from: int | None = None
         if existed:
-            self._take(bytes(self._segment.read(0, _ROW)))
+            self._take(bytes(self._segment.read(0, _ROWS)))
 
     def _take(self, row: bytes) -> None:
         self.log_ms, self.queues_ms, self.index_ms = _TIMES.unpack_from(row)
-        places = _places_in(row)
+        places = _places_in(row[:_ROW])
         if places is not None:
             self.has_places = True
             self.log_to, self.queues_to = places
+            self.log_from = _start_in(row)
 
     @property
     def replay_from_ms(self) -> int:
@@ -57,13 +65,16 @@ class Checkpoint:
         return min(self.log_to, self.queues_to) if self.has_places else None
 
     def lower(self, most_ms: int, most: int) -> None:
-        """Vouch for no record stored after that time, and for none from that physical offset on. Raises
-        StoreError.
+        """Vouch for no record stored after that time, and for none from that physical offset on; with 0 for
+        no start either: a log that is empty may begin anywhere. Raises StoreError.
         """
-        known = self.log_ms, self.queues_ms, self.index_ms, self.log_to, self.queues_to
+        known = self.log_ms, self.queues_ms, self.index_ms, self.log_to, self.queues_to, self.log_from
         self.log_ms, self.queues_ms, self.index_ms = (min(time, most_ms) for time in known[:3])
         self.log_to, self.queues_to = min(self.log_to, most), min(self.queues_to, most)
-        if known != (self.log_ms, self.queues_ms, self.index_ms, self.log_to, self.queues_to):
+        if most <= 0:
+            self.log_from = None
+        now = self.log_ms, self.queues_ms, self.index_ms, self.log_to, self.queues_to, self.log_from
+        if known != now:
             self.flush()
 
     def flush(self) -> None:
@@ -71,6 +82,9 @@ class Checkpoint:
         row = _TIMES.pack(self.log_ms, self.queues_ms, self.index_ms)
         if self.has_places:
             row += _PLACES.pack(_MAGIC, self.log_to, self.queues_to)
+            row += _CRC.pack(zlib.crc32(row))
+            start = -1 if self.log_from is None else self.log_from
+            row += _START.pack(_START_MAGIC, start)
             row += _CRC.pack(zlib.crc32(row))
         self._segment.write(0, row)
         self._segment.sync()
@@ -86,3 +100,11 @@ def _places_in(row: bytes) -> tuple[int, int] | None:
     if magic != _MAGIC or row[-_CRC.size :] != _CRC.pack(zlib.crc32(row[: -_CRC.size])):
         return None
     return max(log_to, 0), max(queues_to, 0)
+
+
+def _start_in(row: bytes) -> int | None:
+    """Where the log begins; None when it is not known, or an older version of ours was the last to write."""
+    magic, start = _START.unpack_from(row.ljust(_ROWS, b"\0"), _ROW)
+    if magic != _START_MAGIC or row[-_CRC.size :] != _CRC.pack(zlib.crc32(row[: -_CRC.size])):
+        return None
+    return int(start) if start >= 0 else None

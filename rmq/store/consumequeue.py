@@ -248,6 +248,10 @@ class ConsumeQueue:
         unit: Unit = UNIT_FORM.unpack(view)
         return unit if 0 < unit[1] < FILLER_SIZE else None
 
+    def first_in_files(self) -> Unit | None:
+        """The unit with which the first file begins; None without one, and where the queue begins in it."""
+        return self.unit_in_files(self.file_start)
+
     def next_file(self, index: int) -> int:
         """The first index of the file after that of `index`."""
         return index - index % self.units_per_file + self.units_per_file
@@ -272,7 +276,8 @@ class ConsumeQueue:
         assert self.start <= self.end
         # The last unit stays, since it says where the queue ends: without it the next start would begin the
         # queue at 0, and consumers that are further on would wait for ever.
-        keep = min(self.start, max(self.end - 1, 0))
+        # The unit before the first one stays: it shows that no file between is missing.
+        keep = max(min(self.start, self.end - 1) - 1, 0)
         keep -= keep % self.units_per_file
         if keep > self._tail_start:
             self.tail = self.tail[(keep - self._tail_start) * UNIT :]

@@ -1,4 +1,4 @@
-"""Evidence beside the log of how far it must reach: compared with where a scan found its end.
+"""Evidence beside the log of how far it must reach, and where it begins: compared with the log's files.
 
 A log whose last bytes are gone looks like one that ends there. The files beside it know better, each as far
 as it can be believed:
@@ -13,6 +13,8 @@ as it can be believed:
 A kill and a power cut leave the same files, so queue units count after a clean stop only; and since a flipped
 bit in one queue is no reason to refuse a log that ends where our checkpoint says, they count only where the
 checkpoint has no physical offset.
+
+Where the log begins is in our checkpoint only.
 """
 
 from __future__ import annotations
@@ -49,6 +51,10 @@ else:
 WAY_ON: Final = (
     "restore the file from a backup or a replica, give up what is missing with `rmq store repair DIR"
     " --cut-tail`, or start once with truncateDamagedLog=true"
+)
+START_WAY_ON: Final = (
+    "restore the files from a backup or a replica, go on without their messages with `rmq store repair DIR"
+    " --accept-start`, or start once with truncateDamagedLog=true"
 )
 _NEVER_ZERO: Final = frozenset(
     name.encode()
@@ -114,6 +120,19 @@ class Evidence:
                 f" that one of {self.time_ms} was synced (ms); {WAY_ON}"
             )
             raise CorruptRecord(segments.path(end), end, reason)
+
+
+def missing_start(checkpoint: Checkpoint, segments: Segments) -> str:
+    """Why the log's first files are missing; empty when they are not, or nothing is known. Retention writes
+    down where the log will begin before it removes a file.
+    """
+    known = checkpoint.log_from
+    if known is None or not segments.bases or segments.start <= known:
+        return ""
+    return (
+        f"the log begins here, but the checkpoint says that it began at {known} at most:"
+        f" {segments.start - known} bytes are missing"
+    )
 
 
 def find_evidence(

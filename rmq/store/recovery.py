@@ -19,7 +19,15 @@ from rmq.protocol.properties import has_unit, unit_code
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
 from rmq.store.consumequeue import FILLER_SIZE, ConsumeQueue, Unit
-from rmq.store.evidence import WAY_ON, Evidence, broken_text, find_evidence, zeroed_id
+from rmq.store.evidence import (
+    START_WAY_ON,
+    WAY_ON,
+    Evidence,
+    broken_text,
+    find_evidence,
+    missing_start,
+    zeroed_id,
+)
 from rmq.store.known_topics import KnownTopics
 from rmq.store.queues import Key, Queues
 from rmq.store.scan import (
@@ -83,8 +91,9 @@ def _own(is_end: Callable[[int, Unit], bool], begin: int) -> Callable[[int, Unit
 @define
 class Recoverer:
     """Carries out one recovery. `synced`: what a crash cannot have taken; `topics`: which exist, and where in
-    the log they begin; `changing` is called before queue files are written. `abort`: up to where the log was
-    synced by the file of that name; `now_ms`: the wall clock.
+    the log they begin; `changing` is called before queue files are written, `remaking` before any are
+    removed to be made again. `abort`: up to where the log was synced by the file of that name; `now_ms`: the
+    wall clock.
     """
 
     commit_log: CommitLog
@@ -98,6 +107,7 @@ class Recoverer:
     now_ms: int = 0
     progress: Progress = no_progress
     changing: Callable[[], None] = lambda: None
+    remaking: Callable[[], None] = lambda: None
     _short: dict[ConsumeQueue, int] = field(factory=dict)
     _by_name: dict[tuple[bytes, int], ConsumeQueue] = field(factory=dict)
     _begins: dict[bytes, int] = field(factory=dict)
@@ -105,12 +115,14 @@ class Recoverer:
     _latest_ms: int = 0
     _evidence: Evidence = field(factory=Evidence)
     _unsynced_from: int | None = None
+    _checkpoint: Checkpoint | None = None
 
     def run(self, checkpoint: Checkpoint, *, clean: bool, rebuild: bool) -> Recovery:
         """Recover log and queues. Raises CorruptRecord for damage, StoreError when files cannot be read or
         written.
         """
         self._begins = {topic.encode(): begin for topic, begin in self.topics.begins.items()}
+        self._checkpoint = checkpoint
         start = self._start(checkpoint, clean=clean, rebuild=rebuild)
         evidence = self._evidence = self._find_evidence(checkpoint, clean=clean)
         records, end, cut = self._scan_log(start)
@@ -124,6 +136,7 @@ class Recoverer:
         assert self.commit_log.end == self.commit_log.flushed == end
         rebuilt = tuple((queue.topic, queue.queue_id) for queue in self._short)
         if self._short:
+            self._distrust_queues(min(self._short.values()))
             self._rebuild_short(end)
         if not clean:
             self.queues.cut_files(self.progress)
@@ -170,6 +183,11 @@ class Recoverer:
         segments.load()
         if not segments.bases:
             self._check_gone(checkpoint, clean=clean)
+        elif why := missing_start(checkpoint, segments):
+            error = CorruptRecord(segments.path(segments.start), segments.start, f"{why}; {START_WAY_ON}")
+            if not self.cut_damage:
+                raise error
+            log.error("the log is taken without its first files: %s", error)
         if not segments.bases or rebuild:
             # No unit is believed. The queues begin at 0, and at the offset of the first record that they
             # have.
@@ -212,6 +230,43 @@ class Recoverer:
                 self._short[queue] = 0
             if number % 64 == 0:
                 self.progress("queues", number, total)
+        self._find_lost_firsts()
+
+    def _find_lost_firsts(self) -> None:
+        """Have queues made again whose first files were lost though the log still has records of theirs.
+
+        Retention keeps the unit before the first one that the log has a record of. A queue whose first file
+        begins with a later one lacks none only if it begins there, as after RocketMQ's retention.
+        """
+        low = self.commit_log.start
+        doubtful: dict[tuple[bytes, int], ConsumeQueue] = {}
+        stop = low
+        for queue in self.queues.table.values():
+            unit = queue.first_in_files() if queue.file_start > 0 and queue not in self._short else None
+            if unit is not None and low < unit[0] <= self.commit_log.segments.stop and self._is_short(queue):
+                doubtful[queue.topic.encode(), queue.queue_id] = queue
+                stop = max(stop, unit[0])
+        if not doubtful:
+            return
+        for record in Scan(self.commit_log.segments, low, check_crc=False, stop=stop):
+            found = doubtful.get((record.topic, record.queue_id))
+            begins = self._begins.get(record.topic, 0)
+            if found is None or not has_unit(record.sys_flag) or record.position < begins:
+                continue
+            if record.queue_offset < found.file_start:
+                self._distrust_queues(low)
+                found.restart(0)
+                self._short[found] = low
+                del doubtful[record.topic, record.queue_id]
+
+    def _distrust_queues(self, physical_offset: int) -> None:
+        """Have nothing vouch for units of records from there on: units that were synced are about to go, and
+        are not there again before the next checkpoint. Killed meanwhile, the next start makes them."""
+        self.remaking()
+        checkpoint = self._checkpoint
+        if checkpoint is not None and (checkpoint.queues_to > physical_offset or checkpoint.queues_ms):
+            checkpoint.queues_to, checkpoint.queues_ms = min(checkpoint.queues_to, physical_offset), 0
+            checkpoint.flush()
 
     def _cut_earlier(self, queue: ConsumeQueue, begin: int) -> None:
         """Cut units of an earlier topic of the same name, for good: a power cut may bring its files back."""

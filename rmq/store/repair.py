@@ -106,6 +106,18 @@ def _accept_end(disk: Disk, folder: str, report: Report) -> None:
         checkpoint.close()
 
 
+def accept_start(disk: Disk, folder: str, report: Report) -> None:
+    """Have the checkpoint say that the log begins where its first file does. Raises StoreError."""
+    path = os.path.join(folder, "checkpoint")
+    with locked(disk, folder):
+        if disk.exists(path):
+            checkpoint = Checkpoint(disk, path)
+            if checkpoint.log_from is not None:
+                checkpoint.log_from = report.log_start
+                checkpoint.flush()
+            checkpoint.close()
+
+
 def skip_damaged(disk: Disk, folder: str, report: Report, save: Save = _keep_nothing) -> list[Lost]:
     """Overwrite each damaged place that good records follow; `save` gets what is there before. Raises
     StoreError, and then nothing was changed, when one is too small for that.

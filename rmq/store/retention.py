@@ -104,7 +104,7 @@ class Retention:
     """Removes expired files, one at a time, and trims queues and index behind them.
 
     `take` takes a file out of the log, which costs nothing. Removing it from the disk may take half a second
-    for a GiB, so the caller does that, `disk.remove(retention.path)`, in any thread, and then calls
+    for a GiB, so the caller does that, `store.remove_left(retention.path)`, in any thread, and then calls
     `removed`. Queues and index follow when the log's files are off the disk: a crash before leaves records
     with their units, and never a record without one, which nobody could read. A deleted topic's folder is
     moved out of the way and leaves in the same manner: the topic may be made again at once.

@@ -203,6 +203,7 @@ class Store(StoreSync, ReplicaStore):
             now_ms=self._now_ms(),
             progress=progress,
             changing=abort.changing,
+            remaking=abort.remaking,
         )
         recovery = recoverer.run(checkpoint, clean=clean, rebuild=rebuild)
         # If it was moved away, a slave's next records may be older than what the checkpoint vouches for.
@@ -577,7 +578,7 @@ class Store(StoreSync, ReplicaStore):
         """Remove files and folders that are out of use; returns their number. Raises StoreError."""
         paths = 0
         while (path := self.retention.path) is not None:
-            self.disk.remove(path)
+            self.remove_left(path)
             self.retention.removed(path)
             paths += 1
         return paths

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from rmq.errors import StoreError
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
+from rmq.store.disk import Disk
 from rmq.store.files import ConfigFiles
 from rmq.store.index import Index
 from rmq.store.queues import Queues
@@ -16,6 +17,7 @@ from rmq.store.queues import Queues
 class StoreSync:
     """Flushes log, queues, index, checkpoint and config files. The `Store`, which is one, makes the parts."""
 
+    disk: Disk
     _log: CommitLog
     _queues: Queues
     _index: Index
@@ -77,7 +79,20 @@ class StoreSync:
                 checkpoint.log_ms = self._log.flushed_timestamp
                 checkpoint.log_to = self._log.flushed
                 checkpoint.has_places = True
+                # A log without a record may still begin elsewhere, if it is a slave's.
+                checkpoint.log_from = self._log.start if self._log.end > self._log.start else None
                 checkpoint.flush()
+
+    def remove_left(self, path: str) -> None:
+        """Remove a file or folder that retention has taken out of use. Blocks: call it in a thread. Raises
+        StoreError.
+
+        Before the log's first file goes the checkpoint says that the log begins later.
+        """
+        start = self._log.start
+        if self._checkpoint is not None and (self._checkpoint.log_from or 0) < start:
+            self.flush_checkpoint()
+        self.disk.remove(path)
 
     def wait_for_disk(self) -> None:
         """Return when the disk has taken a sync of the log, and no sync holds what `truncate` and

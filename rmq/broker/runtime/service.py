@@ -445,7 +445,7 @@ class _Service:
     async def _remove_left(self) -> None:
         retention = self.store.retention
         while (path := retention.path) is not None:
-            await self._blocking(partial(self.store.disk.remove, path))
+            await self._blocking(partial(self.store.remove_left, path))
             why = retention.why(path)
             retention.removed(path)
             log.info("%s is removed (%s)", path, why)

@@ -9,6 +9,7 @@ from attrs import evolve
 
 from rmq.store.audit import check
 from rmq.store.config import DivergedLog
+from rmq.testing.cluster import STORE
 from tests.sim.brokers import Node, Set, controlled_set
 
 FOLDER = "/store"
@@ -73,6 +74,27 @@ async def test_a_replica_whose_log_lost_its_end_comes_back_as_a_new_one(
         await found.end(second)
         await found.end(first)
         assert check(second.disk, FOLDER).is_clean
+
+
+async def test_a_replica_whose_first_log_file_is_gone_comes_back_as_a_new_one(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = evolve(STORE, mapped_file_size_commit_log=8192)
+    async with controlled_set(2, store_config=small) as (found, client):
+        first, second = found.nodes
+        await found.begin(client)
+        async with client.producer("P") as producer:
+            for number in range(90):
+                assert await found.send(producer, f"a{number}")
+            await found.end(second)
+            second.disk.remove(f"{FOLDER}/commitlog/{0:020d}")
+            await start_and_end(found, second)
+            assert "the log begins here, but the checkpoint says that it began at 0" in caplog.text
+            found.start_later(second)
+            await found.until(inSync=[1, 3])
+            await found.sent(producer, "after")
+            await trio.sleep(2)
+            assert found.log_digest(first) == found.log_digest(second)
 
 
 def change_end(node: Node, back: int = 3) -> None:

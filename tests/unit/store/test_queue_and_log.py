@@ -127,7 +127,7 @@ def test_a_queue_trimmed_and_cut_to_nothing_in_memory_goes_on() -> None:
         add(queue, (number * 100, 100, number))
     queue.trim(1000)
     queue.truncate(1000)
-    assert (queue.start, queue.end, queue.physical_end()) == (10, 10, 0)
+    assert (queue.start, queue.end, queue.physical_end()) == (10, 10, 1000)
     queue.truncate(1000)
     add(queue, (1000, 100, 7))
     assert queue.unit(10) == (1000, 100, 7)
@@ -190,7 +190,8 @@ def test_trimming_a_queue_whose_units_are_in_memory(written: int, start: int) ->
         assert [each.unit(index) for index in range(start, 30)] == [
             (n * 100, 100, n) for n in range(start, 30)
         ]
-    assert disk.list(FOLDER) == [f"{base:020d}" for base in range(min(start, 29) // 10 * 200, 600, 200)]
+    kept = max(min(start, 29) - 1, 0)  # the unit before the first one stays
+    assert disk.list(FOLDER) == [f"{base:020d}" for base in range(kept // 10 * 200, 600, 200)]
 
 
 def test_sync_covers_all_writes_since_the_last_one() -> None:
