@@ -1,8 +1,9 @@
 """Runs many seeds: python -m tests.sim --seeds 0:1000, or --hours 0.5.
 
-Of all kinds it takes in turn one seed of real brokers, one of damaged folders, and `PARTS` of each of the
-others. A seed of any kind is 75 to 90 simulated seconds, and one of the controllers or sets takes some thirty
-times less time of a core: so most of the time goes to real brokers, and most cluster-hours come of those.
+Of all kinds it takes in turn one seed of real brokers, one of damaged folders, one of topics that come and
+go, and `PARTS` of each of the others. A seed of most kinds is 75 to 90 simulated seconds, and one of the
+controllers or sets takes some thirty times less time of a core: so most of the time goes to real brokers, and
+most cluster-hours come of those.
 A seed of folders takes about two seconds of a core.
 """
 
@@ -20,6 +21,7 @@ from tests.sim.controllers import Simulation
 from tests.sim.folders import FolderSimulation
 from tests.sim.old_sets import OldSets
 from tests.sim.sets import SetSimulation
+from tests.sim.topics import TopicSimulation
 from tests.sim.wiped import Wiped
 
 PARTS: Final[Mapping[Kind, int]] = {
@@ -29,6 +31,7 @@ PARTS: Final[Mapping[Kind, int]] = {
     Wiped: 4,
     BrokerSimulation: 1,
     FolderSimulation: 1,
+    TopicSimulation: 1,
 }
 STOPPED: Final = 130
 """The exit code after Ctrl-C, as shells have it."""

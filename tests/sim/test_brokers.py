@@ -19,6 +19,7 @@ from tests.sim.bugs import BUGS
 from tests.sim.consumer_bugs import CONSUMER_BUGS, CONSUMERS_CAUGHT_BY
 from tests.sim.old_bugs import OLD_BUGS, WIPED_BUGS
 from tests.sim.set_bugs import SET_BUGS
+from tests.sim.topic_bugs import TOPIC_BUGS
 
 SEEDS = 6
 SECONDS = 20.0
@@ -73,6 +74,6 @@ def test_a_bug_planted_in_real_brokers_is_caught(name: str) -> None:
 
 def test_the_page_names_every_planted_bug() -> None:
     text = PAGE.read_text("utf-8")
-    for bugs in (BUGS, SET_BUGS, OLD_BUGS, WIPED_BUGS, BUGS_OF_BROKERS):
+    for bugs in (BUGS, SET_BUGS, OLD_BUGS, WIPED_BUGS, BUGS_OF_BROKERS, TOPIC_BUGS):
         for name in bugs:
             assert f"| {name} |" in text, name

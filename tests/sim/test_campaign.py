@@ -59,7 +59,8 @@ def test_kinds_take_turns_and_who_is_done_leaves_them_to_the_others() -> None:
         *(("quick", 2), ("planted", 1)),
         ("planted", 2),
     ]
-    assert {kind.kind for kind in PARTS} == {"controllers", "sets", "old", "wiped", "brokers", "folders"}
+    kinds = {"controllers", "sets", "old", "wiped", "brokers", "folders", "topics"}
+    assert {kind.kind for kind in PARTS} == kinds
 
 
 def test_no_seed_begins_when_the_time_is_over() -> None:

@@ -1,0 +1,29 @@
+"""Bugs planted in what tells a topic from another one of its name, each of which the simulation of topics
+that come and go must catch.
+"""
+
+from __future__ import annotations
+
+from rmq.broker.replication.table_replication import TableReceiver
+from rmq.broker.tables.deletions import Deletions
+from rmq.broker.tables.offsets import Offsets
+from tests.sim.bugs import Bug, planted
+
+
+def _nothing(*given: object) -> None:
+    pass
+
+
+TOPIC_BUGS: dict[str, Bug] = {
+    "a replica keeps the queues of a deleted topic": planted((TableReceiver, "settle", _nothing)),
+    "a deleted topic leaves no trace": planted((Deletions, "note", _nothing)),
+    "the offsets of a deleted topic stay": planted((Offsets, "delete_topic", _nothing)),
+}
+TOPICS_CAUGHT_BY = {
+    "a replica keeps the queues of a deleted topic": (1, 2, 3, 7, 8, 9),
+    "a deleted topic leaves no trace": (0, 4, 6, 11),
+    "the offsets of a deleted topic stay": (3, 4, 7, 8),
+}
+"""Seeds of which one at least shows a bug: the order of members that come back at one moment is not of the
+seed.
+"""
