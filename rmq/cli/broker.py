@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
 from rmq.cli.controller import CONTROLLERS, hand_over
 from rmq.cli.output import Format, clock_text, echo, output_option, refuse, show
-from rmq.cli.placement import emptied
+from rmq.cli.placement import tell
 from rmq.cli.target import (
     Target,
     confirm,
-    first_error,
     part_options,
     report_done,
     run_admin,
@@ -27,8 +24,6 @@ if TYPE_CHECKING:
     from rmq.client.admin import Admin
     from rmq.protocol.bodies import BrokerStatsData
 
-READ_ONLY: Final = {"brokerPermission": "4"}
-READ_WRITE: Final = {"brokerPermission": "6"}
 BROKER = click.argument("broker")
 BROKERS = click.argument("brokers", nargs=-1, required=True, metavar="BROKER...")
 
@@ -141,7 +136,7 @@ def add_write(target: Target, broker: str) -> None:
     _perm(target, broker, run_admin(target, lambda admin: admin.add_write_perm(broker)))
 
 
-@operations.command()
+@operations.command("drain")
 @BROKERS
 @click.option(
     "--timeout", callback=as_duration, default="10m", show_default=True, help="How long to wait at most."
@@ -149,38 +144,34 @@ def add_write(target: Target, broker: str) -> None:
 @click.option("--no-wait", is_flag=True, help="Take the permission and return.")
 @yes_option
 @target_options
-def drain(target: Target, brokers: tuple[str, ...], timeout: int, no_wait: bool, yes: bool) -> None:
+def drain_command(target: Target, brokers: tuple[str, ...], timeout: int, no_wait: bool, yes: bool) -> None:
     """Let nothing be sent to brokers any more, and wait until their groups have consumed what they have.
 
     All of `rmq broker --processes` with brokerName=b are 'b-*'. It sets brokerPermission=4, which a broker
     keeps over restarts and tells name servers with every registration: new topics and groups change nothing
     about it. Status 1 when something is left.
     """
-    named = (
-        run_admin(target, lambda admin: _named(admin, brokers)) if any(map(_is_pattern, brokers)) else brokers
-    )
+    from rmq.operate.placement import drain, matching
+
+    named = run_admin(target, lambda admin: matching(admin, brokers))
     text = " ".join(named)
     confirm(yes, f"Let nothing be sent to {text} any more?")
-    left = run_admin(target, lambda admin: _drain(admin, named, 0 if no_wait else timeout / 1000))
+    left = run_admin(target, lambda admin: drain(admin, named, 0 if no_wait else timeout / 1000, tell))
     if left:
         refuse(f"{text}: no messages are taken now, but: {left}; `rmq broker undrain {text}` takes this back")
     echo(f"{text} {'is' if len(named) == 1 else 'are'} drained: stop, or `rmq broker undrain {text}`")
 
 
-@operations.command()
+@operations.command("undrain")
 @BROKERS
 @target_options
-def undrain(target: Target, brokers: tuple[str, ...]) -> None:
+def undrain_command(target: Target, brokers: tuple[str, ...]) -> None:
     """Let messages be sent to brokers again: brokerPermission=6."""
 
-    async def work(admin: Admin) -> list[str]:
-        return [
-            address
-            for broker in await _named(admin, brokers)
-            for address in await admin.update_broker_config(READ_WRITE, broker=broker)
-        ]
+    from rmq.operate.placement import undrain
 
-    report_done(f"{' '.join(brokers)}: messages are taken again", run_admin(target, work))
+    done = run_admin(target, lambda admin: undrain(admin, brokers))
+    report_done(f"{' '.join(brokers)}: messages are taken again", done)
 
 
 @operations.command()
@@ -198,47 +189,6 @@ def handover(target: Target, broker: str, number: int | None, timeout: int, cont
     wait for the new master, mostly less than a second, and go on there; none is lost.
     """
     hand_over(target, controllers, broker, number or 0, timeout / 1000)
-
-
-def _is_pattern(broker: str) -> bool:
-    return any(letter in broker for letter in "*?")
-
-
-async def _named(admin: Admin, brokers: Sequence[str]) -> list[str]:
-    """The brokers with the patterns among them, such as `b-*`, replaced by the names they fit. Raises
-    click.UsageError for one that fits none."""
-    named: dict[str, None] = {}
-    for broker in brokers:
-        found = [broker]
-        if _is_pattern(broker):
-            known = (await admin.cluster_info()).broker_addr_table
-            found = sorted(fnmatch.filter(known, broker), key=lambda name: (len(name), name))
-            if not found:
-                raise click.UsageError(f"no broker is called {broker}: there are {', '.join(sorted(known))}")
-        named |= dict.fromkeys(found)
-    return list(named)
-
-
-async def _drain(admin: Admin, brokers: Sequence[str], seconds: float) -> str:
-    """What is left in the end, in words; empty when nothing is, or nobody waits. All are told before one is
-    waited for: none gets what another refuses."""
-    import anyio
-
-    for broker in brokers:
-        await admin.update_broker_config(READ_ONLY, broker=broker)
-    left = dict.fromkeys(brokers, "")
-
-    async def wait(broker: str) -> None:
-        left[broker] = await emptied(admin, broker, "", seconds)
-
-    if seconds:
-        with first_error():
-            async with anyio.create_task_group() as nursery:
-                for broker in brokers:
-                    nursery.start_soon(wait, broker)
-    if len(brokers) == 1:
-        return left[brokers[0]]
-    return "; ".join(f"{broker}: {text}" for broker, text in left.items() if text)
 
 
 def _perm(target: Target, broker: str, counts: dict[str, int]) -> None:

@@ -10,7 +10,8 @@ import click
 
 from rmq.cli.output import EXIT_FAILED, Format, body_text, clock_text, echo, output_option, progress_bar, show
 from rmq.cli.target import Target, run, target_options
-from rmq.cli.values import Position, as_position, time_of
+from rmq.cli.values import as_position, time_of
+from rmq.operate.values import Position
 
 if TYPE_CHECKING:
     from rmq.client.reading.dead_letters import DeadLetter, Letters, Redriven

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-from attrs import Factory, define
+from attrs import evolve
 
-from rmq.cli.manifest import (
-    EVERYWHERE,
-    Manifest,
-    Reader,
-    Settings,
-    group_settings,
-    spread,
-    text_of,
-    topic_settings,
-)
 from rmq.cli.output import Format, echo, fail, output_option, progress_bar, show
 from rmq.cli.target import Target, confirm, run_admin, target_options
-from rmq.cli.values import PERMS
-from rmq.errors import ConfigError, RmqError
-from rmq.protocol.codes import MASTER_ID
+from rmq.errors import RmqError
+from rmq.operate.copies.manifest import Reader, text_of
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
+    from rmq.operate.copies.transfer import Change, Plan
 
 
 @click.command("export")
@@ -38,6 +28,8 @@ def export(target: Target, file: pathlib.Path, cluster: str, offsets: bool) -> N
 
     Messages and secrets are not in it. `rmq import` reads it.
     """
+    from rmq.operate.copies.transfer import read_cluster
+
     manifest = run_admin(target, lambda admin: read_cluster(admin, cluster, offsets=offsets))
     text = text_of(manifest)
     if str(file) == "-":
@@ -51,91 +43,6 @@ def export(target: Target, file: pathlib.Path, cluster: str, offsets: bool) -> N
         f"{len(manifest.topics)} topics, {len(manifest.groups)} groups, {len(manifest.accounts)} accounts"
     )
     echo(f"{counts} written to {file}")
-
-
-async def masters(admin: Admin, cluster: str) -> dict[str, str]:
-    """Names of the masters -> their addresses. Raises as `client.admin`."""
-    table = (await admin.cluster_info()).broker_addr_table
-    wanted = set(await admin.broker_addresses(cluster=cluster))
-    return {
-        name: data.broker_addrs[MASTER_ID]
-        for name, data in sorted(table.items())
-        if data.broker_addrs.get(MASTER_ID) in wanted
-    }
-
-
-async def read_cluster(admin: Admin, cluster: str, *, offsets: bool) -> Manifest:
-    """What a cluster has, of users' making. Raises as `client.admin`."""
-    addresses = await masters(admin, cluster)
-    topics: dict[str, dict[str, Settings]] = {}
-    groups: dict[str, dict[str, Settings]] = {}
-    manifest = Manifest()
-    for name, address in addresses.items():
-        for topic, config in (await admin.topic_configs(address, system=False)).items():
-            topics.setdefault(topic, {})[name] = topic_settings(config)
-        for group, setting in (await admin.group_configs(address, system=False)).items():
-            groups.setdefault(group, {})[name] = group_settings(setting)
-        if offsets:
-            _add_offsets(manifest, name, await admin.broker_offsets(address))
-    manifest.topics = {name: spread(topics[name], addresses) for name in sorted(topics)}
-    manifest.groups = {name: spread(groups[name], addresses) for name in sorted(groups)}
-    for address in list(addresses.values())[:1]:
-        manifest.accounts = await accounts(admin, address)
-    return manifest
-
-
-def _add_offsets(manifest: Manifest, broker: str, table: dict[str, dict[int, int]]) -> None:
-    for key, queues in sorted(table.items()):
-        topic, _, group = key.partition("@")
-        manifest.offsets.setdefault(group, {}).setdefault(topic, {})[broker] = dict(sorted(queues.items()))
-
-
-async def accounts(admin: Admin, address: str) -> dict[str, Settings]:
-    """The accounts of a broker without their secrets; none when it has no access control."""
-    from rmq.errors import NoPermission, ResponseError
-
-    try:
-        found = await admin.acl_config(address)
-    except NoPermission:
-        raise
-    except ResponseError:
-        return {}
-    return {
-        one.access_key: {
-            "admin": one.admin,
-            "white_remote_address": one.white_remote_address,
-            "default_topic_perm": one.default_topic_perm,
-            "default_group_perm": one.default_group_perm,
-            "topic_perms": list(one.topic_perms),
-            "group_perms": list(one.group_perms),
-            "proof": one.proof,
-        }
-        for one in found.accounts
-    }
-
-
-# --- import ---
-
-
-@define
-class Change:
-    """One thing to do on one broker: `was` is None for what is not there yet."""
-
-    kind: str
-    name: str
-    broker: str
-    was: Any
-    becomes: Any
-
-
-@define
-class Plan:
-    """What is to be changed, what cannot be, and where the masters are."""
-
-    addresses: dict[str, str]
-    cluster: str = ""
-    changes: list[Change] = Factory(list)
-    notes: list[str] = Factory(list)
 
 
 @click.command("import")
@@ -153,6 +60,8 @@ def import_command(
     What is there and not in FILE stays. A second run finds nothing to change. Accounts that are there get
     their permissions; one that is missing is only named, since the file has no secret for it.
     """
+    from rmq.operate.copies.transfer import compare
+
     try:
         manifest = Reader(file.read_text("utf-8"), str(file)).manifest()
     except (RmqError, OSError, UnicodeDecodeError) as error:
@@ -167,7 +76,7 @@ def import_command(
     if dry_run:
         return
     confirm(yes, f"Make these {len(plan.changes)} changes?")
-    run_admin(target, lambda admin: apply(admin, plan))
+    run_admin(target, lambda admin: _apply(admin, plan))
     if output == "table":
         echo(f"{len(plan.changes)} changes made")
 
@@ -178,141 +87,11 @@ def _shown(change: Change) -> Change:
         return change
     changed = [key for key in change.becomes if change.was.get(key) != change.becomes[key]]
     was, becomes = ({key: side.get(key) for key in changed} for side in (change.was, change.becomes))
-    return Change(change.kind, change.name, change.broker, was, becomes)
+    return evolve(change, was=was, becomes=becomes)
 
 
-async def compare(admin: Admin, manifest: Manifest, cluster: str) -> Plan:
-    """The changes that would make the cluster have what the manifest says. Raises ConfigError for a broker
-    that is not there."""
-    there = await read_cluster(admin, cluster, offsets=True)
-    plan = Plan(await masters(admin, cluster), cluster)
-    for kind, wanted, present in (
-        ("topic", manifest.topics, there.topics),
-        ("group", manifest.groups, there.groups),
-    ):
-        for name, places in wanted.items():
-            for broker, settings in _by_broker(places, plan.addresses).items():
-                was = _by_broker(present.get(name, {}), plan.addresses).get(broker)
-                if was != settings:
-                    plan.changes.append(Change(kind, name, broker, was, settings))
-    for group, topics in manifest.offsets.items():
-        for topic, brokers in topics.items():
-            ends = await _ends(admin, topic)
-            for broker, offsets in brokers.items():
-                before = there.offsets.get(group, {}).get(topic, {}).get(broker, {})
-                _compare_offsets(plan, (group, topic, broker), before, offsets, ends)
-    _compare_accounts(plan, manifest, there)
-    return plan
+async def _apply(admin: Admin, plan: Plan) -> None:
+    from rmq.operate.copies.transfer import apply
 
-
-def _by_broker(places: dict[str, Settings], addresses: dict[str, str]) -> dict[str, Settings]:
-    if EVERYWHERE in places:
-        return dict.fromkeys(addresses, places[EVERYWHERE])
-    for broker in places:
-        if broker not in addresses:
-            raise ConfigError("broker", broker, f"one of the cluster's masters: {', '.join(addresses)}")
-    return places
-
-
-async def _ends(admin: Admin, topic: str) -> dict[tuple[str, int], int]:
-    """Broker and queue -> the end of that queue; nothing for a topic that is not there yet."""
-    from rmq.errors import NoRoute, TopicNotExist
-
-    try:
-        stats = await admin.topic_stats(topic)
-    except (NoRoute, TopicNotExist):
-        return {}
-    return {(queue.broker_name, queue.queue_id): ends.max_offset for queue, ends in stats.items()}
-
-
-def _compare_offsets(
-    plan: Plan,
-    place: tuple[str, str, str],
-    was: dict[int, int],
-    wanted: dict[int, int],
-    ends: dict[tuple[str, int], int],
-) -> None:
-    """Offsets beyond the end of a queue, as after a wipe, are left out: a group there would miss messages."""
-    group, topic, broker = place
-    fits = {queue: offset for queue, offset in wanted.items() if offset <= ends.get((broker, queue), 0)}
-    beyond = sorted(set(wanted) - set(fits))
-    if beyond:
-        plan.notes.append(
-            f"group {group}: its offsets in {topic} at {broker} are left out in queues"
-            f" {', '.join(map(str, beyond))}, which end before them"
-        )
-    changed = {queue: offset for queue, offset in fits.items() if was.get(queue, 0) != offset}
-    if changed:
-        before = {queue: was.get(queue) for queue in changed}
-        plan.changes.append(Change("offsets", f"{group} in {topic}", broker, before, changed))
-
-
-def _compare_accounts(plan: Plan, manifest: Manifest, there: Manifest) -> None:
-    for name, account in manifest.accounts.items():
-        if name not in there.accounts:
-            plan.notes.append(f"account {name} is not there; `rmq acl add` makes it, with a secret")
-            continue
-        was = there.accounts[name]
-        # A default permission that is not given stays; all else that is empty is emptied.
-        given = {key: value for key, value in account.items() if value or not key.startswith("default_")}
-        changed = [key for key, value in given.items() if value != was[key]]
-        if changed:
-            new = {key: account[key] for key in {"admin", *changed}}
-            plan.changes.append(Change("account", name, "", {key: was[key] for key in new}, new))
-
-
-async def apply(admin: Admin, plan: Plan) -> None:
-    """Make the changes, one after the other. The first error ends it; what was made stays, and the next run
-    goes on from there."""
     with progress_bar("changes", len(plan.changes)) as step:
-        for change in plan.changes:
-            if change.kind == "account":
-                await _change_account(admin, change, plan)
-            else:
-                await _make(admin, change, plan.addresses.get(change.broker, change.broker))
-            step(1)
-
-
-async def _make(admin: Admin, change: Change, address: str) -> None:
-    from rmq.message import MessageQueue
-    from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
-
-    new = change.becomes
-    if change.kind == "topic":
-        config = TopicConfig(
-            change.name,
-            new["read_queues"],
-            new["write_queues"],
-            PERMS[new["perm"]],
-            new["filter_type"],
-            new["sys_flag"],
-            new["order"],
-        )
-        await admin.put_topic(config, broker=address)
-    elif change.kind == "group":
-        group = SubscriptionGroupConfig(
-            change.name,
-            new["consume"],
-            new["consume_from_min"],
-            new["broadcast"],
-            new["retry_queues"],
-            new["retry_max"],
-            new["broker_id"],
-            new["which_broker_when_consume_slowly"],
-            new["notify_consumer_ids_changed"],
-        )
-        await admin.put_group(group, broker=address)
-    else:
-        name, _, topic = change.name.partition(" in ")
-        queues = {MessageQueue(topic, change.broker, queue): offset for queue, offset in new.items()}
-        await admin.set_offsets(name, queues)
-
-
-async def _change_account(admin: Admin, change: Change, plan: Plan) -> None:
-    from rmq.client.admin import AclAccount
-
-    texts: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in change.becomes.items()
-    }
-    clear = [key for key, value in texts.items() if not value]
-    await admin.acl_put_account(AclAccount(change.name, **texts), cluster=plan.cluster, clear=clear)
+        await apply(admin, plan, step)

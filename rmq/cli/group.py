@@ -9,8 +9,9 @@ import click
 from rmq.cli.completion import complete_group, complete_topic
 from rmq.cli.output import Format, clock_text, echo, output_option, refuse, show
 from rmq.cli.target import Target, confirm, part_options, report_done, run_admin, target_options, yes_option
-from rmq.cli.values import Position, as_position
+from rmq.cli.values import as_position
 from rmq.message import validate_group
+from rmq.operate.values import Position
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin, OffsetReset, QueueProgress

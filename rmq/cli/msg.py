@@ -12,8 +12,9 @@ from rmq.cli.pub import pub
 from rmq.cli.sub import expression, filter_options
 from rmq.cli.tail import TailOptions, grep_option, show_messages
 from rmq.cli.target import Target, confirm, run, run_admin, target_options, yes_option
-from rmq.cli.values import Position, as_position
+from rmq.cli.values import as_position
 from rmq.clock import wall_clock_ms
+from rmq.operate.values import Position
 
 if TYPE_CHECKING:
     import re

@@ -28,8 +28,9 @@ from rmq.cli.output import (
     style_option,
 )
 from rmq.cli.target import Target, first_error, run, target_options
-from rmq.cli.values import as_duration, duration_ms, pairs
+from rmq.cli.values import as_duration, pairs
 from rmq.errors import ConfigError, RmqError
+from rmq.operate.values import duration_ms
 
 if TYPE_CHECKING:
     from rmq.client.produce.producer import Producer

@@ -11,7 +11,8 @@ from attrs import frozen
 from rmq.cli.completion import complete_group, complete_topic
 from rmq.cli.output import Style, echo, print_message, style_option
 from rmq.cli.target import Target, run, target_options
-from rmq.cli.values import Position, as_duration, as_position
+from rmq.cli.values import as_duration, as_position
+from rmq.operate.values import Position
 
 if TYPE_CHECKING:
     from rmq.client.client import Client

@@ -14,7 +14,8 @@ from rmq.cli.completion import complete_topic
 from rmq.cli.output import Style, echo, print_message, style_option
 from rmq.cli.sub import expression, filter_options
 from rmq.cli.target import Target, first_error, run, target_options
-from rmq.cli.values import Position, as_position
+from rmq.cli.values import as_position
+from rmq.operate.values import Position
 
 if TYPE_CHECKING:
     import trio

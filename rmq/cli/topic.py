@@ -10,8 +10,9 @@ from rmq.cli.completion import complete_topic
 from rmq.cli.output import Format, clock_text, echo, output_option, refuse, show
 from rmq.cli.placement import move
 from rmq.cli.target import Target, confirm, part_options, report_done, run_admin, target_options, yes_option
-from rmq.cli.values import as_perm, perm_text
+from rmq.cli.values import as_perm
 from rmq.message import validate_topic
+from rmq.operate.values import perm_text
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
@@ -64,7 +65,7 @@ def list_topics(target: Target, every: bool, cluster: str, broker: str, output: 
 @target_options
 def show_topic(target: Target, topic: str, output: Format) -> None:
     """Show how a topic is set up on each of its brokers."""
-    from rmq.cli.manifest import topic_settings  # with the file format comes YAML
+    from rmq.operate.copies.manifest import topic_settings  # with the file format comes YAML
 
     async def work(admin: Admin) -> dict[str, TopicConfig]:
         return await admin.topic_config(topic)

@@ -10,6 +10,7 @@ from attrs import evolve, field, frozen
 from rmq.errors import ConsumerNotOnline, NoRoute, RmqError, TopicNotExist, for_code
 from rmq.message import DLQ_PREFIX, RETRY_PREFIX, MessageQueue, validate_topic
 from rmq.operate.several import ask_each
+from rmq.operate.values import perm_text
 from rmq.protocol.codes import PERM_READ, PERM_WRITE, ResponseCode
 
 if TYPE_CHECKING:
@@ -119,15 +120,6 @@ class TopicChange:
     def hidden(self) -> Mapping[str, int]:
         """Group -> unread messages that would be hidden."""
         return {group: sum(row.lag for row in rows) for group, rows in self.unread.items()}
-
-
-PERMS: Mapping[str, int] = {"rw": PERM_READ | PERM_WRITE, "r": PERM_READ, "w": PERM_WRITE, "none": 0}
-"""Permissions as people write them -> RocketMQ's number."""
-
-
-def perm_text(perm: int) -> str:
-    """A permission as ``rw``, ``r``, ``w`` or ``none``."""
-    return ("r" if perm & PERM_READ else "") + ("w" if perm & PERM_WRITE else "") or "none"
 
 
 def kind_of(name: str, system: frozenset[str] | set[str] = frozenset()) -> Kind:

@@ -11,7 +11,8 @@ import click
 from rmq.cli.output import Format, output_option
 from rmq.cli.spark.job import brokers_option, print_summary, run_pipeline, source_options, spark_options
 from rmq.cli.target import Target, target_options
-from rmq.cli.values import Position, as_duration, as_position, time_of
+from rmq.cli.values import as_duration, as_position, time_of
+from rmq.operate.values import Position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

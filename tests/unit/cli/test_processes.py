@@ -6,18 +6,17 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
-import click
 import pytest
 import trio
 from click.testing import CliRunner
 
-import rmq.cli.broker as operations
 from rmq.broker.config import BrokerConfig
 from rmq.cli.processes import joined_metrics, members, name_server, relay
 from rmq.cli.services import broker
 from rmq.config import from_options, load_all
 from rmq.errors import ConfigError
 from rmq.namesrv.config import NamesrvConfig
+from rmq.operate import placement
 from rmq.remoting.tls import TlsConfig
 from rmq.store.config import StoreConfig
 
@@ -137,7 +136,7 @@ async def test_a_pattern_stands_for_the_brokers_it_fits_which_are_all_told_befor
     admin: Any = Brokers()
     waiting: list[str] = []
 
-    async def emptied(admin: Any, broker: str, topic: str, seconds: float) -> str:
+    async def emptied(admin: Any, broker: str, topic: str, seconds: float, tell: object) -> str:
         assert len(admin.changed) == 4
         assert seconds == 60
         waiting.append(broker)
@@ -145,10 +144,10 @@ async def test_a_pattern_stands_for_the_brokers_it_fits_which_are_all_told_befor
             await trio.lowlevel.checkpoint()  # for all at once
         return "" if broker != "b-2" else "group g has 3 messages left"
 
-    monkeypatch.setattr(operations, "emptied", emptied)
-    names = await operations._named(admin, ["b-*", "b-0"])
+    monkeypatch.setattr(placement, "emptied", emptied)
+    names = await placement.matching(admin, ["b-*", "b-0"])
     assert names == ["b-0", "b-1", "b-2", "b-10"]
-    assert await operations._drain(admin, names, 60) == "b-2: group g has 3 messages left"
+    assert await placement.drain(admin, names, 60) == "b-2: group g has 3 messages left"
     assert admin.changed == [(name, {"brokerPermission": "4"}) for name in names]
-    with pytest.raises(click.UsageError, match=r"no broker is called d-\*"):
-        await operations._named(admin, ["d-*"])
+    with pytest.raises(placement.NoSuchBroker, match=r"no broker is called d-\*"):
+        await placement.matching(admin, ["d-*"])

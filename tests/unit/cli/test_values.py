@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 
-from rmq.cli.values import PERMS, as_perm, duration_ms, pairs, perm_text, position
+from rmq.cli.values import as_perm, pairs
+from rmq.operate.values import PERMS, duration_ms, perm_text, position
 
 PERM = click.Argument(["perm"])
 

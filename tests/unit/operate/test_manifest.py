@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.cli.manifest import EVERYWHERE, GROUP_FIELDS, TOPIC_FIELDS, Manifest, Reader, spread, text_of
 from rmq.errors import ConfigError
+from rmq.operate.copies.manifest import (
+    EVERYWHERE,
+    GROUP_FIELDS,
+    TOPIC_FIELDS,
+    Manifest,
+    Reader,
+    spread,
+    text_of,
+)
 
 
 def test_what_is_written_is_read_back() -> None:

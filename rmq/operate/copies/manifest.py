@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 from attrs import define, field
 
-from rmq.cli.values import perm_text
 from rmq.errors import ConfigError
+from rmq.operate.values import perm_text
 
 if TYPE_CHECKING:
     from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig

@@ -1,0 +1,301 @@
+"""Backup: a hot copy of a store's folder, and a new slave's folder made out of one.
+
+A backup has the log and the tables. Queues and index are made again from the log at the first start on it.
+Bytes of the log never change once they are written, so a file that was full is not copied twice. The last
+files are cut behind the last record that was whole when they were read: the broker goes on writing meanwhile.
+Offsets are read before the log and written after it, so that no group is ever ahead of the log in a backup.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from attrs import asdict, define, field, frozen
+
+from rmq.errors import StoreError
+from rmq.store.scan import is_blank, parse
+
+MANIFEST: Final = "backup.json"
+PIECE: Final = 1 << 20
+ZEROS: Final = bytes(PIECE)
+LATE: Final = ("topics.json", "subscriptionGroup.json")
+"""Read after the log: a topic of any message in it is among them."""
+UNFINISHED: Final = 3
+"""So many of the last files may still be written to: the newest, and one that is made ahead of time."""
+REPLICA: Final = ("controller.json",)
+"""Which replica of a controlled set the broker is: whoever has this file is believed to have all that was
+acknowledged, which a backup has not. In no backup; those of earlier versions may have it."""
+OWN: Final = ("broker.properties", "broker.properties.bak", *REPLICA)
+"""The settings of one broker, which are not another one's."""
+
+Pace = Callable[[int], None]
+
+
+@frozen
+class Copied:
+    """A file of a backup. `is_full`: of the log, and never to be written to again."""
+
+    size: int
+    sha256: str
+    is_full: bool = False
+
+
+@define
+class Manifest:
+    """What a backup has: its files by their paths in it."""
+
+    files: dict[str, Copied] = field(factory=dict)
+
+    @classmethod
+    def load(cls, folder: pathlib.Path) -> Manifest | None:
+        """That of a backup; None where there is none. Raises StoreError when it cannot be read."""
+        try:
+            rows = json.loads((folder / MANIFEST).read_bytes())["files"]
+            return cls({str(name): Copied(**row) for name, row in rows.items()})
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise StoreError(f"{folder / MANIFEST} cannot be read: {error!r}") from None
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Write it, so that a crash leaves it or the one before."""
+        rows = {name: asdict(one) for name, one in sorted(self.files.items())}
+        _replace(folder / MANIFEST, json.dumps({"files": rows}, indent=1).encode())
+
+
+@frozen
+class Result:
+    """What a backup did. `end`: where its log ends."""
+
+    copied: int
+    copied_bytes: int
+    kept: int
+    end: int
+
+
+def back_up(store: pathlib.Path, log: pathlib.Path, target: pathlib.Path, pace: Pace) -> Result:
+    """Make `target` a copy of the store, whose broker may run. What it has already is not copied again, and
+    what a break-off left is gone on with. Raises StoreError, OSError.
+    """
+    if not log.is_dir():
+        raise StoreError(f"{log} is no folder of a log: is {store} a store, and is it one that has messages?")
+    for source in (store, log):
+        if target.resolve().is_relative_to(source.resolve()):
+            raise StoreError(
+                f"{target} is in {source}, and would be lost with it: take a folder on another disk"
+            )
+    manifest = Manifest.load(target)
+    if manifest is None:
+        if target.exists() and any(target.iterdir()):
+            raise StoreError(f"{target} is not empty, and no backup: take another folder")
+        manifest = Manifest()
+    (target / "commitlog").mkdir(parents=True, exist_ok=True)
+    (target / "config").mkdir(exist_ok=True)
+    manifest.save(target)
+    early = _tables(store, late=False)
+    names = [path.name for path in _log_files(log)]
+    _same_log(log, target, manifest, names)
+    copied = copied_bytes = kept = end = 0
+    for place, name in enumerate(names):
+        path = f"commitlog/{name}"
+        known = manifest.files.get(path)
+        if known is not None and known.is_full and _size(target / path) == known.size:
+            kept, end = kept + 1, int(name) + known.size
+            continue
+        try:
+            one, reach = _copy_log_file(
+                log / name, target / path, pace, is_last=place + UNFINISHED >= len(names)
+            )
+        except FileNotFoundError:
+            if end:
+                raise StoreError(f"{log / name} went away in the middle of the log") from None
+            continue  # retention has removed it since the folder was listed
+        manifest.files[path] = one
+        manifest.save(target)
+        copied, copied_bytes, end = copied + 1, copied_bytes + reach, int(name) + reach
+        if not one.is_full:
+            break
+    _drop_others(target, manifest, names, end)
+    for path, data in {**early, **_tables(store, late=True)}.items():
+        _replace(target / path, data)
+        manifest.files[path] = Copied(len(data), hashlib.sha256(data).hexdigest())
+    _replace(target / "abort", b"")  # the first start on it looks at the log as after a crash
+    manifest.save(target)
+    return Result(copied, copied_bytes, kept, end)
+
+
+def verify(target: pathlib.Path) -> Iterator[str]:
+    """Read a backup again; yields what differs from what was copied. Raises StoreError."""
+    manifest = Manifest.load(target)
+    if manifest is None:
+        raise StoreError(f"{target} is no backup: it has no {MANIFEST}")
+    for name, one in sorted(manifest.files.items()):
+        try:
+            if _sha256(target / name) != one.sha256:
+                yield f"{name} differs from what was copied"
+        except FileNotFoundError:
+            yield f"{name} is missing"
+
+
+def seed(backup: pathlib.Path, folder: pathlib.Path, log: pathlib.Path, pace: Pace) -> int:
+    """Make an empty folder the store of a new slave of the broker that the backup is of; what a break-off
+    left is gone on with. Returns the bytes. Raises StoreError, also when the backup is damaged.
+    """
+    manifest = Manifest.load(backup)
+    if manifest is None:
+        raise StoreError(f"{backup} is no backup: it has no {MANIFEST}")
+    begun = folder / "seeding"
+    if folder.exists() and any(folder.iterdir()) and not begun.exists():
+        raise StoreError(f"{folder} is not empty: a slave is seeded into an empty folder")
+    for place in (folder / "config", log):
+        place.mkdir(parents=True, exist_ok=True)
+    begun.write_bytes(b"")
+    total = 0
+    for name, one in sorted(manifest.files.items()):
+        kind, _, last = name.partition("/")
+        if kind == "config" and last in OWN:
+            continue
+        to = log / last if kind == "commitlog" else folder / name
+        if not (_size(to) == one.size and _sha256(to) == one.sha256):
+            _copy(backup / name, to, pace)
+            if _sha256(to) != one.sha256:
+                raise StoreError(f"{backup / name} is damaged: it is not what was copied")
+        total += one.size
+    state = folder / "config" / "replication.json"
+    if state.exists():  # the log keeps its name, but is not one that this broker wrote
+        _replace(state, json.dumps(json.loads(state.read_bytes()) | {"leads": False}).encode())
+    _replace(folder / "abort", b"")
+    begun.unlink()
+    return total
+
+
+def _tables(store: pathlib.Path, *, late: bool) -> dict[str, bytes]:
+    found = {}
+    for path in sorted((store / "config").glob("*")):
+        if path.name in REPLICA or path.name.endswith(".tmp") or (path.name in LATE) != late:
+            continue
+        if path.is_file():
+            try:
+                found[f"config/{path.name}"] = path.read_bytes()
+            except FileNotFoundError:
+                continue
+    return found
+
+
+def _log_files(log: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(path for path in log.iterdir() if path.name.isdigit() and len(path.name) == 20)
+
+
+def _same_log(log: pathlib.Path, target: pathlib.Path, manifest: Manifest, names: list[str]) -> None:
+    """Raises StoreError when the backup is one of another log."""
+    for name in names:
+        path = f"commitlog/{name}"
+        if path in manifest.files and (target / path).exists():
+            with open(log / name, "rb") as ours, open(target / path, "rb") as theirs:
+                if (head := theirs.read(4096)).strip(b"\0") and not _begins_alike(head, ours.read(4096)):
+                    raise StoreError(f"{target} is a backup of another log: take another folder")
+            return
+
+
+def _begins_alike(before: bytes, now: bytes) -> bool:
+    """Whether the bytes that were written before are there still."""
+    written = before.rstrip(b"\0")
+    return now.startswith(written)
+
+
+def _copy_log_file(
+    source: pathlib.Path, to: pathlib.Path, pace: Pace, *, is_last: bool
+) -> tuple[Copied, int]:
+    """Copy it beside its place, look how far it goes if it may be one of the last, and move it there."""
+    beside = to.with_name(f"{to.name}.tmp")
+    size = _copy(source, beside, pace)
+    reach = size
+    if is_last:
+        reach = _reach(beside, int(source.name), size)
+        if reach < size:  # what follows was being written
+            os.truncate(beside, reach)
+            os.truncate(beside, size)
+    with open(beside, "rb+") as file:
+        os.fsync(file.fileno())
+    one = Copied(size, _sha256(beside), is_full=reach == size)
+    os.replace(beside, to)
+    return one, reach
+
+
+def _reach(path: pathlib.Path, base: int, size: int) -> int:
+    """How many bytes of a log file are whole records; all of them when it is closed by a blank one."""
+    if not size:
+        return 0
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as data,
+    ):
+        at = 0
+        while (record := parse(data, at, base + at, check_crc=True)) is not None:
+            at += record.size
+        return size if at == size or is_blank(bytes(data[at : at + 8]), size - at) else at
+
+
+def _drop_others(target: pathlib.Path, manifest: Manifest, names: list[str], end: int) -> None:
+    """Remove what the store does not have any more, by its retention, or never had behind its end."""
+    wanted = {f"commitlog/{name}" for name in names if int(name) < end}
+    for path in [path for path in manifest.files if path.startswith("commitlog/") and path not in wanted]:
+        (target / path).unlink(missing_ok=True)
+        del manifest.files[path]
+
+
+def _copy(source: pathlib.Path, to: pathlib.Path, pace: Pace) -> int:
+    size = 0
+    with open(source, "rb") as given, open(to, "wb") as file:
+        while piece := given.read(PIECE):
+            size += len(piece)
+            if piece == ZEROS:  # of a log file that is not full: no room on the disk for it here either
+                file.seek(size)
+                continue
+            file.write(piece)
+            pace(len(piece))
+        file.truncate(size)
+        file.flush()
+        os.fsync(file.fileno())
+    return size
+
+
+def _replace(path: pathlib.Path, data: bytes) -> None:
+    beside = path.with_name(f"{path.name}.tmp")
+    with open(beside, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+def _sha256(path: pathlib.Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _size(path: pathlib.Path) -> int:
+    return path.stat().st_size if path.exists() else -1
+
+
+def paced(
+    rate: float, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Any] = time.sleep
+) -> Pace:
+    """What waits so that no more than `rate` bytes a second are copied; 0 is no bound."""
+    began, done = clock(), 0
+
+    def pace(count: int) -> None:
+        nonlocal done
+        done += count
+        if rate and (wait := began + done / rate - clock()) > 0:
+            sleep(wait)
+
+    return pace

@@ -1,0 +1,256 @@
+"""Placement of topics: moved from one broker to another without losing a message, and moves that make brokers
+even.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import anyio
+from attrs import evolve, frozen
+
+from rmq.errors import ConfigError, RmqError
+from rmq.operate.several import ask_each
+from rmq.protocol.codes import MASTER_ID, PERM_READ, PERM_WRITE
+
+if TYPE_CHECKING:
+    from rmq.client.admin import Admin
+
+Tell = Callable[[str], object]
+"""Called with a line on the progress, when it has changed."""
+Step = Callable[[int], object]
+
+SCAN_SECONDS: Final = 1.0
+"""Between two looks at what is left at a broker."""
+STILL_SECONDS: Final = 31.0
+"""For so long no message must have come: producers ask for routes every 30 s."""
+READ_ONLY: Final = {"brokerPermission": "4"}
+READ_WRITE: Final = {"brokerPermission": "6"}
+EVEN: Final = 1.1
+"""Brokers are even when the fullest has at most so many times the average's messages."""
+
+
+class NoSuchBroker(ConfigError):
+    """No broker has a name that matches a pattern."""
+
+    hint = ""
+
+    def __init__(self, pattern: str, known: Iterable[str]) -> None:
+        names = ", ".join(sorted(known))
+        super().__init__("broker", pattern, f"a name, or a pattern that matches one of {names}")
+        self.args = (f"no broker is called {pattern}: there are {names}",)
+
+
+class NotMoved(RmqError):
+    """A topic cannot be moved so, or was not moved in time."""
+
+
+def _skip(count: object) -> None:
+    return
+
+
+# --- waiting until nobody needs what a broker has ---
+
+
+async def emptied(admin: Admin, broker: str, topic: str, seconds: float, tell: Tell = _skip) -> str:
+    """Wait until no message has come to `broker` for `STILL_SECONDS`, and every group has consumed what is
+    there; of one topic, or of all when it is "". Returns what is left after `seconds`, in words; empty when
+    nothing is. `tell` gets a line when the obstacles have changed. Raises as `client.admin`."""
+    began = anyio.current_time()
+    before, since = -1, began
+    shown = ""
+    while True:
+        stored = await _stored(admin, broker, topic)
+        groups = await admin.broker_consume_stats(broker)
+        now = anyio.current_time()
+        if stored != before:
+            before, since = stored, now
+        waits = []
+        if now - since < STILL_SECONDS:
+            waits.append(f"no message must come for {STILL_SECONDS:.0f} s (producers notice within 30 s)")
+        for one in groups:
+            lag = sum(row.lag for row in one.queues if topic in ("", row.message_queue.topic))
+            if lag:
+                waits.append(f"group {one.group} has {lag} messages left")
+        if not waits or now - began >= seconds:
+            return ", ".join(waits)
+        if (text := ", ".join(waits)) != shown:
+            shown = text
+            tell(f"{broker}: {text}")
+        await anyio.sleep(SCAN_SECONDS)
+
+
+async def _stored(admin: Admin, broker: str, topic: str) -> int:
+    if not topic:
+        return int((await admin.broker_runtime(broker)).get("msgPutTotalTodayNow", "0"))
+    stats = await admin.topic_stats(topic)
+    return sum(ends.max_offset for queue, ends in stats.items() if queue.broker_name == broker)
+
+
+async def matching(admin: Admin, patterns: Sequence[str]) -> list[str]:
+    """Replace patterns such as ``b-*`` by the broker names that they match; names without ``*`` and ``?``
+    stay.
+
+    Raises NoSuchBroker for a pattern that matches none, and as `client.admin`.
+    """
+    named: dict[str, None] = {}
+    for pattern in patterns:
+        found = [pattern]
+        if any(letter in pattern for letter in "*?"):
+            known = (await admin.cluster_info()).broker_addr_table
+            found = sorted(fnmatch.filter(known, pattern), key=lambda name: (len(name), name))
+            if not found:
+                raise NoSuchBroker(pattern, known)
+        named |= dict.fromkeys(found)
+    return list(named)
+
+
+async def drain(admin: Admin, brokers: Sequence[str], seconds: float, tell: Tell = _skip) -> str:
+    """Let nothing be sent to brokers any more, and wait until their groups have consumed all; return what is
+    left after `seconds`, in words, empty when nothing is. `seconds` 0 does not wait.
+
+    All brokers are changed before one is waited for, so that none gets what another refuses. `undrain` takes
+    it back.
+    """
+    for broker in brokers:
+        await admin.update_broker_config(READ_ONLY, broker=broker)
+    if not seconds:
+        return ""
+    left = await ask_each(brokers, lambda broker: emptied(admin, broker, "", seconds, tell), len(brokers))
+    if len(brokers) == 1:
+        return left[brokers[0]]
+    return "; ".join(f"{broker}: {text}" for broker, text in left.items() if text)
+
+
+async def undrain(admin: Admin, brokers: Sequence[str]) -> list[str]:
+    """Let messages be sent to brokers again; return the addresses. Raises as `matching`."""
+    return [
+        address
+        for broker in await matching(admin, brokers)
+        for address in await admin.update_broker_config(READ_WRITE, broker=broker)
+    ]
+
+
+# --- moving a topic ---
+
+
+async def moved(
+    admin: Admin, topic: str, source: str, goal: str, seconds: float, *, delete: bool, tell: Tell = _skip
+) -> str:
+    """Move a topic; returns what was done, in words. `seconds` 0 does not wait. May be called again
+    after any part of it. Raises NotMoved when it cannot be, or is not done in time, and as `client.admin`."""
+    configs = await admin.topic_config(topic)
+    if source not in configs:
+        raise NotMoved(f"topic {topic} is not on {source}, but on {', '.join(sorted(configs))}")
+    masters = {
+        name
+        for name, data in (await admin.cluster_info()).broker_addr_table.items()
+        if MASTER_ID in data.broker_addrs
+    }
+    if goal not in masters or goal == source:
+        others = ", ".join(sorted(masters - {source})) or "none"
+        raise NotMoved(f"topic {topic} cannot move to {goal}: other masters are {others}")
+    config = configs[source]
+    there = configs.get(goal)
+    if there is None or not there.perm & PERM_WRITE:
+        await admin.put_topic(evolve(there or config, perm=config.perm), broker=goal)
+    known = await admin.group_configs(goal)
+    for group in await admin.groups_of_topic(topic):
+        settings = (await admin.group_configs(source)).get(group)
+        if settings is not None and group not in known:
+            await admin.put_group(settings, broker=goal)
+    if config.perm != PERM_READ:
+        await admin.put_topic(evolve(config, perm=PERM_READ), broker=source)
+    await _move_order(admin, topic, source, f"{goal}:{config.write_queue_nums}")
+    if not seconds:
+        return f"new messages of {topic} go to {goal}"
+    if left := await emptied(admin, source, topic, seconds, tell):
+        raise NotMoved(f"new messages of {topic} go to {goal}, but {source} is still needed: {left}")
+    if delete:
+        await admin.delete_topic(topic, broker=source)
+        return f"topic {topic} is at {goal}, and deleted at {source}"
+    return (
+        f"topic {topic} is at {goal}, and all groups have consumed what {source} has of it; "
+        f"`rmq topic delete {topic} -b {source}` deletes it there"
+    )
+
+
+async def _move_order(admin: Admin, topic: str, source: str, entry: str) -> None:
+    conf = await admin.order_conf(topic)
+    if conf is None:
+        return
+    entries = [one for one in conf.split(";") if one.rpartition(":")[0] != source]
+    if all(one.rpartition(":")[0] != entry.rpartition(":")[0] for one in entries):
+        entries.append(entry)
+    await admin.put_order_conf(topic, ";".join(entries))
+
+
+# --- planning moves ---
+
+
+@frozen
+class Move:
+    """A topic that would better be elsewhere. `messages` that `source` keeps of it."""
+
+    topic: str
+    source: str
+    goal: str
+    messages: int
+
+
+def planned(counts: Mapping[str, Mapping[str, int]]) -> list[Move]:
+    """Few moves that make brokers even. `counts`: by broker and topic, the messages that are kept.
+
+    Each takes the topic that is nearest to half of what the fuller broker has more than the emptiest, and
+    that the emptiest does not have, until they are even or no move helps."""
+    held = {broker: dict(topics) for broker, topics in counts.items()}
+    moves: list[Move] = []
+    while (one := _next_move(held)) is not None:
+        held[one.goal][one.topic] = held[one.source].pop(one.topic)
+        moves.append(one)
+    return moves
+
+
+def _next_move(held: Mapping[str, Mapping[str, int]]) -> Move | None:
+    totals = {broker: sum(topics.values()) for broker, topics in held.items()}
+    if not totals:
+        return None
+    many = EVEN * sum(totals.values()) / len(totals)
+    empty = min(totals, key=lambda broker: (totals[broker], broker))
+    for full in sorted(totals, key=lambda broker: (-totals[broker], broker)):
+        if totals[full] <= many:
+            return None
+        gap = totals[full] - totals[empty]
+        useful = [
+            (abs(gap - 2 * count), topic)
+            for topic, count in held[full].items()
+            if 0 < count < gap and topic not in held[empty]
+        ]
+        if useful:
+            topic = min(useful)[1]
+            return Move(topic, full, empty, held[full][topic])
+    return None
+
+
+async def message_counts(admin: Admin, cluster: str = "", step: Step = _skip) -> dict[str, dict[str, int]]:
+    """Count the messages that the masters of a cluster, or all, keep: broker -> topic -> messages.
+
+    One request for each topic; `step` is called after each.
+    """
+    info = await admin.cluster_info()
+    counts: dict[str, dict[str, int]] = {}
+    topics: set[str] = set()
+    for name, data in sorted(info.broker_addr_table.items()):
+        address = data.broker_addrs.get(MASTER_ID)
+        if address is None or cluster not in ("", data.cluster):
+            continue
+        counts[name] = dict.fromkeys(await admin.topic_configs(address, system=False), 0)
+        topics.update(counts[name])
+    for topic in sorted(topics):
+        for queue, ends in (await admin.topic_stats(topic)).items():
+            if topic in (of_broker := counts.get(queue.broker_name, {})):
+                of_broker[topic] += ends.max_offset - ends.min_offset
+        step(1)
+    return counts
