@@ -64,6 +64,9 @@ def status(target: Target, controllers: str, shows_all: bool, output: Format) ->
         show([{key: row.get(key) for key in columns} for row in rows], output, columns=columns)
     elif leading is not None:
         show([_row(one, replica) for one in leading.sets for replica in one.replicas], output)
+        for one in leading.sets:
+            if stranded := one.stranded:
+                _say_stranded(one, stranded[0])
     else:
         for one in states:
             echo(f"{one.address}: {one.problem}", err=True)
@@ -76,6 +79,16 @@ def status(target: Target, controllers: str, shows_all: bool, output: Format) ->
         text = f"that of who leads counts, {agreed} now; make it the same"
         echo(f"rmq: controllerLeaseMs is {each}: {text}", err=True)
         sys.exit(EXIT_FAILED)
+
+
+def _say_stranded(one: ControlledSet, best: Replica) -> None:
+    missing = ", ".join(map(str, one.in_sync))
+    echo(
+        f"rmq: {one.name} has no master, since no replica in sync ({missing}) lives: start one. If their"
+        f" folders are gone for good, `rmq controller elect {one.name} {best.number} --unclean` goes on"
+        " without what only they had",
+        err=True,
+    )
 
 
 def _controller_row(one: ControllerState, leading: ControllerState | None) -> dict[str, Any]:
@@ -114,13 +127,25 @@ def _row(one: ControlledSet, replica: Replica) -> dict[str, Any]:
 @BROKER
 @NUMBER
 @CONTROLLERS
+@click.option(
+    "--unclean",
+    "is_unclean",
+    is_flag=True,
+    help="One that is not in sync, where none in sync lives: what only these had is LOST.",
+)
+@yes_option
 @target_options
-def elect(target: Target, broker: str, number: int, controllers: str) -> None:
+def elect(target: Target, broker: str, number: int, controllers: str, is_unclean: bool, yes: bool) -> None:
     """Have a replica that is in sync be the next master of its set.
 
     The present master gets no lease any more, and is followed when its last one is over.
     """
-    _operate(target, controllers, lambda found: found.elect(broker, number))
+    if is_unclean:
+        question = (
+            f"Lose the messages of {broker} that replica {number} lacks, though they were acknowledged?"
+        )
+        confirm(yes, question)
+    _operate(target, controllers, lambda found: found.elect(broker, number, is_unclean=is_unclean))
 
 
 @operations.command()

@@ -14,9 +14,10 @@ from attrs import frozen
 
 from rmq.config import is_loopback, parse_addresses
 from rmq.controller.elections import Elections
-from rmq.controller.heartbeat import Heartbeat
+from rmq.controller.heartbeat import UNKNOWN, Heartbeat
 from rmq.controller.raft import ChangeUnderWay, NotLeader, Raft
 from rmq.controller.sets import (
+    NOBODY,
     Adopt,
     AlterInSync,
     BrokerSet,
@@ -41,10 +42,12 @@ MEMBERS_MAX = 7
 
 @frozen
 class ElectRequest:
-    """An operator's wish: this replica is to be the next master of the set."""
+    """An operator's wish: this replica is to be the next master of the set. `is_unclean`: though it is not in
+    sync, since no replica in sync lives, and none will again."""
 
     name: str
     number: int
+    is_unclean: bool = False
 
 
 @frozen
@@ -201,6 +204,11 @@ class Controller:
         if known is None:
             names = ", ".join(sorted(self.sets.sets)) or "none"
             return Answer(f"the controllers know no broker set {want.name}; they know: {names}")
+        if want.is_unclean:
+            refusal = self._refused_unclean(known, want.number, now)
+            if not refusal:
+                self.elections.want_uncleanly(known, want.number)
+            return Answer(refusal, known, NOBODY if refusal else want.number)
         if self.elections.evidence.has_lost(want.name, want.number):
             return Answer(f"replica {want.number} of {want.name} lacks messages that were confirmed", known)
         if want.number not in known.in_sync:
@@ -210,6 +218,25 @@ class Controller:
             return Answer(f"replica {want.number} of {want.name} was not heard of", known)
         self.elections.want(known, want.number)
         return Answer("", known, want.number)
+
+    def _refused_unclean(self, known: BrokerSet, number: int, now: float) -> str:
+        """Why a replica that is not in sync is not to be the master; empty when it may."""
+        elections, name = self.elections, known.name
+        living = [one for one in known.in_sync if elections.lives(name, one, now)]
+        living = [one for one in living if not elections.evidence.has_lost(name, one)]
+        if number not in known.replicas:
+            return f"{name} has no replica {number}"
+        if living:
+            there = ", ".join(map(str, living))
+            return f"replica {there} of {name} is in sync and lives: nothing has to be lost"
+        if now < max(elections.leased_until(name), elections.are_earlier_over_at):
+            return f"the lease of the master of {name} is not over, or replicas were not heard yet: try again"
+        if elections.evidence.is_behind(known):
+            return f"the controllers' table of {name} is an old one"
+        reach = elections.reach(name, number) if elections.lives(name, number, now) else None
+        if reach is None or reach == UNKNOWN:
+            return f"replica {number} of {name} was not heard of, or has not opened its log"
+        return ""
 
     # ---- who the controllers are ----
 

@@ -39,6 +39,7 @@ class Elections:
         self._heard: dict[tuple[str, int], tuple[float, Heartbeat]] = {}
         self._leased: dict[str, float] = {}  # set -> until when its last lease lasts
         self._wanted: dict[str, tuple[int, int]] = {}  # set -> epoch, and who shall be master after it
+        self._wanted_uncleanly: dict[str, tuple[int, int]] = {}  # the same of one that is not in sync
         # set -> epoch and version that an election, proposed but maybe not agreed on yet, ends
         self._ending: dict[str, tuple[int, int]] = {}
 
@@ -67,6 +68,7 @@ class Elections:
         if is_new_term:
             self._ending = {}
         self._heard, self._leased, self._wanted = {}, {}, {}
+        self._wanted_uncleanly = {}
 
     def refusal(self, heartbeat: Heartbeat, broker_set: BrokerSet) -> str:
         """Why a heartbeat is none of this set, and its sender may not be told of it; empty when it is. A
@@ -115,6 +117,10 @@ class Elections:
         it resigned or its last one is over. Given up when the wanted one is not in sync or does not live by
         then."""
         self._wanted[broker_set.name] = broker_set.epoch, number
+
+    def want_uncleanly(self, broker_set: BrokerSet, number: int) -> None:
+        """A replica shall be the next master though it is not in sync, unless one in sync lives again."""
+        self._wanted_uncleanly[broker_set.name] = broker_set.epoch, number
 
     def is_wanted_away(self, broker_set: BrokerSet) -> bool:
         """Whether another replica than the present master shall be master."""
@@ -204,11 +210,21 @@ class Elections:
             return self._elect(broker_set, self._best(name, ready), in_sync)
         if in_sync:
             return None  # it opens its log, or was not heard for a while
-        if living and self.is_unclean and not is_any_left:
-            best = self._best(name, living)
-            log.error("UNCLEAN ELECTION: %s of %s was not in sync, messages may be lost", best, name)
-            return Elect(name, broker_set.epoch, broker_set.version, best, (best,), is_unclean=True)
+        if living and not is_any_left:
+            return self._next_unclean(broker_set, living, now)
         return None
+
+    def _next_unclean(self, broker_set: BrokerSet, living: list[int], now: float) -> Elect | None:
+        """No replica in sync lives: elect one that may lack messages, if a setting or an operator asks so."""
+        name, best = broker_set.name, self._best(broker_set.name, living)
+        wish = self._wanted_uncleanly.pop(name, (0, NOBODY))
+        if wish[0] == broker_set.epoch and wish[1] in living:
+            best = wish[1]
+        elif not self.is_unclean:
+            self.evidence.complain_of_stranded(broker_set, best, now)
+            return None
+        log.error("UNCLEAN ELECTION: %s of %s was not in sync, messages may be lost", best, name)
+        return Elect(name, broker_set.epoch, broker_set.version, best, (best,), is_unclean=True)
 
     def _is_in_this_life(self, broker_set: BrokerSet, number: int) -> bool:
         """Whether a replica's last heartbeat came since its last start, which may have found another log."""

@@ -55,12 +55,13 @@ class Evidence:
         self._began_with: dict[str, Point] = {}  # confirmed points of the table that it began with
         self._gathering: dict[str, tuple[int, float]] = {}  # epoch, and since when replicas are waited for
         self._complained: dict[str, float] = {}
+        self._stranded: dict[str, float] = {}  # sets of which no replica in sync lives: when to say so next
         self._saved_at = 0.0
 
     def begin(self, now: float, *, is_new_term: bool, inherited: Mapping[str, BrokerSet]) -> None:
         """Lead from now on, by a table that has the sets `inherited`."""
         self._heard, self._knows, self._ahead, self._lost = {}, {}, {}, {}
-        self._gathering, self._complained = {}, {}
+        self._gathering, self._complained, self._stranded = {}, {}, {}
         self._since = self._saved_at = now
         self._inherited, self._lives = set(inherited), {}
         self._began_with = {name: one.confirmed for name, one in inherited.items()}
@@ -213,9 +214,19 @@ class Evidence:
             self._complained[name] = now + WARNING_SECONDS
             log.error(f"%s: no master is elected, {text}", name, ", ".join(map(str, numbers)))
 
+    def complain_of_stranded(self, broker_set: BrokerSet, best: int, now: float) -> None:
+        """Say what an operator can do for a set of which no replica in sync lives, and others do: first after
+        `gather_s`, then once a minute."""
+        name = broker_set.name
+        if now < self._stranded.setdefault(name, now + self.gather_s):
+            return
+        self._stranded[name] = now + WARNING_SECONDS
+        log.error("%s", stranded_text(broker_set, best))
+
     def elected(self, name: str, *, is_unclean: bool) -> None:
         """An election is proposed: the set is as this leader says from now on."""
         self._gathering.pop(name, None)
+        self._stranded.pop(name, None)
         self._inherited.discard(name)
         if is_unclean:  # what was confirmed may be lost with it
             self._confirmed.pop(name, None)
@@ -231,6 +242,24 @@ class Evidence:
         found = [name for name, point in self._confirmed.items() if _is_new(sets.get(name), point)]
         parts = [found[first : first + SAVED_SETS] for first in range(0, len(found), SAVED_SETS)]
         return [{name: self._confirmed[name] for name in names} for names in parts]
+
+
+def stranded_text(broker_set: BrokerSet, best: int) -> str:
+    """What happened to a set of which no replica in sync lives, and what to do."""
+    name, replicas, in_sync = broker_set.name, broker_set.replicas, broker_set.in_sync
+    where = ", ".join(f"{number} ({replicas[number].address})" for number in in_sync)
+    taken = "".join(
+        f" (at the address of {number} replica {other} has registered: was its folder replaced by a copy?)"
+        for number in in_sync
+        for other, one in replicas.items()
+        if other != number and one.address == replicas[number].address
+    )
+    return (
+        f"{name} has no master: of its replicas in sync, {where}, none lives and has what was acknowledged"
+        f"{taken}. Start one. If their folders are gone for good, `rmq controller elect {name} {best}"
+        f" --unclean` has replica {best} go on as the master: messages that were acknowledged, and that only"
+        " they had, are lost then"
+    )
 
 
 def _is_new(broker_set: BrokerSet | None, point: Point) -> bool:

@@ -76,6 +76,14 @@ class ControlledSet:
     replicas: tuple[Replica, ...]
 
     @property
+    def stranded(self) -> list[Replica]:
+        """Replicas that live and are not in sync, the one with the longest log first, while none in sync
+        does: nobody is elected then. Empty otherwise."""
+        if any(one.lives or one.lives is None for one in self.replicas if one.number in self.in_sync):
+            return []
+        return sorted((one for one in self.replicas if one.lives), key=lambda one: -(one.reach or 0))
+
+    @property
     def candidates(self) -> list[Replica]:
         """Replicas that may become master: in sync and alive, the one with the longest log first."""
         ready = [
@@ -193,12 +201,13 @@ class Controllers:
 
     # --- changes ---
 
-    async def elect(self, broker: str, number: int) -> Outcome:
+    async def elect(self, broker: str, number: int, *, is_unclean: bool = False) -> Outcome:
         """Have a replica in sync become the next master of its set. The present master gets no lease any
-        more, and is followed when its last one is over.
+        more, and is followed when its last one is over. `is_unclean`: one that is not in sync, where none in
+        sync lives; what only these had is lost.
         """
         return _outcome(
-            await self._asked(ElectRequest(broker, number)),
+            await self._asked(ElectRequest(broker, number, is_unclean)),
             f"{broker} {number} is to be the next master; `rmq controller status` shows when it is",
         )
 

@@ -7,6 +7,8 @@ import trio
 import trio.testing
 
 from rmq.controller.epochs import FILE
+from rmq.operate.controllers import Controllers
+from rmq.protocol.command import Command
 from rmq.testing.disk import MemoryDisk
 from tests.sim.broker_controllers import CONTROLLERS
 from tests.sim.brokers import Node, Set, controlled_set
@@ -137,3 +139,52 @@ async def test_the_copy_of_a_replica_that_lives_is_not_let_in(
             await found.kill(first)
             assert await found.master() is second
             assert set(found.acknowledged) <= set(found.stored(second))
+
+
+async def test_a_set_whose_replica_in_sync_is_no_folder_any_more_goes_on_by_command(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The folder of a replica is overwritten with a copy of the other's, identity and all."""
+    async with controlled_set(2) as (found, client):
+        first, second = found.nodes
+        await found.begin(client)
+        async with client.producer("P") as producer:
+            for number in range(9):
+                await found.sent(producer, f"{number}")
+            await trio.sleep(2)
+            copy = first.disk.copy()
+            for node in (first, second):
+                left = node.disk.copy()
+                found.cut_off(node)
+                await found.kill(node, left=left if node is first else copy)
+            found.network.heal()
+            first.has_bad_disk = second.has_bad_disk = True  # they may end by themselves
+            found.start_later(second)
+            await trio.sleep(5)
+            found.start_later(first)
+            await trio.sleep(20)
+            assert not found.acting()
+            assert "at the address of 2 replica 1 has registered" in caplog.text
+            for node in (first, second):
+                await found.kill(node)
+            first.disk.remove("/store/config/controller.json")  # as its log asks for
+            first.disk.remove("/store/config/controller.json.bak")
+            found.network.heal()
+            await found.start(first)
+            await trio.sleep(70)  # it is said once a minute
+            assert not found.acting()
+            assert "its replicas in sync, 2 (10.0.1.2:10911), none lives" in caplog.text
+            assert "`rmq controller elect s 3 --unclean`" in caplog.text
+            outcome = await operations(found).elect("s", 3, is_unclean=True)
+            assert outcome.is_done, outcome.text
+            assert await found.master() is first
+            await found.sent(producer, "after")
+            assert set(found.acknowledged) <= set(found.stored(first))
+            first.has_bad_disk = second.has_bad_disk = False
+
+
+def operations(found: Set) -> Controllers:
+    async def call(address: str, request: Command) -> Command:
+        return await found.pool.call(address, request, 5)
+
+    return Controllers(CONTROLLERS, call)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rmq.cli import controller
-from rmq.operate.controllers import Controllers, ControllerState, state_of
+from rmq.operate.controllers import Controllers, ControllerState, Outcome, state_of
 from rmq.protocol.command import Command
 
 
@@ -18,7 +18,9 @@ async def nobody(address: str, request: Command) -> Command:
     raise AssertionError(f"{address} is asked")
 
 
-def status(monkeypatch: pytest.MonkeyPatch, *states: dict[str, Any]) -> Result:
+def status(
+    monkeypatch: pytest.MonkeyPatch, *states: dict[str, Any], options: Sequence[str] = ("--all",)
+) -> Result:
     class Said(Controllers):
         async def states(self) -> list[ControllerState]:
             return [state_of(one["address"], one) for one in states]
@@ -28,7 +30,7 @@ def status(monkeypatch: pytest.MonkeyPatch, *states: dict[str, Any]) -> Result:
         yield Said(addresses, nobody)
 
     monkeypatch.setattr("rmq.operate.controllers.opened", opened)
-    return CliRunner().invoke(controller.operations, ["status", "--all", "-n", "a:1"])
+    return CliRunner().invoke(controller.operations, ["status", *options, "-n", "a:1"])
 
 
 def state(address: str, **more: Any) -> dict[str, Any]:
@@ -62,3 +64,43 @@ def test_a_controller_that_has_stopped_says_why(monkeypatch: pytest.MonkeyPatch)
     done = status(monkeypatch, state("a:1", stopped=reason), state("b:1", stopped=reason))
     assert done.exit_code == 1
     assert done.output.count(reason) == 2
+
+
+def a_set(*lives: bool) -> dict[str, Any]:
+    replicas = [
+        {"number": number, "address": f"h{number}:1", "lives": is_living, "reach": 10 * number}
+        for number, is_living in enumerate(lives, 1)
+    ]
+    return {"cluster": "c", "name": "s", "epoch": 3, "master": 1, "inSync": [1], "replicas": replicas}
+
+
+def test_a_set_of_which_no_replica_in_sync_lives_is_named_with_the_way_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = status(monkeypatch, state("a:1", leading=True, sets=[a_set(False, True, True)]), options=())
+    assert "s has no master, since no replica in sync (1) lives: start one" in said.output
+    assert "`rmq controller elect s 3 --unclean`" in said.output
+    for lives in ((True, True), (False, False)):
+        said = status(monkeypatch, state("a:1", leading=True, sets=[a_set(*lives)]), options=())
+        assert "--unclean" not in said.output
+
+
+@pytest.mark.parametrize(("answer", "is_asked"), [("y", True), ("n", False)])
+def test_an_unclean_election_is_asked_for_twice(
+    monkeypatch: pytest.MonkeyPatch, answer: str, is_asked: bool
+) -> None:
+    asked: list[tuple[str, int, bool]] = []
+
+    class Said(Controllers):
+        async def elect(self, broker: str, number: int, *, is_unclean: bool = False) -> Outcome:
+            asked.append((broker, number, is_unclean))
+            return Outcome(True, "done")
+
+    @asynccontextmanager
+    async def opened(addresses: Sequence[str], **how: object) -> AsyncIterator[Controllers]:
+        yield Said(addresses, nobody)
+
+    monkeypatch.setattr("rmq.operate.controllers.opened", opened)
+    arguments = ["elect", "s", "2", "--unclean", "-n", "a:1"]
+    CliRunner().invoke(controller.operations, arguments, input=f"{answer}\n")
+    assert asked == [("s", 2, True)] * is_asked

@@ -19,7 +19,7 @@ from rmq.controller.controller import (
     refused_address,
 )
 from rmq.controller.elections import Elections
-from rmq.controller.heartbeat import Heartbeat
+from rmq.controller.heartbeat import UNKNOWN, Heartbeat
 from rmq.controller.journal import COMMAND, Entry, Journal
 from rmq.controller.raft import Message, NotLeader, Raft
 from rmq.controller.requests import ControllerRequests
@@ -351,6 +351,65 @@ def test_elections_of_who_lacks_messages_are_counted() -> None:
         rig.run(0.5)
     assert rig.sets.sets["s"].master == 2
     assert (rig.controller.elected, rig.controller.elected_uncleanly) == (1, 1)
+
+
+def stranded(caplog: pytest.LogCaptureFixture) -> Rig:
+    """A set whose replica in sync is silent, while another lives."""
+    rig = Rig("n0")
+    rig.run(3.0)
+    for name in "ab":
+        rig.done(register(name))
+    for _ in range(40):
+        rig.done(Heartbeat("s", 2, 1, reach=700))
+        rig.run(0.5)
+    return rig
+
+
+def test_what_an_operator_can_do_is_said_where_no_replica_in_sync_lives(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stranded(caplog)
+    (text,) = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    assert "s has no master: of its replicas in sync, 1 (" in text
+    assert "`rmq controller elect s 2 --unclean`" in text
+
+
+def test_a_replica_whose_folder_was_replaced_by_another_s_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    rig = stranded(caplog)
+    caplog.clear()
+    rig.run(4.0)
+    known = rig.sets.sets["s"]
+    moved = evolve(known.replicas[2], incarnation=9, address=known.replicas[1].address)
+    assert not rig.done(Register("c", "s", moved)).refusal
+    for _ in range(140):
+        rig.done(Heartbeat("s", 2, 9, reach=700))
+        rig.run(0.5)
+    assert "at the address of 1 replica 2 has registered: was its folder replaced by a copy?" in caplog.text
+
+
+def test_an_operator_has_a_replica_elected_that_is_not_in_sync(caplog: pytest.LogCaptureFixture) -> None:
+    rig = stranded(caplog)
+    assert "in sync" in rig.done(ElectRequest("s", 2)).refusal
+    assert "has no replica 3" in rig.done(ElectRequest("s", 3, is_unclean=True)).refusal
+    assert not rig.done(ElectRequest("s", 2, is_unclean=True)).refusal
+    rig.run(0.5)
+    broker_set = rig.sets.sets["s"]
+    assert (broker_set.master, broker_set.in_sync, broker_set.epoch) == (2, (2,), 2)
+    assert "UNCLEAN ELECTION: 2 of s" in caplog.text
+
+
+def test_nobody_is_elected_uncleanly_while_a_replica_in_sync_lives() -> None:
+    rig = Rig("n0")
+    rig.run(3.0)
+    for name in "ab":
+        rig.done(register(name))
+    rig.done(Heartbeat("s", 1, 1))
+    rig.done(Heartbeat("s", 2, 1, reach=700))
+    assert "in sync and lives" in rig.done(ElectRequest("s", 2, is_unclean=True)).refusal
+    rig.run(3.5)
+    assert "was not heard of" in rig.done(ElectRequest("s", 2, is_unclean=True)).refusal
+    rig.done(Heartbeat("s", 2, 1, reach=UNKNOWN))
+    assert "has not opened its log" in rig.done(ElectRequest("s", 2, is_unclean=True)).refusal
 
 
 def test_more_than_may_wait_for_the_log_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
