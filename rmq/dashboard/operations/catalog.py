@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from rmq.dashboard.operations import accounts as accounts
+from rmq.dashboard.operations import brokers as brokers
+from rmq.dashboard.operations import dead_letters as dead_letters
 from rmq.dashboard.operations import groups as groups
+from rmq.dashboard.operations import later as later
+from rmq.dashboard.operations import messages as messages
+from rmq.dashboard.operations import name_servers as name_servers
 from rmq.dashboard.operations import overview as overview
+from rmq.dashboard.operations import streams as streams
 from rmq.dashboard.operations import topics as topics
 from rmq.dashboard.operations.operation import OPERATIONS as OPERATIONS

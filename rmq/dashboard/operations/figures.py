@@ -10,7 +10,7 @@ from attrs import field, frozen
 from rmq.client.admin import GroupProgress
 from rmq.dashboard.operations.operation import Call
 from rmq.message import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
-from rmq.operate.overview import Broker, BrokerSet, overview
+from rmq.operate.overview import Broker, BrokerSet, Overview, overview
 from rmq.operate.several import ask_each
 from rmq.protocol.bodies import ClusterInfo, SubscriptionGroupConfig, TopicConfig
 from rmq.protocol.codes import MASTER_ID
@@ -46,13 +46,14 @@ async def cluster_info(call: Call) -> ClusterInfo:
     return await call.held("info", call.admin.cluster_info)
 
 
+async def cluster_overview(call: Call) -> Overview:
+    """All brokers as they describe themselves, shared for a moment."""
+    return await call.held("overview", partial(overview, call.admin))
+
+
 async def broker_rows(call: Call) -> list[BrokerRow]:
     """All brokers with their figures; one that does not answer has an error."""
-    return await call.held("brokers", partial(_broker_rows, call))
-
-
-async def _broker_rows(call: Call) -> list[BrokerRow]:
-    seen = await overview(call.admin)
+    seen = await cluster_overview(call)
     sets = {(one.cluster, one.name): one for one in seen.sets}
     return [_row(one, sets[one.cluster, one.name]) for one in seen.brokers]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import msgspec
@@ -18,10 +17,11 @@ from rmq.dashboard.operations.operation import Call, operation
 from rmq.dashboard.operations.topics import Deleted, Page, Size
 from rmq.errors import ConsumerNotOnline, NoRoute, RmqError
 from rmq.message import MessageQueue, dlq_topic, retry_topic
+from rmq.operate import groups as operate_groups
+from rmq.operate import members as operate_members
+from rmq.operate.groups import EARLIEST, TO_THE_END, StalledQueue
 from rmq.operate.several import ask_each
 from rmq.protocol.bodies import ConsumerConnection, SubscriptionGroupConfig
-
-TOOLS_GROUP = "TOOLS_CONSUMER"
 
 
 @frozen
@@ -291,6 +291,84 @@ class ConsumeTime:
     late_ms: int
 
 
+@frozen
+class Stalled:
+    """A queue whose oldest unread message has waited for long; -1: it could not be read."""
+
+    topic: str
+    broker: str
+    queue: int
+    offset: int
+    lag: int
+    waits_ms: int
+
+
+@frozen
+class Disagreement:
+    """Members that subscribe to one topic differently: expression -> their client ids."""
+
+    topic: str
+    expressions: dict[str, list[str]]
+
+
+@frozen
+class GroupCheck:
+    """Faults of a group: stalled queues, members that disagree, and members that did not answer."""
+
+    stalled: list[Stalled]
+    conflicts: list[Disagreement]
+    owners: dict[str, str]
+    silent: dict[str, str]
+
+
+@operation("GET", "/groups/{group}/check")
+async def check_group(
+    call: Call,
+    *,
+    group: str,
+    after_seconds: Annotated[float, msgspec.Meta(ge=0)] = 60,
+) -> GroupCheck:
+    """Ask the members of a group, and look for stalled queues and subscriptions that differ.
+
+    `owners`: topic/broker/queue -> the member that has the queue.
+    """
+    try:
+        stuck = await operate_groups.stalled(
+            call.client, group, now_ms=call.now_ms(), after_ms=int(after_seconds * 1000)
+        )
+    except (ConsumerNotOnline, NoRoute):
+        stuck = []
+    try:
+        asked = await operate_members.members(call.admin, group)
+    except ConsumerNotOnline:
+        asked = []
+    return GroupCheck(
+        [_stalled(one) for one in stuck],
+        [
+            Disagreement(one.topic, {text: list(ids) for text, ids in one.expressions.items()})
+            for one in operate_members.conflicts(asked)
+        ],
+        {
+            f"{queue.topic}/{queue.broker_name}/{queue.queue_id}": one.client_id
+            for one in asked
+            for queue in one.queues or ()
+        },
+        {one.client_id: one.error for one in asked if one.error},
+    )
+
+
+def _stalled(one: StalledQueue) -> Stalled:
+    queue = one.queue.message_queue
+    return Stalled(
+        queue.topic,
+        queue.broker_name,
+        queue.queue_id,
+        one.queue.consumer_offset,
+        one.queue.lag,
+        -1 if one.waits_ms is None else one.waits_ms,
+    )
+
+
 @operation("GET", "/groups/{group}/times")
 async def consume_times(call: Call, *, group: str, topic: str) -> list[ConsumeTime]:
     """By how much a group is late in each queue of a topic, in ms."""
@@ -386,16 +464,13 @@ class Reset:
     done: bool
 
 
-Target = Literal["time", "first", "last", "offset"]
-
-
 @operation("POST", "/groups/{group}/reset", Role.OPERATOR)
 async def reset_group(
     call: Call,
     *,
     group: str,
     topic: str,
-    to: Target,
+    to: Literal["time", "first", "last", "offset"],
     at_ms: Annotated[int, msgspec.Meta(ge=0, description="For `time`: ms since 1970.")] = 0,
     broker: Annotated[str, msgspec.Meta(description="For `offset`: the queue's broker.")] = "",
     queue: Annotated[int, msgspec.Meta(ge=0, description="For `offset`: the queue.")] = 0,
@@ -403,65 +478,31 @@ async def reset_group(
     preview: Annotated[bool, msgspec.Meta(description="Change nothing: only say what would happen.")] = False,
 ) -> Reset:
     """Let a group go on elsewhere in a topic: at a time, the first or last message, or one queue's offset."""
-    targets = await _targets(call, group, topic, to, at_ms, MessageQueue(topic, broker, queue), offset)
-    stats = await call.admin.topic_stats(topic)
-    now = {row.message_queue: row.consumer_offset for row in await _progress(call, group, topic)}
-    rows = [
-        _reset_row(place, now.get(place, stats[place].min_offset), target, stats[place].max_offset)
-        for place, target in sorted(targets.items())
-        if place in stats
-    ]
-    found = await _members(call, group)
-    members = len(found.connection_set) if found else 0
-    if not preview:
-        if to == "offset":
-            await call.admin.set_offsets(group, targets)
-        else:
-            stamp = {"first": 0, "last": -1}.get(to, at_ms)
-            await call.admin.reset_offset(group, topic, stamp)
-    return Reset(
-        group,
-        topic,
-        rows,
-        sum(row.again for row in rows),
-        sum(row.skipped for row in rows),
-        members,
-        not preview,
-    )
-
-
-async def _progress(call: Call, group: str, topic: str) -> Iterable[QueueProgress]:
-    try:
-        return await call.admin.consumer_progress(group, topic)
-    except ConsumerNotOnline:
-        return []
-
-
-async def _targets(
-    call: Call, group: str, topic: str, to: Target, at_ms: int, queue: MessageQueue, offset: int
-) -> dict[MessageQueue, int]:
-    stats = await call.admin.topic_stats(topic)
+    stamp = {"first": EARLIEST, "last": TO_THE_END}.get(to, at_ms)
+    if to == "time" and not at_ms:
+        raise BadRequest("at_ms: a time is needed")
     if to == "offset":
-        if queue not in stats:
-            raise BadRequest(f"topic {topic} has no queue {queue.broker_name}/{queue.queue_id}")
-        return {queue: offset}
-    if to != "time":
-        return {one: ends.min_offset if to == "first" else ends.max_offset for one, ends in stats.items()}
-    async with call.client.pull_consumer(TOOLS_GROUP) as puller:
-        found: dict[MessageQueue, int] = await ask_each(stats, lambda one: puller.search_offset(one, at_ms))
-    return found
-
-
-def _reset_row(queue: MessageQueue, offset: int, target: int, end: int) -> ResetRow:
-    return ResetRow(
-        queue.broker_name,
-        queue.queue_id,
-        offset,
-        target,
-        end,
-        max(offset - target, 0),
-        max(min(target, end) - offset, 0),
-    )
+        targets = {MessageQueue(topic, broker, queue): offset}
+        found = await operate_groups.preview_offset(call.admin, group, targets)
+    else:
+        found = await operate_groups.preview_reset(call.client, group, topic, stamp)
+    if not preview and to == "offset":
+        await call.admin.set_offsets(group, targets)
+    elif not preview:
+        await operate_groups.reset(call.admin, group, topic, stamp)
+    rows = [
+        ResetRow(
+            one.message_queue.broker_name,
+            one.message_queue.queue_id,
+            one.before,
+            one.after,
+            one.max_offset,
+            one.again,
+            one.skipped,
+        )
+        for one in found.steps
+    ]
+    return Reset(group, topic, rows, found.again, found.skipped, len(found.members), not preview)
 
 
 @operation("POST", "/groups/{group}/copy", Role.OPERATOR)

@@ -10,10 +10,11 @@ from attrs import frozen
 from rmq.dashboard.access.audit import AuditLine
 from rmq.dashboard.history.history import Series
 from rmq.dashboard.operations import figures
-from rmq.dashboard.operations.alarms import Wakeup, find_alarms
 from rmq.dashboard.operations.figures import BrokerRow
 from rmq.dashboard.operations.operation import Call, operation
 from rmq.errors import RmqError
+from rmq.operate.diagnosis import Finding, diagnose
+from rmq.operate.examination import facts_of
 
 TOP = 8
 CHANGES = 10
@@ -26,6 +27,18 @@ class GroupLag:
 
     group: str
     lag: int
+
+
+@frozen
+class Wakeup:
+    """Something wrong, or to note: where, what, and what to do. `kind` and `subject` name the thing."""
+
+    level: Literal["wrong", "note"]
+    where: str
+    what: str
+    what_to_do: str
+    kind: str
+    subject: str
 
 
 @frozen
@@ -50,7 +63,8 @@ async def overview(call: Call) -> Overview:
     """Brokers, rates, lag, alarms and the last changes of the cluster."""
     brokers = await figures.broker_rows(call)
     incomplete = ""
-    topics, groups, lags = 0, 0, {}
+    topics, groups = 0, 0
+    lags: dict[str, int] = {}
     try:
         system = await figures.system_topics(call)
         configs = await figures.all_topic_configs(call)
@@ -59,6 +73,7 @@ async def overview(call: Call) -> Overview:
         lags = {group: one.lag for group, one in (await figures.all_progress(call)).items()}
     except RmqError as error:
         incomplete = str(error)
+    facts = facts_of(await figures.cluster_overview(call), lags, asked_at=call.now_ms())
     worst = sorted(lags.items(), key=lambda row: (-row[1], row[0]))[:TOP]
     return Overview(
         brokers,
@@ -68,11 +83,16 @@ async def overview(call: Call) -> Overview:
         sum(lags.values()),
         topics,
         groups,
-        find_alarms(brokers, lags),
+        [_alarm(one) for one in diagnose(facts)],
         [GroupLag(group, lag) for group, lag in worst if lag],
         call.audit.last(CHANGES, call.cluster),
         incomplete,
     )
+
+
+def _alarm(one: Finding) -> Wakeup:
+    kind, subject = one.subject
+    return Wakeup(one.level, one.where, one.what, one.what_to_do, kind, subject)
 
 
 Figure = Literal[

@@ -67,15 +67,18 @@
     const empty = $(".chart-empty", element);
     if (times.length < 2) { if (empty) empty.hidden = false; return; }
     if (empty) empty.hidden = true;
-    const data = [times.map((at) => at / 1000)];
+    const steps = times.slice(1).map((at, index) => at - times[index]).sort((a, b) => a - b);
+    const longest = 6 * steps[Math.floor(steps.length / 2)];
+    const shown = times.flatMap((at, index) => (index && at - times[index - 1] > longest ? [at - 1, at] : [at]));
+    const data = [shown.map((at) => at / 1000)];
     for (const one of answers) {
       const known = new Map(one.times.map((at, index) => [at, one.values[index]]));
-      data.push(times.map((at) => known.get(at) ?? null));
+      data.push(shown.map((at) => known.get(at) ?? null));
     }
     const axis = { stroke: color("--muted"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
     const number = new Intl.NumberFormat(undefined, { maximumFractionDigits: 2 });
     const series = figures.map(([, , label], index) => ({
-      label, stroke: color(`--chart-${index + 1}`), width: 2, spanGaps: true, points: { show: false },
+      label, stroke: color(`--chart-${index + 1}`), width: 2, points: { show: false },
       value: (_, value) => (value == null ? "-" : number.format(value)),
     }));
     const options = {

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.responses import Response
 
 from rmq.dashboard.web.page import Page, page
+from rmq.message import retry_topic
 
 FORM = ("retries", "retry_queues", "consume", "broadcast", "broker")
 RESET = ("topic", "to", "at_ms", "broker", "queue", "offset")
@@ -91,7 +92,14 @@ async def reset(page: Page) -> Response:
             text += f", {done.skipped:,} are skipped."
             return page.redirect("groups", name, notice=text)
         preview = await page.perform("reset_group", group=name, preview=True, **given)
-    return page.show("reset.html", name=name, group=detail, form=page.form or page.query, preview=preview)
+    return page.show(
+        "reset.html",
+        name=name,
+        group=detail,
+        own_topics=[topic for topic in detail.topics if topic != retry_topic(name)],
+        form=page.form or page.query,
+        preview=preview,
+    )
 
 
 @page("/groups/{group}/copy", "GET", "POST")
@@ -103,3 +111,16 @@ async def copy(page: Page) -> Response:
         await page.perform("copy_offsets", group=name, to_group=target, topic=page.form.get("topic", ""))
         return page.redirect("groups", target, notice=f"{target} goes on where {name} is.")
     return page.show("copy.html", name=name, group=await page.perform("group", group=name))
+
+
+@page("/groups/{group}/check")
+async def check(page: Page) -> Response:
+    """Stalled queues, and members that disagree."""
+    name = page.path("group")
+    return page.show("check.html", name=name, check=await page.perform("check_group", group=name))
+
+
+@page("/streams")
+async def streams(page: Page) -> Response:
+    """Streams of Spark, and other readers without members."""
+    return page.show("streams.html", streams=await page.perform("streams"))

@@ -64,9 +64,9 @@ class Page:
         """A part of the URL's path."""
         return str(self.request.path_params[name])
 
-    async def perform(self, name: str, **given: Any) -> Any:
+    async def perform(self, operation: str, /, **given: Any) -> Any:
         """Perform an operation as the caller."""
-        return await self.desk.perform(self.request, self.caller, self.cluster, name, given)
+        return await self.desk.perform(self.request, self.caller, self.cluster, operation, given)
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[Call]:

@@ -1,0 +1,188 @@
+"""Dead letters of a group: look at them by reason, and send them again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Final
+
+import msgspec
+from attrs import frozen
+
+from rmq.client.reading.dead_letters import DeadLetter, Letters, read_letter
+from rmq.dashboard.access.roles import Role
+from rmq.dashboard.errors import BadRequest
+from rmq.dashboard.operations import figures
+from rmq.dashboard.operations.messages import Millis, preview_of
+from rmq.dashboard.operations.operation import Call, operation
+from rmq.errors import NoRoute, RmqError, TopicNotExist, Unreachable
+from rmq.message import DLQ_PREFIX, dlq_topic
+from rmq.operate.messages import pages
+from rmq.operate.several import ask_each
+from rmq.operate.topics import messages_kept
+
+IDS_MAX: Final = 1000
+SAMPLE: Final = 500
+"""Letters whose reasons are counted."""
+
+
+@frozen
+class DeadGroup:
+    """A group with dead letters; -1: their number is not known."""
+
+    group: str
+    count: int
+
+
+@operation("GET", "/dead-letters")
+async def dead_letter_groups(call: Call) -> list[DeadGroup]:
+    """The groups that have given messages up, and how many."""
+    configs = await figures.all_topic_configs(call)
+    names = [name.removeprefix(DLQ_PREFIX) for name in configs if name.startswith(DLQ_PREFIX)]
+
+    async def count(group: str) -> int:
+        try:
+            return await messages_kept(call.admin, DLQ_PREFIX + group)
+        except RmqError:
+            return -1
+
+    counts = await ask_each(names, count)
+    return [
+        DeadGroup(group, number)
+        for group, number in sorted(counts.items(), key=lambda row: -row[1])
+        if number
+    ]
+
+
+@frozen
+class DeadRow:
+    """A dead letter. By `key`, its place, it is chosen; `times` is how often it was tried."""
+
+    key: str
+    message_id: str
+    offset_message_id: str
+    topic: str
+    times: int
+    reason: str
+    died_at: int
+    keys: list[str]
+    size: int
+    preview: str
+    dlq_topic: str
+
+
+@frozen
+class ReasonCount:
+    """A reason, and how many of the letters that were looked at have it."""
+
+    reason: str
+    count: int
+
+
+@frozen
+class DeadList:
+    """A page of a group's dead letters, newest first. `reasons` counts those of the newest `SAMPLE`, on the
+    first page only. With `cursor` the next page is asked for; it is empty after the last one."""
+
+    group: str
+    rows: list[DeadRow]
+    reasons: list[ReasonCount]
+    total: int
+    cursor: str
+
+
+@operation("GET", "/dead-letters/{group}")
+async def dead_letters(
+    call: Call,
+    *,
+    group: str,
+    reason: Annotated[str, msgspec.Meta(description="Only letters whose reason contains this.")] = "",
+    since_ms: Millis = 0,
+    count: Annotated[int, msgspec.Meta(ge=1, le=200)] = 100,
+    cursor: Annotated[str, msgspec.Meta(description="That of the page before.")] = "",
+) -> DeadList:
+    """A page of the dead letters of a group, newest first, with reasons."""
+    topic, since = dlq_topic(group), since_ms or None
+    wanted = reason.lower()
+    reasons: list[ReasonCount] = []
+    try:
+        if not cursor:
+            newest = await pages.read_page(call.client, topic, since_ms=since, count=SAMPLE)
+            counts = Counter(read_letter(one).reason for one in newest.messages)
+            reasons = [ReasonCount(text, number) for text, number in counts.most_common(20)]
+        page = await pages.read_page(
+            call.client,
+            topic,
+            since_ms=since,
+            count=count,
+            where=(lambda one: wanted in read_letter(one).reason.lower()) if wanted else None,
+            cursor=cursor or None,
+        )
+    except Unreachable:
+        raise
+    except (NoRoute, TopicNotExist):
+        return DeadList(group, [], [], 0, "")
+    rows = [dead_row(read_letter(one)) for one in page.messages]
+    return DeadList(group, rows, reasons, page.total, page.cursor or "")
+
+
+def dead_row(letter: DeadLetter) -> DeadRow:
+    """A letter as a list shows it."""
+    message = letter.message
+    return DeadRow(
+        letter.key,
+        letter.message_id,
+        message.offset_message_id,
+        letter.topic,
+        letter.times,
+        letter.reason,
+        letter.died_at_ms,
+        list(message.keys),
+        len(message.body),
+        preview_of(message.body),
+        message.topic,
+    )
+
+
+@frozen
+class Failure:
+    """A letter that was not sent again, and why."""
+
+    message_id: str
+    error: str
+
+
+@frozen
+class Resent:
+    """What became of the letters: `already` had been sent again before."""
+
+    group: str
+    looked_at: int
+    sent: int
+    already: int
+    failed: list[Failure]
+
+
+@operation("POST", "/dead-letters/{group}/resend", Role.OPERATOR)
+async def resend_dead_letters(
+    call: Call,
+    *,
+    group: str,
+    ids: Annotated[
+        list[str], msgspec.Meta(max_length=IDS_MAX, description="Ids of letters, or places.")
+    ] = [],  # noqa: B006
+    all: Annotated[bool, msgspec.Meta(description="All letters of the group.")] = False,
+    to_topic: Annotated[str, msgspec.Meta(description="Empty: each to its own topic.")] = "",
+    rate: Annotated[float, msgspec.Meta(ge=0, description="At most so many a second; 0: no limit.")] = 0,
+) -> Resent:
+    """Send dead letters to their topics again. One that was sent again before is not sent twice."""
+    if all == bool(ids):
+        raise BadRequest("ids or all: exactly one of them is needed")
+    wanted = frozenset(ids)
+    chosen = Letters() if all else Letters(where=lambda letter: not wanted.isdisjoint(_names(letter)))
+    done = await call.client.redrive(group, chosen, to=to_topic or None, rate=rate or None)
+    failures = [Failure(message_id, str(error)) for message_id, error in done.failed]
+    return Resent(group, done.looked_at, done.sent, done.already, failures)
+
+
+def _names(letter: DeadLetter) -> tuple[str, ...]:
+    return letter.key, letter.message_id, letter.message.offset_message_id
