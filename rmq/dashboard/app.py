@@ -25,40 +25,43 @@ from rmq.dashboard.history.history import History
 from rmq.dashboard.history.sampler import Sampler
 from rmq.dashboard.logins import Logins
 from rmq.dashboard.web.routes import page_routes
+from rmq.remoting.network import Network
 
 RunBlocking = Callable[..., Awaitable[Any]]
 
 
 @frozen
-class Clocks:
-    """Time: monotonic seconds and wall time in ms; and how slow functions are run."""
+class World:
+    """What tests replace: monotonic seconds, wall time in ms, how slow functions are run, and the network."""
 
     now: Callable[[], float] = time.monotonic
     now_ms: Callable[[], int] = wall_clock_ms
     run_blocking: RunBlocking = anyio.to_thread.run_sync
+    network: Network | None = None
 
 
 @asynccontextmanager
 async def open_dashboard(
-    config: DashboardConfig, *, connect: Connect = connect_target, clocks: Clocks | None = None
+    config: DashboardConfig, *, connect: Connect = connect_target, world: World | None = None
 ) -> AsyncIterator[ASGIApp]:
     """The application, with its clients and its sampler, for the length of the block. Raises ConfigError,
     HistoryError."""
-    clocks = clocks or Clocks()
+    world = world or World()
     history = History(config.history, config.history_days)
     try:
         async with anyio.create_task_group() as tasks:
-            clusters = Clusters(config.clusters, tasks, clocks.now, connect)
+            clusters = Clusters(config.clusters, tasks, world.now, connect)
             desk = Desk(
                 config=config,
                 clusters=clusters,
-                logins=Logins(config, clusters, LoginLimit(clocks.now), clocks.run_blocking),
-                sessions=Sessions(clocks.now),
+                logins=Logins(config, clusters, LoginLimit(world.now), world.run_blocking),
+                sessions=Sessions(world.now),
                 history=history,
-                audit=AuditLog(clocks.now_ms, config.audit_file),
-                now_ms=clocks.now_ms,
+                audit=AuditLog(world.now_ms, config.audit_file),
+                now_ms=world.now_ms,
+                network=world.network,
             )
-            sampler = Sampler(clusters, history, clocks.now_ms, config.sample_seconds, clocks.run_blocking)
+            sampler = Sampler(clusters, history, world.now_ms, config.sample_seconds, world.run_blocking)
             tasks.start_soon(sampler.run)
             yield make_app(desk)
             tasks.cancel_scope.cancel()

@@ -73,6 +73,8 @@ class Handle:
 
     client: Client
     cache: Cache
+    target: Target
+    credentials: Credentials | None = field(default=None, repr=False)
     scope: anyio.CancelScope = field(factory=anyio.CancelScope)
     users: int = 0
     used_at: float = 0.0
@@ -125,7 +127,9 @@ class Clusters:
         async with self._lock:
             handle = self._open.get(key)
             if handle is None:
-                handle = Handle(self._connect(name, target, credentials), Cache(self._now))
+                handle = Handle(
+                    self._connect(name, target, credentials), Cache(self._now), target, credentials
+                )
                 await self._tasks.start(self._run, key, handle)
                 self._open[key] = handle
             self._open.move_to_end(key)

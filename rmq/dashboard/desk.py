@@ -18,6 +18,7 @@ from rmq.dashboard.errors import Forbidden, LoginNeeded
 from rmq.dashboard.history.history import History
 from rmq.dashboard.logins import Logins
 from rmq.dashboard.operations.operation import Call, perform
+from rmq.remoting.network import Network
 
 
 @frozen
@@ -44,6 +45,7 @@ class Desk:
     history: History
     audit: AuditLog
     now_ms: Callable[[], int]
+    network: Network | None = None
 
     @property
     def cookie(self) -> str:
@@ -98,6 +100,9 @@ class Desk:
                 self.audit,
                 self.now_ms,
                 address_of(request),
+                handle.target,
+                handle.credentials,
+                self.network,
             )
 
     async def perform(

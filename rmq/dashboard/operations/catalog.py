@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rmq.dashboard.operations import accounts as accounts
 from rmq.dashboard.operations import brokers as brokers
+from rmq.dashboard.operations import controllers as controllers
 from rmq.dashboard.operations import dead_letters as dead_letters
 from rmq.dashboard.operations import groups as groups
 from rmq.dashboard.operations import later as later

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_type_hints
 
 import msgspec
@@ -12,12 +13,16 @@ from attrs import field, frozen
 
 from rmq.client.admin import Admin
 from rmq.client.client import Client
+from rmq.client.settings.target import Target
 from rmq.dashboard.access.audit import AuditLog
 from rmq.dashboard.access.roles import Role
 from rmq.dashboard.access.sessions import Identity
 from rmq.dashboard.clusters import Cache
 from rmq.dashboard.errors import BadRequest, Forbidden, LoginNeeded
 from rmq.errors import RmqError
+from rmq.operate.controllers import Controllers, opened
+from rmq.protocol.signature import Credentials
+from rmq.remoting.network import Network
 
 if TYPE_CHECKING:
     from rmq.dashboard.history.history import History
@@ -41,6 +46,14 @@ class Call:
     audit: AuditLog = field(repr=False)
     now_ms: Callable[[], int] = field(repr=False)
     address: str = ""
+    target: Target | None = field(default=None, repr=False)
+    credentials: Credentials | None = field(default=None, repr=False)
+    network: Network | None = field(default=None, repr=False)
+
+    def controllers(self, addresses: Sequence[str]) -> AbstractAsyncContextManager[Controllers]:
+        """The controllers at these addresses, with the caller's account."""
+        tls = self.target.tls if self.target is not None else None
+        return opened(addresses, credentials=self.credentials, tls=tls, network=self.network)
 
     @property
     def admin(self) -> Admin:

@@ -14,10 +14,11 @@ from attrs import define, field
 
 from rmq.client.client import Client
 from rmq.client.settings.target import Target
-from rmq.dashboard.app import Clocks, open_dashboard
+from rmq.dashboard.app import World, open_dashboard
 from rmq.dashboard.config import DashboardConfig
 from rmq.protocol.signature import Credentials
 from rmq.testing.cluster import Cluster
+from rmq.testing.network import MemoryNetwork
 
 BASE = "http://127.0.0.1:8088"
 LINK = "the-link-of-the-test"
@@ -84,8 +85,9 @@ async def site(cluster: Cluster, **settings: Any) -> AsyncIterator[Site]:
     def connect(name: str, target: Target, credentials: Credentials | None) -> Client:
         return cluster.connect(credentials=credentials)
 
-    clocks = Clocks(lambda: made.clock[0], cluster.now_ms, inline)
-    async with open_dashboard(config, connect=connect, clocks=clocks) as made.app:
+    network = cluster.network.host("10.0.9.2") if isinstance(cluster.network, MemoryNetwork) else None
+    world = World(lambda: made.clock[0], cluster.now_ms, inline, network)
+    async with open_dashboard(config, connect=connect, world=world) as made.app:
         yield made
 
 

@@ -58,6 +58,7 @@ PATHS = (
     "/transactions",
     "/name-servers",
     "/name-servers?topic=Orders",
+    "/controllers",
     "/streams",
 )
 
