@@ -340,6 +340,8 @@ class TableReceiver:
             self._deleted |= dict.fromkeys(gone, end)
         for name, row in rows.items():
             before, creation = known.get(name), row.creation
+            if self._topics.is_another(row):  # its offsets come after its row
+                self._offsets.delete_topic(name)
             if creation is None:
                 self._deleted.pop(name, None)
             elif before is None or before.creation != creation or creation.log_offset > log_end:

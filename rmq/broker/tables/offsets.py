@@ -9,6 +9,10 @@ store), it stands for the end that the queue had then: the messages that get tho
 A queue that never reached it has nothing to do with it: the topic was deleted and made again, the store is
 another one, or this file was copied from elsewhere. Such a commit is refused, such a row begins at the start.
 
+An offset inside its queue may be one of an earlier topic of that name, too: the file of topics is saved with
+each change, this one later. So it says which creation of a topic was the latest (`lastCreationMs`, which
+RocketMQ ignores): rows of topics that were made since are not read.
+
 Some hundred thousand offsets are usual where there are many groups: the general writer and reader of Java's
 JSON are ten times slower than those here, and neither can pause. The text is made in slices, and is that of
 the moment at which it was begun: a topic's offsets of a group that change meanwhile are copied before.
@@ -51,12 +55,15 @@ _Table = dict[str, dict[int, int]]
 
 _HEAD: Final = re.compile(r'\s*\{\s*"offsetTable"\s*:\s*\{')
 _ENTRY: Final = re.compile(r'\s*"([^"\\]*)"\s*:\s*\{([-0-9:,"\s]*)\}\s*(,?)')
-_TAIL: Final = re.compile(r"\s*\}\s*\}\s*\Z")
+_TAIL: Final = re.compile(r'\s*\}\s*(?:,\s*"lastCreationMs"\s*:\s*\d+\s*)?\}\s*\Z')
+_LAST_CREATION: Final = re.compile(rb'\}\s*,\s*"lastCreationMs"\s*:\s*(\d{1,18})\s*\}\s*\Z')
 _LONG: Final = 1 << 63
 
 
-def encode_offsets(table: Mapping[str, Mapping[int, int]]) -> Slices[bytes]:
-    """The text of a table. A value may be replaced meanwhile, if the table keeps its keys."""
+def encode_offsets(
+    table: Mapping[str, Mapping[int, int]], last_creation_ms: int | None = None
+) -> Slices[bytes]:
+    """The text of a table and of the latest creation. A value may be replaced meanwhile, if all keys stay."""
     pieces, rows, count = [b'{"offsetTable":{'], list[str](), 0
     separator = ""
     for key, queues in table.items():
@@ -68,7 +75,8 @@ def encode_offsets(table: Mapping[str, Mapping[int, int]]) -> Slices[bytes]:
             pieces.append("".join(rows).encode("utf-8", "replace"))
             rows, count = [], 0
             yield
-    pieces.append(f"{''.join(rows)}}}}}".encode("utf-8", "replace"))
+    tail = "}" if last_creation_ms is None else f',"lastCreationMs":{last_creation_ms}}}'
+    pieces.append(f"{''.join(rows)}}}{tail}".encode("utf-8", "replace"))
     return b"".join(pieces)
 
 
@@ -385,7 +393,7 @@ class Offsets:
         self.is_changed = False
         self._kept = dict(self._table)
         try:
-            text = yield from encode_offsets(self._kept)
+            text = yield from encode_offsets(self._kept, self._topics.last_creation_ms)
         finally:
             self._kept = {}
         self._last_text = text if len(self._table) > COPY_FRESH else b""
@@ -397,14 +405,23 @@ class Offsets:
             self._kept[key] = dict(queues)
 
     def to_json(self) -> bytes:
-        """The text of consumerOffset.json, made at once."""
+        """The table as a text in RocketMQ's form, made at once."""
         return run_to_end(encode_offsets(self._table))
 
     def load(self, data: bytes | None) -> None:
-        """Take a saved table, None when there is none, after the store's load. Raises RemoteProtocolError."""
+        """Take a saved table, None for none, after store and topics. Raises RemoteProtocolError."""
         if data is None:
             return
         self._table, self._topics_of = run_to_end(decode_offsets(data)), None
+        if (last := _LAST_CREATION.search(data)) is not None:
+            self._drop_earlier(int(last[1]))
+
+    def _drop_earlier(self, last_creation_ms: int) -> None:
+        """Drop rows, saved when that was the latest creation, of topics that were made or deleted since."""
+        for topic, group in self.pairs():
+            if self._topics.is_later(topic, last_creation_ms):
+                log.warning("the saved offsets of group %s are of an earlier topic %s: dropped", group, topic)
+                self._forget([(topic, group)])
 
     def replace(self, data: bytes) -> Slices[bool]:
         """Take the master's table; whether it differs. Raises RemoteProtocolError."""

@@ -137,6 +137,18 @@ class Topics(VersionedTable[TopicConfig]):
         if self._settings.store.broker_role is not BrokerRole.SLAVE:
             self._log_cut(self._log_end())
 
+    @property
+    def last_creation_ms(self) -> int:
+        """The latest creation of a topic that was ever here, as far as is known; 0 for none."""
+        return max(self._created_ms, self.deletions.latest_ms)
+
+    def is_later(self, topic: str, creation_ms: int) -> bool:
+        """Whether a topic was made after that was the latest creation, or is deleted."""
+        known = self.table.get(topic)
+        if known is None:
+            return self.deletions.get(topic) is not None
+        return known.creation is not None and known.creation.time_ms > creation_ms
+
     def watch_made(self, on_made: Callable[[TopicConfig], None]) -> None:
         """Call `on_made` when a send has made a topic."""
         self._on_made = on_made
@@ -276,6 +288,15 @@ class Topics(VersionedTable[TopicConfig]):
         if known is not None and self._first_record(name) is not None:
             self.deletions.note(name, deletion_of(known, self._log_end()))
 
+    def is_another(self, row: TopicConfig) -> bool:
+        """Whether a master's topic is another one than that of its name which is, or was last, here."""
+        if row.creation is None:
+            return False
+        known, deletion = self.table.get(row.topic_name), self.deletions.get(row.topic_name)
+        if known is not None:
+            return known.creation != row.creation
+        return deletion is not None and deletion.time_ms != row.creation.time_ms
+
     def deleted_among(self, rows: Mapping[str, TopicConfig]) -> dict[str, int]:
         """Those of these topics that were deleted here: the creations (ms) of the very same ones."""
         found = {}
@@ -364,8 +385,7 @@ class Topics(VersionedTable[TopicConfig]):
         elif self._settings.store.broker_role is BrokerRole.SLAVE:
             creation = None
         else:
-            latest = max(self._created_ms, self.deletions.latest_ms)
-            self._created_ms = max(self._now_ms(), latest + 1)
+            self._created_ms = max(self._now_ms(), self.last_creation_ms + 1)
             earlier_end = self._ends.get(topic.topic_name, 0)
             # Queues that are there without a row, as where topics.json was lost, are the topic's own.
             first = self._first_record(topic.topic_name)

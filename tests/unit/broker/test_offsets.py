@@ -23,7 +23,7 @@ from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import UpdateConsumerOffsetRequestHeader
 
-from .rig import Rig, Wire, aged, send
+from .rig import START, Rig, Wire, aged, send
 from .sessions import session
 
 NOT_FOUND = 22
@@ -156,13 +156,13 @@ def test_saved_only_when_changed() -> None:
     assert not rig.offsets.is_changed
     rig.offsets.commit("g", "T", 0, 1)
     assert rig.offsets.is_changed
-    assert run_to_end(rig.offsets.text()) == b'{"offsetTable":{"T@g":{0:1}}}'
+    assert run_to_end(rig.offsets.text()) == b'{"offsetTable":{"T@g":{0:1}},"lastCreationMs":%d}' % START
     assert not rig.offsets.is_changed
     rig.offsets.commit("g", "T", 0, 1)
     assert not rig.offsets.is_changed
     rig.offsets.delete_group("g")
     assert rig.offsets.is_changed
-    assert run_to_end(rig.offsets.text()) == b'{"offsetTable":{}}'
+    assert run_to_end(rig.offsets.text()) == b'{"offsetTable":{},"lastCreationMs":%d}' % START
 
 
 def test_the_text_is_made_in_slices_and_is_that_of_the_moment_at_which_it_was_begun(
@@ -173,7 +173,7 @@ def test_the_text_is_made_in_slices_and_is_that_of_the_moment_at_which_it_was_be
     for group in "abcdef":
         rig.offsets.commit(group, "T", 0, 3)
         rig.offsets.commit(group, "T", 1, 0)
-    before = rig.offsets.to_json()
+    before = run_to_end(rig.offsets.text())
     work = rig.offsets.text()
     for group in "ab":  # behind the slice, and before it
         next(work)

@@ -272,6 +272,26 @@ def test_settings_of_a_topic_made_again_do_not_keep_the_queues_of_the_earlier_on
     assert queues_of(to) == queues_of(master) == {"B", "C"}
 
 
+def test_the_offsets_of_an_earlier_topic_go_with_the_row_of_the_present_one() -> None:
+    """A slave may be elected before it is told of the offsets, which follow."""
+    master, to = a_pair_with_messages()
+    for topic in ("A", "B"):
+        master.offsets.commit("g", topic, 0, 2)
+    Link(master, to).run()
+    assert to.offsets.of("g", "A") == to.offsets.of("g", "B") == {0: 2}
+    delete(master, "A")
+    master.topics.update(TopicConfig("A", 2, 2))
+    assert master.one(send("A", body=b"anew")).code == 0
+    master.offsets.commit("g", "A", 0, 1)
+    link = Link(master, to)
+    link.send(1)
+    link.take()
+    assert to.topics.table["A"].creation == master.topics.table["A"].creation
+    assert (to.offsets.of("g", "A"), to.offsets.of("g", "B")) == ({}, {0: 2})
+    link.run()
+    assert (to.offsets.of("g", "A"), to.offsets.of("g", "B")) == ({0: 1}, {0: 2})
+
+
 def test_what_is_always_there_is_not_taken_away() -> None:
     to = slave()
     own = to.topics.table.keys()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rmq.broker.tables.versioned import run_to_end
 from rmq.protocol.bodies import ConsumerData, HeartbeatData, ResetOffsetBody, SubscriptionData
 from rmq.protocol.codes import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
 from rmq.protocol.command import Command
@@ -203,3 +204,33 @@ def test_recovery_gives_a_topic_no_record_of_an_earlier_one(count: int, rebuild:
     store.load(rebuild=rebuild)
     assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (0, count)
     assert [unit is None for unit in (store.unit("T", 0, 0), store.unit("T", 0, 20))] == [not count, True]
+
+
+def saved_at_different_times(rig: Rig, count: int) -> Rig:
+    """The broker after it was killed, whose offsets were saved before the topic was made again."""
+    rig.store.save_config("consumerOffset", run_to_end(rig.offsets.text()))
+    make_again(rig, count)
+    rig.store.save_config("topics", rig.topics.to_json())
+    return Rig(disk=rig.disk.copy())
+
+
+def test_offsets_that_were_saved_before_a_topic_was_made_again_are_not_of_the_new_one() -> None:
+    rig = filled(10)
+    rig.topic("U", 1)
+    rig.put("U")
+    assert commit(rig, 7).code == 0
+    rig.offsets.put("g", "U", {0: 1})
+    again = saved_at_different_times(rig, 20)
+    assert again.offsets.get("g", "T", 0) == -1
+    assert again.offsets.get("g", "U", 0) == 1
+
+
+def test_offsets_that_were_saved_since_the_topic_was_made_again_are_its_own() -> None:
+    rig = filled(10)
+    make_again(rig, 9)
+    assert commit(rig, 7).code == 0
+    again = saved_at_different_times(started_again(rig), 20)
+    assert again.offsets.get("g", "T", 0) == -1
+    rig = started_again(again, clean=False)
+    assert commit(rig, 8).code == 0
+    assert started_again(rig, clean=False).offsets.get("g", "T", 0) == 8
