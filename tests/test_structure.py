@@ -13,6 +13,7 @@ from functools import cache
 from typing import Final
 
 import rmq
+from tests import pointing_words
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -47,6 +48,8 @@ ASYNC_PLACES = (
 )
 
 SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "rmq").rglob("*.py"))
+ALL_POINTING: Final = 0.071
+"""Share of pointing words in all docstrings together; it only falls."""
 TESTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py"))
 
 
@@ -399,3 +402,19 @@ def is_construction(value: ast.expr | None) -> bool:
         return False
     name = ast.unparse(value.func).rpartition(".")[2].lstrip("_")
     return name[:1].isupper() or name in ("cls", "evolve", "new__")
+
+
+def test_docstrings_name_what_they_speak_of() -> None:
+    """At most 5 % of a file's docstring words only point; files that are above are listed, and only improve."""
+    allowed, shares = pointing_words.allowed(), pointing_words.shares()
+    worse = {
+        name: f"{share:.1f} %"
+        for name, share in shares.items()
+        if share > allowed.get(name, pointing_words.FILE_SHARE)
+    }
+    assert worse == {}, "say the noun: python -m tests.pointing_words FILE shows the words"
+
+
+def test_the_docstrings_of_all_files_together_name_what_they_speak_of() -> None:
+    counts = pointing_words.counts().values()
+    assert sum(pointing for pointing, _ in counts) <= ALL_POINTING * sum(words for _, words in counts)

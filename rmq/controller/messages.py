@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 import msgspec
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from rmq.controller.journal import Entry, Snapshot
 from rmq.errors import RemoteProtocolError
@@ -16,6 +16,19 @@ TERMS_AHEAD: Final = 1 << 32
 PLACE_MAX: Final = (1 << 63) - 1 - TERMS_AHEAD
 """The highest term, index or commit: what comes after it can be written, too."""
 NAME_MAX: Final = 512
+
+EARLIER_KINDS: Final = {
+    "ask": "pre_vote",
+    "asked": "pre_vote_resp",
+    "vote": "request_vote",
+    "voted": "request_vote_resp",
+    "append": "append_entries",
+    "appended": "append_entries_resp",
+    "install": "install_snapshot",
+}
+"""Kinds that earlier versions send -> Raft's names, which this version sends. Members of both versions work
+together, so that controllers can be upgraded and rolled back one at a time."""
+LATER_KINDS: Final = {today: earlier for earlier, today in EARLIER_KINDS.items()}
 
 
 @frozen
@@ -57,8 +70,21 @@ class Message:
 _decoder: Final = msgspec.msgpack.Decoder(Message)
 
 
+def in_present_kinds(message: Message) -> Message:
+    """The message as this version names it."""
+    kind = EARLIER_KINDS.get(message.kind)
+    return message if kind is None else evolve(message, kind=kind)
+
+
+def encode(message: Message, *, to_earlier: bool = False) -> bytes:
+    """Encode a message; `to_earlier`: for a member of an earlier version, which knows the earlier kinds."""
+    if to_earlier:
+        message = evolve(message, kind=LATER_KINDS.get(message.kind, message.kind))
+    return msgspec.msgpack.encode(message)
+
+
 def decode(data: bytes) -> Message:
-    """The message in these bytes. Raises RemoteProtocolError when there is none."""
+    """Decode a message. Raises RemoteProtocolError for bytes that are no message."""
     try:
         return _decoder.decode(data)
     except msgspec.MsgspecError as error:

@@ -20,7 +20,6 @@ import random
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
 from attrs import frozen
 
 from rmq.controller.journal import (
@@ -33,7 +32,7 @@ from rmq.controller.journal import (
     members_entry,
 )
 from rmq.controller.machine import Applied, StateMachine, UnknownCommand
-from rmq.controller.messages import Message, decode
+from rmq.controller.messages import EARLIER_KINDS, LATER_KINDS, Message, decode, encode, in_present_kinds
 from rmq.controller.recall import UNKNOWN_VOTE, Place, Recall
 from rmq.errors import RemoteProtocolError, RmqError
 
@@ -140,6 +139,8 @@ class Raft:
         self._first = 0  # a leader's: the index of its first entry
         self._learners: dict[str, str] = {}  # a leader's: who shall become a member, once it has the log
         self._addresses: dict[str, str] = {}
+        self._earlier: set[str] = set()
+        """Senders of an earlier version, which know the earlier kinds of messages only."""
         self._messages: list[tuple[str, bytes]] = []
         self._applied: list[Applied] = []
         is_empty = not journal.term and not journal.last
@@ -312,7 +313,10 @@ class Raft:
             log.info("%s wants to lead in term %d", self.me, self.term)
         last = self._journal.last
         request = self._message(
-            "ask" if pre else "vote", index=last, log_term=self._journal.term_at(last), term=self.term + pre
+            "pre_vote" if pre else "request_vote",
+            index=last,
+            log_term=self._journal.term_at(last),
+            term=self.term + pre,
         )
         for member in self.members:
             if member != self.me:
@@ -394,7 +398,7 @@ class Raft:
         granted = message.term >= self.term and self._is_up_to_date(message)
         # One who asks for less than our term learns of it by the answer.
         term = message.term if granted else self.term
-        self._send(message.sender, self._message("asked", granted=granted, term=term))
+        self._send(message.sender, self._message("pre_vote_resp", granted=granted, term=term))
 
     def _on_request_vote(self, message: Message, now: float) -> None:
         if self._in_lease(now):
@@ -409,10 +413,10 @@ class Raft:
         if granted and not self._journal.vote:
             self._journal.save(self.term, message.sender)
             self._election_at = now + self._election_timeout()
-        self._send(message.sender, self._message("voted", granted=granted))
+        self._send(message.sender, self._message("request_vote_resp", granted=granted))
 
     def _on_vote_resp(self, message: Message, now: float) -> None:
-        pre = message.kind == "asked"
+        pre = message.kind == "pre_vote_resp"
         if message.term > self.term and not (pre and message.granted):
             self._become_follower(message.term, now)
         elif (
@@ -446,7 +450,9 @@ class Raft:
         if after < journal.base:
             self._inflight.add(member)
             is_learner = member in self._learners
-            install = self._message("install", snapshot=journal.snapshot, sent_at=now, is_learner=is_learner)
+            install = self._message(
+                "install_snapshot", snapshot=journal.snapshot, sent_at=now, is_learner=is_learner
+            )
             self._send(member, install)
             return
         entries = journal.slice(after + 1, self._entries_max, BYTES_MAX)
@@ -455,7 +461,7 @@ class Raft:
         self._send(
             member,
             self._message(
-                "append",
+                "append_entries",
                 index=after,
                 log_term=journal.term_at(after),
                 entries=entries,
@@ -468,7 +474,7 @@ class Raft:
     def _on_leader(self, message: Message, now: float) -> bool:
         """Whether a message is of the leader of our term, which it may have told us of."""
         if message.term < self.term:
-            self._send(message.sender, self._message("appended", sent_at=message.sent_at))
+            self._send(message.sender, self._message("append_entries_resp", sent_at=message.sent_at))
             return False
         if message.term > self.term or self.role is not Role.FOLLOWER:
             assert message.term > self.term or self.role is not Role.LEADER, "two leaders of one term"
@@ -529,7 +535,7 @@ class Raft:
             self._journal.begin()
         is_blank = self.is_blank
         answer = self._message(
-            "appended", granted=granted, index=index, sent_at=message.sent_at, is_blank=is_blank
+            "append_entries_resp", granted=granted, index=index, sent_at=message.sent_at, is_blank=is_blank
         )
         self._send(message.sender, answer)
 
@@ -638,7 +644,7 @@ class Raft:
     def _send(self, member: str, message: Message) -> None:
         address = self.address_of(member)
         if address:
-            self._messages.append((address, msgspec.msgpack.encode(message)))
+            self._messages.append((address, encode(message, to_earlier=member in self._earlier)))
 
     def receive(self, data: bytes, now: float) -> None:
         """Take a message of another member. Raises RemoteProtocolError for what is none."""
@@ -648,6 +654,11 @@ class Raft:
         message.check(self.term)
         if message.sender in self._addresses or len(self._addresses) < ADDRESSES_MAX:
             self._addresses[message.sender] = message.address
+            if message.kind in EARLIER_KINDS:
+                self._earlier.add(message.sender)
+            elif message.kind in LATER_KINDS:
+                self._earlier.discard(message.sender)
+        message = in_present_kinds(message)
         if message.kind == "recall":
             self._on_recall(message)
             return
@@ -657,17 +668,17 @@ class Raft:
         if not self._recall.is_done:
             return  # who counts on its word may do so in vain
         match message.kind:
-            case "ask":
+            case "pre_vote":
                 self._on_pre_vote(message, now)
-            case "vote":
+            case "request_vote":
                 self._on_request_vote(message, now)
-            case "asked" | "voted":
+            case "pre_vote_resp" | "request_vote_resp":
                 self._on_vote_resp(message, now)
-            case "append":
+            case "append_entries":
                 self._on_append_entries(message, now)
-            case "install":
+            case "install_snapshot":
                 self._on_install_snapshot(message, now)
-            case "appended":
+            case "append_entries_resp":
                 self._on_append_entries_resp(message, now)
             case kind:
                 raise RemoteProtocolError(f"a message of kind {kind!r}")

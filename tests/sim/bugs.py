@@ -158,7 +158,7 @@ BUGS["commits up to the end of the log, not of what matched"] = planted(
 
 
 def _answer_last(self: Raft, message: Message, *, index: int, granted: bool = False) -> None:
-    is_append = granted and message.kind == "append"
+    is_append = granted and message.kind == "append_entries"
     _right_answer(self, message, index=self._journal.last if is_append else index, granted=granted)
 
 

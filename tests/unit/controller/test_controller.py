@@ -311,7 +311,9 @@ def test_who_waits_goes_on_waiting_while_only_the_lease_is_over() -> None:
     assert answers == []
 
     last = raft._journal.last
-    hear(rig, Message("appended", "n1", "n1", raft.term, index=last, granted=True, sent_at=rig.now))
+    hear(
+        rig, Message("append_entries_resp", "n1", "n1", raft.term, index=last, granted=True, sent_at=rig.now)
+    )
     (answer,) = answers
     assert isinstance(answer, Answer)
     assert answer.number == 1
@@ -321,7 +323,7 @@ def test_who_waits_is_told_of_another_leader_at_once() -> None:
     rig = Rig("n0")
     answers = waits_for_another(rig)
     raft = rig.controller.raft
-    hear(rig, Message("append", "n1", "n1", raft.term + 1, index=raft._journal.last + 9))
+    hear(rig, Message("append_entries", "n1", "n1", raft.term + 1, index=raft._journal.last + 9))
     (answer,) = answers
     assert isinstance(answer, NotLeader)
     assert answer.leader == "n1"
@@ -333,7 +335,7 @@ def test_who_waits_is_not_given_the_answer_to_anothers_entry_in_its_place() -> N
     raft = rig.controller.raft
     place, term, before = raft._journal.last, raft.term, raft._journal.term_at(raft._journal.last - 1)
     others = Entry(term + 1, COMMAND, encode(register("b")))
-    message = Message("append", "n1", "n1", term + 1, index=place - 1, log_term=before, commit=place)
+    message = Message("append_entries", "n1", "n1", term + 1, index=place - 1, log_term=before, commit=place)
     hear(rig, evolve(message, entries=[others]))
     assert rig.sets.sets["s"].number_of("b") == 1
     (answer,) = answers

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
+from attrs import evolve
 
-from rmq.controller.messages import Message
+from rmq.controller.messages import EARLIER_KINDS, LATER_KINDS, Message, decode
 from rmq.errors import RemoteProtocolError
 
 from .test_raft import Group, others, tell
@@ -15,9 +17,7 @@ from .test_raft import Group, others, tell
 NAMES = ("n0", "n1", "n2")
 
 
-@pytest.mark.parametrize(
-    "kind", ["ask", "vote", "asked", "voted", "append", "install", "appended", "recalled"]
-)
+@pytest.mark.parametrize("kind", [*EARLIER_KINDS, *EARLIER_KINDS.values(), "recalled"])
 @pytest.mark.parametrize(
     "numbers",
     [
@@ -53,7 +53,9 @@ def test_an_answer_to_what_was_never_sent_gives_no_lease() -> None:
     leader = group.leader()
     other, *_ = others(group, leader)
     until = leader.lease_until(group.now)
-    answer = Message("appended", other.me, other.me, leader.term, sent_at=group.now + 1000, granted=True)
+    answer = Message(
+        "append_entries_resp", other.me, other.me, leader.term, sent_at=group.now + 1000, granted=True
+    )
     with pytest.raises(RemoteProtocolError, match="what was never sent"):
         tell(leader, answer, group.now)
     assert leader.lease_until(group.now) == until
@@ -63,5 +65,47 @@ def test_a_term_far_ahead_can_still_be_followed() -> None:
     """A stranger costs an election, and no more."""
     group = Group(*NAMES)
     leader = group.leader()
-    tell(leader, Message("appended", "n9", "n9", leader.term + 2**31), group.now)
+    tell(leader, Message("append_entries_resp", "n9", "n9", leader.term + 2**31), group.now)
     assert group.leader().term > 2**31
+
+
+class Mixed(Group):
+    """A group in which the members `earlier` run a version that knows the earlier kinds of messages only."""
+
+    earlier: tuple[str, ...] = ()
+
+    def deliver(self, rounds: int = 50) -> None:
+        for _ in range(rounds):
+            sent = [(name, *one) for name in self.up() for one in self.rafts[name].take_messages()]
+            for sender, to, data in sent:
+                message = decode(data)
+                if sender in self.earlier:
+                    message = evolve(message, kind=LATER_KINDS.get(message.kind, message.kind))
+                if to in self.earlier and message.kind in LATER_KINDS:
+                    continue  # it is refused as of an unknown kind
+                if to in self.earlier:
+                    message = evolve(message, kind=EARLIER_KINDS.get(message.kind, message.kind))
+                if to in self.up():
+                    self.rafts[to].receive(msgspec.msgpack.encode(message), self.now)
+            if not sent:
+                return
+
+
+@pytest.mark.parametrize("earlier", [("n0",), ("n0", "n1"), ("n2",)], ids=str)
+@pytest.mark.parametrize("down", ["", "n0", "n2"])
+def test_members_of_the_version_before_and_of_this_one_elect_and_agree(
+    earlier: tuple[str, ...], down: str
+) -> None:
+    """Controllers are upgraded one at a time, and each may fail meanwhile."""
+    group = Mixed(*NAMES)
+    group.earlier, group.down = earlier, {down}
+    group.run(5.0)
+    leader = group.leader()
+    group.propose(leader, 3)
+    group.run(1.0)
+    assert {group.rafts[name].commit for name in group.up()} == {leader.commit}
+    assert {group.machines[name].snapshot() for name in group.up()} == {group.machines[leader.me].snapshot()}
+
+    group.earlier = ()  # the rest is upgraded
+    group.down = {leader.me}
+    assert group.leader().term > leader.term

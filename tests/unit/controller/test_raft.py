@@ -151,7 +151,7 @@ def test_a_lease_is_shorter_than_the_silence_of_voters_by_the_drift_of_clocks() 
     assert not leader.is_leading(asked + 0.91)
     follower = next(iter(others(group, leader)))
     for after, answered in ((0.99, 0), (1.01, 1)):
-        question = Message("ask", "n9", "n9", leader.term + 1, index=9, log_term=9)
+        question = Message("pre_vote", "n9", "n9", leader.term + 1, index=9, log_term=9)
         tell(follower, question, asked + after)
         assert len(follower.take_messages()) == answered
 
@@ -171,11 +171,11 @@ def test_who_lacks_entries_or_is_of_an_earlier_term_is_promised_no_vote() -> Non
         (term + 1, last + 9, term - 1, False),
         (term - 1, last, term, False),
     ):
-        question = Message("ask", "n9", "n9", asked, index=index, log_term=log_term)
+        question = Message("pre_vote", "n9", "n9", asked, index=index, log_term=log_term)
         tell(voter, question, group.now)
         ((to, data),) = voter.take_messages()
         answer = decoded(data)
-        assert (to, answer.kind, answer.granted) == ("n9", "asked", promised)
+        assert (to, answer.kind, answer.granted) == ("n9", "pre_vote_resp", promised)
         assert answer.term == (asked if promised else term)
     assert voter.term == term
 
@@ -242,7 +242,9 @@ def test_entries_that_come_twice_are_kept_and_those_behind_them_taken() -> None:
     group.run(1.0)
     follower = next(iter(others(group, leader)))
     had, new = list(follower._journal.entries), Entry(leader.term, COMMAND, b"3")
-    place = Message("append", leader.me, leader.me, leader.term, index=1, log_term=had[0].term, commit=5)
+    place = Message(
+        "append_entries", leader.me, leader.me, leader.term, index=1, log_term=had[0].term, commit=5
+    )
     for entries in ([*had[1:], new], had[1:], []):
         tell(follower, evolve(place, entries=entries), group.now)
         assert follower._journal.entries == [*had, new]
@@ -256,7 +258,7 @@ def test_a_follower_commits_and_confirms_only_what_the_leader_sent() -> None:
     follower._journal.save(1, "")
     follower._journal.append(1, [Entry(1, NOOP), *(Entry(1, COMMAND, b"%d" % number) for number in range(4))])
     sent = [Entry(1, COMMAND, b"0")]
-    message = Message("append", "n0", "n0", 2, index=1, log_term=1, commit=5, entries=sent)
+    message = Message("append_entries", "n0", "n0", 2, index=1, log_term=1, commit=5, entries=sent)
 
     tell(follower, message, group.now)
 
@@ -317,7 +319,7 @@ def test_a_learner_becomes_a_member_when_it_has_all_that_is_committed_and_not_be
     leader = group.leader()
     group.propose(leader, 300)
     leader.add("n1", "n1", group.now)
-    answer = Message("appended", "n1", "n1", leader.term)
+    answer = Message("append_entries_resp", "n1", "n1", leader.term)
     for index, granted in ((0, False), (256, True), (leader.commit - 1, True)):
         tell(leader, evolve(answer, index=index, granted=granted), group.now)
         assert (sorted(leader.members), leader.learners) == (["n0"], ["n1"])
@@ -365,11 +367,11 @@ def test_addresses_of_strangers_are_bounded_and_those_known_are_renewed() -> Non
     group = Group("n0", "n1", "n2")
     raft = group.leader()
     for number in range(2 * ADDRESSES_MAX):
-        stranger = Message("ask", f"s{number}", f"at {number}", 0)
+        stranger = Message("pre_vote", f"s{number}", f"at {number}", 0)
         tell(raft, stranger, group.now)
     assert raft.address_of("s0") == "at 0"
     assert raft.address_of(f"s{2 * ADDRESSES_MAX - 1}") == ""
-    tell(raft, Message("ask", "s0", "moved", 0), group.now)
+    tell(raft, Message("pre_vote", "s0", "moved", 0), group.now)
     assert raft.address_of("s0") == "moved"
 
 
@@ -381,8 +383,10 @@ def test_what_is_no_message_is_refused() -> None:
         with pytest.raises(RemoteProtocolError):
             raft.receive(data, group.now)
     kind = Message("hello", other.me, other.me, raft.term)
-    beyond = Message("appended", other.me, other.me, raft.term, index=raft._journal.last + 1, granted=True)
-    empty = Message("install", raft.me, raft.me, raft.term)
+    beyond = Message(
+        "append_entries_resp", other.me, other.me, raft.term, index=raft._journal.last + 1, granted=True
+    )
+    empty = Message("install_snapshot", raft.me, raft.me, raft.term)
     for at, message, why in (
         (raft, kind, "of kind 'hello'"),
         (raft, beyond, "nobody ever had"),
@@ -419,7 +423,9 @@ def test_a_vote_is_kept_over_a_restart() -> None:
 def test_an_answer_of_an_earlier_term_counts_for_nothing() -> None:
     group = Group("n0", "n1", "n2")
     leader = group.leader()
-    (_, late), *_ = [message for message in answers(group, leader) if decoded(message[1]).kind == "appended"]
+    (_, late), *_ = [
+        message for message in answers(group, leader) if decoded(message[1]).kind == "append_entries_resp"
+    ]
     leader._become_follower(leader.term + 1, group.now)
     leader._journal.save(leader.term + 1, leader.me)
     leader._become_leader(group.now)
@@ -542,7 +548,7 @@ def test_an_entry_of_an_unknown_kind_stops_a_member_and_what_it_keeps_then_is_bo
     monkeypatch.setattr(raft_module, "STOPPED_ENTRIES_MAX", 3)
     group = Group("n0", "n1")
     raft = group.rafts["n1"]
-    message = Message("append", "n0", "n0", 1, commit=9, entries=[Entry(1, NOOP), Entry(1, 7)])
+    message = Message("append_entries", "n0", "n0", 1, commit=9, entries=[Entry(1, NOOP), Entry(1, 7)])
     tell(raft, message, group.now)
     assert "entry 2 of the log, of term 1: it is of kind 7" in raft.stopped
     for number in range(2, 6):
@@ -608,7 +614,7 @@ def test_who_forgot_a_frame_votes_in_no_term_that_the_others_know_and_for_nobody
     again.take_messages()
     group.now += 2.0
     for asked, index, granted in ((term, last, False), (term + 1, last - 1, False), (term + 2, last, True)):
-        tell(again, Message("vote", other.me, other.me, asked, index=index, log_term=term), group.now)
+        tell(again, Message("request_vote", other.me, other.me, asked, index=index, log_term=term), group.now)
         ((_, data),) = again.take_messages()
         assert decoded(data).granted is granted, (asked, index)
     again._election_at = group.now
@@ -675,7 +681,7 @@ def test_a_leader_of_an_earlier_version_makes_a_member_of_one_that_joins() -> No
     group = Group("n0")
     joins = group.start("n1", {})
     entries = [Entry(1, NOOP), members_entry(1, {"n0": "n0", "n1": "n1"})]
-    tell(joins, Message("append", "n0", "n0", 1, entries=entries, commit=2), group.now)
+    tell(joins, Message("append_entries", "n0", "n0", 1, entries=entries, commit=2), group.now)
     assert not joins.is_blank
     joins.step(group.now + 10)
-    assert [decoded(data).kind for _, data in joins.take_messages()] == ["appended", "ask"]
+    assert [decoded(data).kind for _, data in joins.take_messages()] == ["append_entries_resp", "pre_vote"]

@@ -428,7 +428,7 @@ async def test_senders_with_ever_new_addresses_make_no_more_tasks_than_a_bound(
         leader = await three.leader()
         before = trio.lowlevel.current_statistics().tasks_living
         for number in range(500):
-            message = Message("append", "10.0.0.77:1", f"10.0.0.77:{number + 1}", 0)
+            message = Message("append_entries", "10.0.0.77:1", f"10.0.0.77:{number + 1}", 0)
             body = encoded(message)
             await three.pool.call(leader, Command.request(CONTROLLER_MESSAGE, body=body), 5.0)
         await trio.sleep(20)

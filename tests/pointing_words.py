@@ -1,0 +1,83 @@
+"""Share of docstring words that only point ("who", "what", "those", "it", "there"), file by file.
+
+A reader must look for the noun that such a word stands for. At most 5 % are allowed in a file, the goal is 3 %.
+`pointing_words.txt` lists the files that are above 5 %, with the share that they may have; it only shrinks.
+
+    python -m tests.pointing_words             write the list again, with lower figures only
+    python -m tests.pointing_words FILE...     show each docstring of these files with its pointing words
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import pathlib
+import re
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
+LIST: Final = ROOT / "tests" / "pointing_words.txt"
+FILE_SHARE: Final = 5.0
+"""Percent that a file may have which is not in the list."""
+POINTING: Final = re.compile(
+    r"\b(who|what|whom|whose|those|it|them|they|he|one|ones|somebody|nobody|others|there|then|meanwhile"
+    r"|anew|again|here)\b",
+    re.IGNORECASE,
+)
+
+
+def docstrings(path: pathlib.Path) -> Iterator[tuple[int, str]]:
+    """The line and the text of each docstring of a file."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text:
+                yield node.body[0].lineno, text
+
+
+def counts() -> dict[str, tuple[int, int]]:
+    """File -> its pointing words, and all words of its docstrings."""
+    found = {}
+    for folder in ("rmq", "plugins"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            texts = [text for _, text in docstrings(path)]
+            if texts:
+                pointing = sum(len(POINTING.findall(text)) for text in texts)
+                found[str(path.relative_to(ROOT))] = pointing, sum(len(text.split()) for text in texts)
+    return found
+
+
+def shares() -> dict[str, float]:
+    """File -> percent of pointing words."""
+    return {name: 100 * pointing / words for name, (pointing, words) in counts().items()}
+
+
+def allowed() -> dict[str, float]:
+    """The list: file -> percent that it may have."""
+    rows = (line.split() for line in LIST.read_text("utf-8").splitlines() if line.strip())
+    return {name: float(percent) for name, percent in rows}
+
+
+def write() -> None:
+    """Write the list again: a file that is above 5 %, with the lower of its figures of before and of now."""
+    before = allowed() if LIST.exists() else {}
+    now = {name: float(math.ceil(share)) for name, share in shares().items() if share > FILE_SHARE}
+    rows = [f"{name} {min(percent, before.get(name, percent)):g}\n" for name, percent in sorted(now.items())]
+    LIST.write_text("".join(rows), "utf-8")
+
+
+def show(name: str) -> None:
+    """Print the docstrings of a file that point, worst first."""
+    found = [(len(POINTING.findall(text)), line, text) for line, text in docstrings(ROOT / name)]
+    for count, line, text in sorted(found, reverse=True):
+        if count:
+            print(f"{name}:{line}: {count}\n{POINTING.sub(lambda match: f'[{match[0]}]', text)}\n")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        show(name)
+    if not sys.argv[1:]:
+        write()
