@@ -1,6 +1,6 @@
 """Share of docstring words that only point ("who", "what", "those", "it", "there"), file by file.
 
-A reader must look for the noun that such a word stands for. At most 5 % are allowed in a file, the goal is 3 %.
+A reader must look for the noun that such a word stands for. A file may have at most 5 %; the goal is 3 %.
 `pointing_words.txt` lists the files that are above 5 %, with the share that they may have; it only shrinks.
 
     python -m tests.pointing_words             write the list again, with lower figures only

@@ -405,7 +405,7 @@ def is_construction(value: ast.expr | None) -> bool:
 
 
 def test_docstrings_name_what_they_speak_of() -> None:
-    """At most 5 % of a file's docstring words only point; files that are above are listed, and only improve."""
+    """At most 5 % of a file's docstring words only point; listed files have more, and only improve."""
     allowed, shares = pointing_words.allowed(), pointing_words.shares()
     worse = {
         name: f"{share:.1f} %"
