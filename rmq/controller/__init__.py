@@ -1,1 +1,1 @@
-"""The controller: which replica of a broker set is its master, agreed on by one or three processes."""
+"""The controller: which replica of a broker set is its master, agreed on by 1 or 3 processes."""

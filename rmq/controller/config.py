@@ -18,7 +18,7 @@ ALONE = "127.0.0.1"
 
 @frozen
 class ControllerSettings(ServerSettings):
-    """Settings of a controller, whether it is a process of its own or a part of a name server."""
+    """Settings of a controller, as a process of its own or as a part of a name server."""
 
     controllers: str = setting(
         "",
@@ -81,7 +81,7 @@ class ControllerConfig(ControllerSettings):
 
 
 def check_reach(config: Any, tls: Any) -> None:
-    """Raises ConfigError for controllers that other machines reach, and that ask nobody for a secret."""
+    """Raises ConfigError for controllers that other machines reach and that need no secret."""
     is_mutual = tls.tls_mode == "enforcing" and tls.tls_client_auth == "require"
     is_guarded = config.cluster_secret_file or is_mutual or config.controller_open
     if not is_guarded and not is_loopback(config.bind_address):
@@ -93,7 +93,8 @@ def check_reach(config: Any, tls: Any) -> None:
 
 
 def own_address(config: ControllerSettings, bind_address: str, port: int) -> tuple[str, list[str]]:
-    """Which of the controllers this one is, and all of them. Without `controllers` it is the only one.
+    """The address of this controller, and the addresses of all controllers. Without `controllers` it is the
+    only one.
 
     Raises ConfigError.
     """

@@ -1,7 +1,7 @@
-"""Controller: one member of the controllers as a whole: the log, the table of sets, and elections.
+"""Controller: a member of the controllers as a whole: the log, the table of sets, and elections.
 
-Questions of brokers and operators come by `ask` and are answered by a callback, at once or when the log has
-agreed. Only the leader answers; others say `NotLeader`. Nothing here does I/O but the journal.
+Requests of brokers and operators come by `submit` and are answered by a callback, at once or when the log has
+agreed. Only the leader answers; other members answer `NotLeader`. The journal is the only I/O.
 """
 
 from __future__ import annotations
@@ -52,27 +52,29 @@ class ElectRequest:
 
 @frozen
 class AddMember:
-    """An operator's wish: who listens there is to be one more of the controllers. It was started with
-    `controllerJoins`, gets the log first, and is a member once it has it."""
+    """An operator adds the controller at an address. The controller was started with `controllerJoins`, gets
+    the log, and becomes a member once its log is complete."""
 
     address: str
 
 
 @frozen
 class RemoveMember:
-    """An operator's wish: who listens there is to be none of the controllers any more."""
+    """An operator removes the controller at an address."""
 
     address: str
 
 
 @frozen
 class Answer:
-    """`broker_set` as it is, when there is one; `refusal` says why nothing was done. To a heartbeat
-    `is_leased`: the replica may act as master for `lease_s`, counted from when it asked, less the drift.
-    `hands_over`: it is the master, and another is wanted; it may resign before its last lease is over.
-    `controllers`: to a heartbeat and to changes of them, the addresses of all that are members. `leaving`: to
-    a heartbeat, the numbers of the replicas that have stopped in order. `is_behind`: to a heartbeat; the
-    controllers' table is older than what the replica was told, which it is to tell (`Adopt`)."""
+    """Answer to a request. `broker_set`: the present set, if known; `refusal`: why nothing was done.
+
+    To a heartbeat: `is_leased`: the replica may act as master for `lease_s`, counted from its request, less
+    the drift. `hands_over`: the replica is the master, and another is wanted as master; it may step down
+    before its last lease is over. `leaving`: numbers of the replicas that have stopped in order. `is_behind`:
+    the controllers' table is older than the replica's set, which the replica is to send (`Adopt`).
+    `controllers`, also to a change of members: the addresses of all members.
+    """
 
     refusal: str = ""
     broker_set: BrokerSet | None = None
@@ -129,7 +131,7 @@ class Controller:
         self.settle(now)
 
     def step(self, now: float) -> float:
-        """Do what is due; returns when to come again at the latest."""
+        """Do what is due; return the time of the next call at the latest."""
         self.raft.step(now)
         self.settle(now)
         due = self.raft.deadline
@@ -138,7 +140,7 @@ class Controller:
         return due
 
     def settle(self, now: float) -> None:
-        """Answer those whose entries were applied, and hold the elections that are due."""
+        """Answer the requests whose entries were applied, and hold the elections that are due."""
         for done in self.raft.take_applied():
             self._applied(done.index, done.term, done.result)
         self.elections.agreed_s = self.sets.lease_ms / 1000
@@ -288,7 +290,8 @@ class Controller:
     # ---- the log ----
 
     def _refused(self, command: Register | AlterInSync | Adopt | Remove, now: float) -> str:
-        """Why the log is not asked; empty when it is. The log has no time, and knows not who lives."""
+        """Why a request does not go to the log; empty when it does. The log has no clock, and does not know
+        which replicas live."""
         known = self.sets.sets.get(command.name)
         if known is None:
             return ""
@@ -326,8 +329,9 @@ class Controller:
         )
 
     def _refused_adoption(self, known: BrokerSet, told: BrokerSet, now: float) -> str:
-        """Within an epoch the later version holds. Of a later epoch there may be one that is later still, and
-        its master may have a lease."""
+        """Why the table does not adopt a replica's later version of a set; empty when it does. Within an
+        epoch the later version holds. Beyond a later epoch an even later epoch may exist, whose master may
+        have a lease."""
         elections = self.elections
         if told.epoch == known.epoch:
             log.error(
@@ -361,7 +365,7 @@ class Controller:
                 reply(Answer(result.refusal, result.broker_set, result.number))
 
     def give_up(self) -> None:
-        """Tell all who wait for the log that this controller does not lead."""
+        """Answer NotLeader to all requests that wait for the log."""
         for _, reply in self._waiting.drain():
             reply(self._not_leader())
 
@@ -370,7 +374,7 @@ class Controller:
 
 
 def refused_address(own: str, address: str) -> str:
-    """Why a controller that is known as `own` takes no other at an address; empty when it does."""
+    """Why a controller with the address `own` refuses another at `address`; empty when it accepts."""
     try:
         known = parse_addresses(address, "controller")
     except ConfigError as error:

@@ -1,16 +1,17 @@
-"""Elections: which replicas live, whose lease as a master is over, and who is to be the next master.
+"""Elections: which replicas live, which leases are over, and which replica becomes the next master.
 
-What the leading controller knows beside the log; a new leader begins with nothing, and waits a whole lease
-before it elects. `now` is in seconds, of the same clock as the leader's own lease, and every call must come
-while `Raft.is_leading`: then no other controller grants leases at the same time.
+The leading controller keeps this state beside the log. A new leader begins without any state, and waits a
+whole lease before it elects. `now` is in seconds, of the same clock as the leader's own lease. Every call
+must come while `Raft.is_leading`, when no other controller grants leases.
 
-A master that is told its lease may acknowledge until `lease_s` less the drift of two clocks after it *asked*.
-Here the lease counts from when it was granted, which is later, and in full. So when a lease is over here it
-was over at the master before, whichever clock runs faster.
+A master with a lease may acknowledge until `lease_s`, less the drift of two clocks, after its *request*. The
+controller counts the lease from the grant, which is later, and in full. So when a lease is over at the
+controller, the lease was over at the master before, whichever clock runs faster.
 
-How long a lease lasts is a setting, and controllers may have different ones, while it is changed at one after
-the other. So the log holds it, too (`agreed_s`): no lease that lasts is longer. Granted is the shorter of the
-two, and a new leader waits for the longer. It has a shorter one agreed on when no longer one can last.
+The length of a lease is a setting, which may differ between controllers while operators change it. So the log
+holds the length, too (`agreed_s`): no valid lease is longer. A leader grants the shorter of setting and
+`agreed_s`; a new leader waits for the longer. A leader proposes a shorter length when no longer lease can be
+valid.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ log = logging.getLogger("rmq.controller")
 
 
 class Elections:
-    """See the module. `is_unclean`: elect a replica that is not in sync when no other lives; messages that
-    were acknowledged are lost by it. `gather_s`: so long replicas in sync are waited for after a restart of
-    all of them."""
+    """See the module. `is_unclean`: elect a replica that is not in sync when no other lives, which loses
+    acknowledged messages. `gather_s`: seconds for which the controller waits for replicas in sync after a
+    restart of all of them."""
 
     def __init__(self, lease_s: float, *, is_unclean: bool = False, gather_s: float = GATHER_SECONDS) -> None:
         self.setting_s = self.agreed_s = lease_s
@@ -54,7 +55,8 @@ class Elections:
         return self._since + max(self.setting_s, self.agreed_s)
 
     def wanted_lease(self, now: float) -> float | None:
-        """What is to be agreed on as the lease now; None when it is, or may not be shortened yet."""
+        """The length of a lease to propose now; None when the log has it, or when it may not be shortened
+        yet."""
         is_due = self.setting_s > self.agreed_s or now >= self._earlier_over
         return self.setting_s if self.setting_s != self.agreed_s and is_due else None
 
@@ -71,8 +73,8 @@ class Elections:
         self._wanted_uncleanly = {}
 
     def refusal(self, heartbeat: Heartbeat, broker_set: BrokerSet) -> str:
-        """Why a heartbeat is none of this set, and its sender may not be told of it; empty when it is. A
-        replica that was removed is told."""
+        """Why a heartbeat is not of this set, so that its sender may not learn the set; empty when it is. A
+        replica that was removed learns it."""
         replica, name = broker_set.replicas.get(heartbeat.number), broker_set.name
         if heartbeat.epoch > broker_set.epoch:
             # Who may be elected is not known here, nor who has what was acknowledged.
@@ -88,7 +90,7 @@ class Elections:
         return ""
 
     def hear(self, heartbeat: Heartbeat, broker_set: BrokerSet, now: float) -> bool:
-        """A replica lives; returns whether it has a lease as a master from now on."""
+        """Take a heartbeat; return whether the replica has a lease as a master from now on."""
         replica = broker_set.replicas.get(heartbeat.number)
         is_other = replica is None or replica.incarnation != heartbeat.incarnation
         if is_other or self.refusal(heartbeat, broker_set):
@@ -109,13 +111,13 @@ class Elections:
         return True
 
     def expect_master(self, name: str, now: float) -> None:
-        """Elect nobody for as long as a lease: the master that the table is about to name lives."""
+        """Elect no master for the length of a lease: the master that the table is about to name lives."""
         self._leased[name] = max(now + self.lease_s, self.leased_until(name))
 
     def want(self, broker_set: BrokerSet, number: int) -> None:
-        """A replica shall be the next master: the present one gets no lease any more, and is followed when
-        it resigned or its last one is over. Given up when the wanted one is not in sync or does not live by
-        then."""
+        """Make a replica the next master. The present master gets no lease any more, and the successor is
+        elected when the master has stepped down or its last lease is over. The wish is dropped when the
+        replica is not in sync or not alive by that time."""
         self._wanted[broker_set.name] = broker_set.epoch, number
 
     def want_uncleanly(self, broker_set: BrokerSet, number: int) -> None:
@@ -140,7 +142,7 @@ class Elections:
         return heard is not None and now < heard[0] + self.lease_s
 
     def leaving(self, broker_set: BrokerSet) -> tuple[int, ...]:
-        """The replicas that said that they stop, and have not started since."""
+        """The replicas that reported a stop and have not started since."""
         heard = ((number, self._heard.get((broker_set.name, number))) for number in broker_set.replicas)
         return tuple(
             number
@@ -156,16 +158,17 @@ class Elections:
         return self._earlier_over
 
     def may_live(self, name: str, number: int, now: float) -> bool:
-        """As `lives`, also when this controller leads for so short a time that it cannot have heard."""
+        """As `lives`; also true when this controller has led for too short a time to have heard the replica."""
         return now < self._earlier_over or self.lives(name, number, now)
 
     def reach(self, name: str, number: int) -> int | None:
-        """Up to where a replica said last that its log is flushed; None when it was not heard."""
+        """The end of the flushed log in a replica's last heartbeat; None when the replica was not heard."""
         heard = self._heard.get((name, number))
         return None if heard is None else heard[1].reach
 
     def due(self, sets: Mapping[str, BrokerSet], now: float) -> list[Elect]:
-        """The elections that may and must be held now. Each is to be proposed; one that fails comes again."""
+        """The elections that may and must be held now. The caller proposes each; a failed election is
+        returned again."""
         found = []
         for broker_set in sets.values():
             if now >= self.leased_until(broker_set.name):
@@ -232,8 +235,9 @@ class Elections:
         return heard.incarnation == broker_set.replicas[number].incarnation
 
     def _is_ready(self, name: str, number: int, now: float) -> bool:
-        """Whether a replica has its log open and was heard lately. When all replicas die at one moment, the
-        lease of the master ends first: one of the others, elected then, would be in sync alone, and dead."""
+        """Whether a replica has its log open and was heard lately. When all replicas die at the same moment,
+        the lease of the master ends first: another replica, elected at that time, would be in sync alone, and
+        dead."""
         heard_at, heartbeat = self._heard[name, number]
         return heartbeat.reach != UNKNOWN and now < heard_at + self.lease_s / 2
 
@@ -245,7 +249,8 @@ class Elections:
         return Elect(broker_set.name, broker_set.epoch, broker_set.version, master, tuple(in_sync))
 
     def _best(self, name: str, numbers: list[int]) -> int:
-        """Who has the longest log of the latest epoch: of all in sync each would do, this one cuts least."""
+        """The replica with the longest log of the latest epoch. Each replica in sync would do; this choice
+        cuts least."""
         return max(numbers, key=lambda number: self._rank(name, number))
 
     def _rank(self, name: str, number: int) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""ControllerEndpoint: who may ask a controller that is a process of its own, and who answers."""
+"""ControllerEndpoint: admission and answers of a controller that is a process of its own."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _error_response = partial(error_response, log)
 
 
 class ControllerEndpoint(Endpoint):
-    """Endpoint of a controller: `requests` answers what is admitted.
+    """Endpoint of a controller: `requests` answers each admitted request.
 
-    A request of a server must be signed with the cluster secret, if there is one; plug-ins admit the other
-    requests. `on_wanted()` is called when `deferred_saves` has a file to write; without it files are written
-    at once.
+    A request of a server must be signed with the cluster secret, if a secret is set; plug-ins admit the other
+    requests. `on_wanted()` is called when `deferred_saves` has a file to write; without `on_wanted` files are
+    written at once.
     """
 
     def __init__(
@@ -56,20 +56,21 @@ class ControllerEndpoint(Endpoint):
         self.deferred_saves = DeferredSaves(self._respond, _error_response, on_wanted, holders_of)
 
     def host(self, wall_ms: Callable[[], int]) -> PluginHost:
-        """The controller as its plug-ins see it."""
+        """The controller as plug-ins see it."""
         metrics = at_once(
             lambda: [*self.requests.metrics(), *connection_metrics(self.acceptors, self.budget)]
         )
         return PluginHost(self, NoMessages("controller"), now_ms=wall_ms, metrics=metrics)
 
     def use_plugins(self, hooks: Hooks) -> None:
-        """Call these hooks from now on. Raises PluginRefused when they answer what the controller does."""
+        """Call these hooks from now on. Raises PluginRefused when a hook claims a request code of the
+        controller."""
         self._handlers = hooks.completing(self._handlers)
         self._hooks = hooks
         self.asks_early = bool(hooks.heads)
 
     def handle(self, requests: list[Command], connection: Connection) -> None:
-        """Answer the requests of one chunk in order; some are answered later."""
+        """Answer the requests of a chunk in order; some are answered later."""
         for request in requests:
             response = self.answer(request, connection)
             if response is not None:
@@ -82,7 +83,7 @@ class ControllerEndpoint(Endpoint):
             self._hooks.observe(self._hooks.responses, connection, request, response)
 
     def on_head(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
-        """Whether the large body of a command whose header is here shall come: None, or the refusal."""
+        """Decide by the header whether a large body may come: None, or the refusal."""
         if head.is_response:
             return head.reply(ResponseCode.SYSTEM_ERROR)
         try:
@@ -94,7 +95,7 @@ class ControllerEndpoint(Endpoint):
         return None
 
     def answer(self, request: Command, connection: Connection) -> Command | None:
-        """The response to one request; None when it comes later."""
+        """The response to a request; None when the response comes later."""
         try:
             check_body(request.code, len(request.body), 0)
             if self._is_signed(request):

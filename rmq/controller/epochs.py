@@ -20,13 +20,13 @@ UNKNOWN: Final = 0
 
 
 def begun(epochs: Epochs, epoch: int, start: int) -> Epochs:
-    """The epochs of a log whose next record, at `start`, is of `epoch`; one without any record goes."""
+    """The epochs of a log whose next record, at `start`, is of `epoch`; an epoch without a record is dropped."""
     return (*(one for one in epochs if one[1] < start), (epoch, start))
 
 
 def since(epochs: Epochs, start: int) -> Epochs:
-    """The epochs that a log needs which begins at `start`: the one of its first byte, or of the byte before,
-    and all later ones. A log that shares none of them with this one shares no byte that is left."""
+    """The epochs that a log from `start` on needs: the epoch of its first byte, or of the byte before, and
+    all later epochs. A log that shares none of these epochs shares no remaining byte."""
     first = bisect_left(epochs, start, key=itemgetter(1)) - 1
     if first < 1:
         return epochs
@@ -34,9 +34,10 @@ def since(epochs: Epochs, start: int) -> Epochs:
 
 
 def common_end(mine: Epochs, my_end: int, others: Epochs, other_end: int) -> int | None:
-    """Up to where two logs are the same; None when they share no epoch that is known.
+    """The physical offset up to which two logs are equal; None when they share no known epoch.
 
-    An epoch has one master, which never cuts its log within it: what two logs have of it is the same.
+    An epoch has a single master, which never cuts its log within the epoch: two logs are equal where both
+    have the epoch.
     """
     last = _last_shared(mine, others)
     if last is None:
@@ -45,17 +46,17 @@ def common_end(mine: Epochs, my_end: int, others: Epochs, other_end: int) -> int
 
 
 def before_all(mine: Epochs, others: Epochs) -> int | None:
-    """As `common_end`, of logs that share no epoch: an epoch of which a log has no record is not in its list,
-    and what lies before the first epoch of both was the same when they came to the set. None when earlier
-    epochs were dropped."""
+    """As `common_end`, for logs that share no epoch. An epoch without a record in a log is not in the log's
+    list, and the part before the first epoch of both logs was the same when they came to the set. None when
+    earlier epochs were dropped."""
     if UNKNOWN in (mine[0][0], others[0][0]):
         return None
     return min(mine[0][1], others[0][1])
 
 
 def joined(mine: Epochs, others: Epochs) -> Epochs:
-    """The epochs of a log that goes on with another one from the end that both share: it may begin earlier
-    than the other log, and knows its own epochs from there on."""
+    """The epochs of a log that goes on with another log from the end that both share. It may begin earlier
+    than the other log, and knows its own epochs from its own start on."""
     last = _last_shared(mine, others)
     return others if last is None else mine[: last[0]] + others[last[1] :]
 

@@ -1,4 +1,4 @@
-"""Heartbeats of brokers, by which controllers know that they live and how far their logs reach."""
+"""Heartbeats of brokers: controllers learn from them that a broker lives and how far its log reaches."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ Point = tuple[int, int]
 
 @frozen
 class Heartbeat:
-    """What a replica says of itself: the epoch that it follows, and the physical offset up to which its log
-    is flushed, UNKNOWN before it has opened it. A master that `resigned` acts no more in its epoch, whatever
-    it is answered: another epoch may begin at once. Who is `leaving` has stopped: others need not wait for
-    it. The disk of one that `hangs` has taken nothing for a while: it could not begin an epoch. `identity` is
-    the replica's, empty of an older version.
+    """State that a replica reports: the epoch that it follows, and `reach`, the physical offset up to which
+    its log is flushed (UNKNOWN before the log is open).
 
-    `knows` is the epoch and version of the set that it was told last; `acted` the epoch that it has led or
-    followed since it started, 0 for none yet; `confirmed` a master's: the end of a record that all in sync
-    had on their disks, and the epoch in which they said so. Older versions say none of the three."""
+    `resigned`: a master that has stepped down and acts no more in its epoch, whatever the controllers answer,
+    so that another epoch may begin at once. `leaving`: the replica has stopped, and acknowledgements need not
+    wait for it. `hangs`: the replica's disk has taken no write for a while, so that the replica could not
+    begin an epoch. `identity` is empty from an older version.
+
+    `knows`: the epoch and version of the latest set that the replica knows. `acted`: the epoch that the
+    replica has led or followed since its start, 0 for none. `confirmed`, from a master: the end of a record
+    that all replicas in sync had on their disks, and the epoch in which they reported that end. Older
+    versions send none of these three.
+    """
 
     name: str
     number: int

@@ -1,21 +1,21 @@
-"""Journal: what a member of the controllers must not forget: term, vote, log and snapshot.
+"""Journal of a member of the controllers: term, vote, log and snapshot on the disk.
 
-One file at a time, of frames: magic, size, CRC and number of the frame, then MessagePack of a `Frame`. Each
-change is one frame and one sync, so that term, vote and entries change together or not at all. Entries say at
-which index they begin; those that stood there before are gone. When the file is full, or a snapshot was
-made, or the journal is opened, a next file begins with a frame that holds everything, and the file before it
-is removed.
+The journal is a single file of frames: magic, size, CRC and number of the frame, and a `Frame` as
+MessagePack. Each change is a single frame and a single sync, so that term, vote and entries change together
+or not at all. Entries carry the index at which they begin, and replace earlier entries from this index on. A
+next file begins when the file is full, when a snapshot was made, and when the journal is opened. The next
+file begins with a frame that holds everything; the previous file is removed.
 
-A frame that cannot be read ends the journal, as a crash in the middle of a write leaves it: nobody was told
-of it. When a good frame follows, the disk has lost what others rely on, and the journal refuses to open:
-such a member must be removed and join anew. Of the very last frame a crash leaves out sectors, which are
-zeros then, for each place of a file is written once. A last frame that cannot be read and lacks none was
-whole, and others may rely on it: the journal `is_doubtful` from then on, until its owner trusts it again.
+A frame that cannot be read ends the journal, as after a crash in the middle of a write: no promise depends on
+such a frame. When a good frame follows the bad frame, the disk has lost a promise to other members, and the
+journal refuses to open: such a member must be removed and added again. A crash leaves sectors of the last
+frame as zeros, since each place of a file is written once. A last frame that cannot be read but lacks no
+sector was complete, and other members may depend on it: the journal `is_doubtful` until its owner trusts it.
 
-A frame names its format, and one that holds everything also the version of rmq that wrote it. A later format
-may add fields without another number when a reader that passes over them does nothing wrong. A frame whose
-CRC is right and which this version cannot read is neither a torn one nor damage: a later version wrote it,
-and the journal refuses to open (`LaterFormat`), since term, vote and entries in it count.
+A frame names its format; a frame that holds everything also names the version of rmq that wrote it. A later
+format may add fields under the same number if a reader that ignores the fields does nothing wrong. A frame
+with a right CRC that this version cannot read comes from a later version. The journal then refuses to open
+(`LaterFormat`), since its term, vote and entries count.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _SECTOR: Final = 512
 
 @frozen
 class Entry:
-    """One entry of the log: the term of the leader that made it, its kind, its data."""
+    """An entry of the log: the term of its leader, its kind, its data."""
 
     term: int
     kind: int
@@ -77,7 +77,7 @@ def members_entry(term: int, members: Mapping[str, str]) -> Entry:
 
 @frozen
 class Snapshot:
-    """All that the log did up to `index`, whose entry was of `term`; `members` as they were then."""
+    """State after the log up to `index`, whose entry was of `term`, with the members of that time."""
 
     index: int = 0
     term: int = 0
@@ -87,8 +87,8 @@ class Snapshot:
 
 @frozen
 class Frame:
-    """A change: the term and vote from now on, and the entries from index `first` on, when that is not 0.
-    With a snapshot it is everything, and names its writer, a version of rmq."""
+    """A change: the term and vote from now on, and the entries from index `first` on, when that is not 0. A
+    frame with a snapshot holds everything, and names its writer, a version of rmq."""
 
     term: int
     vote: str
@@ -115,10 +115,10 @@ _read_origin: Final = msgspec.msgpack.Decoder(_Origin)
 
 
 class Journal:
-    """Opens the journal in a folder, or makes one whose first members are `members`.
+    """Open the journal in a folder, or create it with the first members `members`.
 
-    When a method raises StoreError, what is in memory may not be on the disk: the member must stop. Raises
-    CorruptRecord for a damaged journal, LaterFormat for one of a later version.
+    When a method raises StoreError, the state in memory may differ from the disk: the member must stop.
+    Raises CorruptRecord for a damaged journal, LaterFormat for a journal of a later version.
     """
 
     def __init__(
@@ -150,21 +150,21 @@ class Journal:
 
     @property
     def last(self) -> int:
-        """The index of the last entry; 0 when there never was one."""
+        """The index of the last entry; 0 when the log was always empty."""
         return self.snapshot.index + len(self.entries)
 
     def term_at(self, index: int) -> int:
-        """The term of an entry that is there, or of the snapshot's last."""
+        """The term of an existing entry, or of the snapshot's last entry."""
         assert self.base <= index <= self.last, (self.base, index, self.last)
         return self.snapshot.term if index == self.base else self.entries[index - self.base - 1].term
 
     def entry(self, index: int) -> Entry:
-        """The entry at an index that is there."""
+        """The entry at an existing index."""
         assert self.base < index <= self.last, (self.base, index, self.last)
         return self.entries[index - self.base - 1]
 
     def slice(self, first: int, most: int, most_bytes: int) -> list[Entry]:
-        """Entries from index `first` on: at most so many, and at least one of them if it is there."""
+        """Entries from index `first` on, within both limits, but at least the first existing entry."""
         found: list[Entry] = []
         for entry in self.entries[first - self.base - 1 : first - self.base - 1 + most]:
             most_bytes -= len(entry.data)
@@ -174,8 +174,7 @@ class Journal:
         return found
 
     def members(self) -> tuple[int, Mapping[str, str]]:
-        """The members that hold now, and the index of the entry that made them so: the last one of its kind,
-        committed or not."""
+        """The index of the last entry of members, committed or not, and these members."""
         for number in range(len(self.entries) - 1, -1, -1):
             if self.entries[number].kind == MEMBERS:
                 return self.base + 1 + number, self.entries[number].members
@@ -184,7 +183,7 @@ class Journal:
     # ---- writing: on the disk when a method returns ----
 
     def save(self, term: int, vote: str) -> None:
-        """Be in a term, having voted there for `vote` ("": for nobody yet)."""
+        """Save a term and the vote in this term ("": no vote yet)."""
         self.term, self.vote = term, vote
         self._write(Frame(term, vote, is_blank=self.is_blank, doubtful=self.is_doubtful))
 
@@ -194,12 +193,12 @@ class Journal:
         self.save(term, vote)
 
     def begin(self) -> None:
-        """Be blank no more: a leader said that this one was no member."""
+        """End the state "blank": a leader has made this member a new member."""
         self.is_blank = False
         self.save(self.term, self.vote)
 
     def append(self, first: int, entries: Sequence[Entry]) -> None:
-        """Put entries from index `first` on; those that were there go."""
+        """Put entries from index `first` on, in place of earlier entries from there on."""
         assert self.base < first <= self.last + 1, (self.base, first, self.last)
         del self.entries[first - self.base - 1 :]
         self.entries += entries
@@ -218,7 +217,7 @@ class Journal:
         self._next_file()
 
     def install(self, snapshot: Snapshot) -> None:
-        """Have another member's snapshot, and of our entries those behind it when they go on with it."""
+        """Install a snapshot of another member. Keep our entries behind the snapshot if they continue it."""
         known = self.base <= snapshot.index <= self.last
         goes_on = known and self.term_at(snapshot.index) == snapshot.term
         self.entries = self.entries[snapshot.index - self.base :] if goes_on else []
@@ -226,7 +225,7 @@ class Journal:
         self._next_file()
 
     def close(self) -> None:
-        """Let the file go. Nothing may be written then."""
+        """Close the file. Nothing may be written afterwards."""
         if self._segment is not None:
             self._segment.close()
             self._segment = None
@@ -249,7 +248,7 @@ class Journal:
         return _HEAD.pack(_MAGIC, len(data), _crc(self._sequence, data), self._sequence) + data
 
     def _next_file(self) -> None:
-        """Begin a file with all that there is, then remove the one before it."""
+        """Begin a file with all that the journal holds, and remove the previous file."""
         whole = Frame(
             *(self.term, self.vote, self.base + 1, self.entries, self.snapshot),
             is_blank=self.is_blank,
@@ -290,7 +289,7 @@ class Journal:
                 self._disk.remove(self._path(number))
 
     def _load_file(self, number: int) -> bool:
-        """Read a file; False when nothing of it was ever complete. Raises CorruptRecord, LaterFormat."""
+        """Read a file; False when the file never had a complete frame. Raises CorruptRecord, LaterFormat."""
         path = self._path(number)
         segment = self._disk.open(path, self._disk.size(path), mapped=False)
         try:
@@ -343,7 +342,7 @@ def _crc(sequence: int, data: bytes) -> int:
 
 
 def _frame_at(data: bytes, at: int, after: int) -> tuple[bytes, int, int] | None:
-    """The body of the frame at a position, its number and its size, when it is whole and its number above
+    """Number, body and size of the frame at a position, if the frame is complete and its number is above
     `after`."""
     if at + _HEAD.size > len(data):
         return None
@@ -355,8 +354,9 @@ def _frame_at(data: bytes, at: int, after: int) -> tuple[bytes, int, int] | None
 
 
 def _was_whole(data: bytes, at: int) -> bool:
-    """Whether what stands behind the last good frame is a whole frame that was changed, and not the parts of
-    one, or nothing: a part that was never written is zeros, and the last byte of a frame is none."""
+    """Whether the bytes behind the last good frame are a complete frame that was changed, rather than parts
+    of a frame or nothing. A part that was never written is zeros, and the last byte of a frame is not zero.
+    """
     end = len(data.rstrip(b"\0"))
     if end < at + _HEAD.size:
         return False

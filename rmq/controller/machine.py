@@ -1,4 +1,4 @@
-"""Machine: the state machine of the controllers' log, as Raft sees it, and the entry that it cannot read."""
+"""StateMachine: the interface of Raft to the state machine of the log, and the error of an unreadable entry."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class StateMachine(Protocol):
     """The use of the log. The same entries in the same order must do the same everywhere."""
 
     def apply(self, data: bytes) -> Any:
-        """Do what an entry says, and return its result. Raises UnknownCommand, and then nothing has changed;
-        must raise nothing else."""
+        """Apply an entry and return its result. Raises UnknownCommand, with the state unchanged, and nothing
+        else."""
         ...
 
     def snapshot(self) -> bytes:
@@ -28,14 +28,14 @@ class StateMachine(Protocol):
         ...
 
     def restore(self, data: bytes) -> None:
-        """Have the state of a snapshot; of b"" the first one. Raises as `apply`."""
+        """Load the state of a snapshot; b"" is the initial state. Raises as `apply`."""
         ...
 
 
 @frozen
 class Applied:
-    """An entry that has been applied here: its place, and what the machine returned; of a change of members
-    who they are from then on."""
+    """An applied entry: its place, and the result of the state machine; for a change of members, the new
+    members."""
 
     index: int
     term: int

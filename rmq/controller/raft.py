@@ -1,14 +1,16 @@
-"""Raft: several processes keep one log, and agree on each entry of it before it counts.
+"""Raft: several processes keep a log in common and agree on each entry before the entry counts.
 
 After Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm", with the additions of
-Ongaro's dissertation: pre-vote (9.6), leader lease (6.4.1), one change of members at a time (4.1), with a
-leader's own entry committed first. Here is no clock, no socket and no random of its own: `now` is in seconds
-of a clock that never runs back and goes on while the machine sleeps, messages are bytes, `chance` is given.
+Ongaro's dissertation: pre-vote (9.6), leader lease (6.4.1), changes of members one at a time (4.1), with a
+leader's own entry committed first. The module has no clock, no socket and no random source of its own: `now`
+is in seconds of a clock that never runs back and goes on while the machine sleeps, messages are bytes,
+`chance` is given.
 
-What rests on time: only the lease. A member that has heard a leader votes for nobody for `election_s` of its
-own clock, and one that has just started neither, since it has forgotten whom it heard. A leader counts its
-lease from when it *sent* what a majority has answered, and ends it earlier by the `drift` of two clocks. So
-no other leader can be elected while a lease holds. Everything else is right with any clock.
+Only the lease depends on time. A member that has heard a leader grants no vote for `election_s` of its own
+clock. A member that has just started grants no vote for as long, since it has forgotten which leader it
+heard. A leader counts its lease from the time at which it *sent* the message that a majority has answered,
+and ends the lease earlier by the `drift` of two clocks. So no other leader can be elected while a lease
+holds. Everything else is right with any clock.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ ADDRESSES_MAX: Final = 64
 
 
 class Role(enum.Enum):
-    """What a member is at the moment."""
+    """State of a member."""
 
     FOLLOWER = "follower"
     PRE_CANDIDATE = "pre-candidate"
@@ -60,7 +62,7 @@ class Role(enum.Enum):
 
 
 class NotLeader(RmqError):
-    """Only the leader does this: `leader` is its address, empty when none is known here."""
+    """Only the leader does this: `leader` is the leader's address, empty when unknown."""
 
     retriable = True
     hint = "ask the leader"
@@ -71,7 +73,7 @@ class NotLeader(RmqError):
 
 
 class ChangeUnderWay(RmqError):
-    """Members change one at a time."""
+    """A change of members is refused while another change is not committed."""
 
     retriable = True
     hint = "try again in a moment"
@@ -88,15 +90,16 @@ class Timing:
 
 
 class Raft:
-    """One member, `me`. When a method raises StoreError the member must stop, and may start again.
+    """A member of the group, `me`. When a method raises StoreError, the member must stop, and may start
+    again.
 
-    After each call the owner sends what `take_messages` gives, in any order and at most once; they may get
-    lost. `take_applied` tells what was applied.
+    After each call the owner sends the messages of `take_messages`, in any order and each at most once;
+    messages may get lost. `take_applied` returns the applied entries.
 
-    `stopped` is not empty when the log or its snapshot holds what this version cannot read: the reason. Such
-    a member keeps the log and votes, as before, but applies nothing more, does not lead, and answers nothing
-    from the state, until a later version is started here. To refuse the entry would not do: the members of
-    the version that made it apply it, and the states would differ.
+    `stopped` is the reason, not empty, when the log or its snapshot holds an entry that this version cannot
+    read. Such a member keeps the log and votes as before, but applies nothing more, does not lead, and
+    answers nothing from the state, until a later version is started. To refuse the entry would be wrong:
+    members of the later version apply the entry, and the states would differ.
     """
 
     def __init__(
@@ -160,7 +163,7 @@ class Raft:
 
     @property
     def members(self) -> Mapping[str, str]:
-        """Id -> address of those who vote."""
+        """Id -> address of the voting members."""
         return self._journal.members()[1]
 
     @property
@@ -174,7 +177,7 @@ class Raft:
         return self.address_of(self.leader)
 
     def address_of(self, member: str) -> str:
-        """The address of a member, as far as it is known."""
+        """The address of a member, empty when unknown."""
         known = {**self._addresses, **self._learners, **self.members}
         return self.address if member == self.me else known.get(member, "")
 
@@ -187,12 +190,12 @@ class Raft:
 
     @property
     def learners(self) -> list[str]:
-        """A leader's: who gets the log, and shall be a member once it has it."""
+        """A leader's: members that copy the log and have no vote yet."""
         return sorted(self._learners)
 
     def heard(self, now: float) -> set[str]:
-        """A leader's: the members that have answered what it sent within the time of an election, and itself
-        if it is one."""
+        """A leader's: members that answered messages of the last `election_s` seconds, and the leader if it
+        is a member."""
         since = now - self.timing.election_s
         return {one for one in self.members if one == self.me or self._answered.get(one, -math.inf) >= since}
 
@@ -205,26 +208,26 @@ class Raft:
         return since + self.timing.election_s * (1 - self.timing.drift)
 
     def is_leading(self, now: float) -> bool:
-        """Whether this is the only leader there can be, and all that was ever agreed on is applied here: what
-        the machine says now holds for everybody."""
+        """Whether this is the only possible leader and has applied every committed entry, so that answers
+        from the state machine are final."""
         has_applied = self.applied >= self._first and not self.stopped
         return self.role is Role.LEADER and has_applied and now < self.lease_until(now)
 
     # ---- what the owner asks for ----
 
     def propose(self, data: bytes, now: float) -> tuple[int, int]:
-        """Have an entry for the machine; returns its index and term. It counts when `take_applied` has one of
-        the same index and term; one of the same index and another term says that it never will.
+        """Append an entry for the state machine. Return its index and term.
 
-        Raises NotLeader.
+        The entry counts when `take_applied` returns an entry of the same index and term. An applied entry of
+        the same index and another term says that this entry is lost. Raises NotLeader.
         """
         if self.role is not Role.LEADER or self._first > self.commit:
             raise NotLeader(self.leader_address if self.leader != self.me else "")
         return self._propose(Entry(self.term, COMMAND, data), now)
 
     def add(self, member: str, address: str, now: float) -> None:
-        """Have one more member. It gets the log first, and votes once it has it. Raises NotLeader and
-        ChangeUnderWay."""
+        """Add a member. The member gets the log as a learner, and votes once its log is complete. Raises
+        NotLeader and ChangeUnderWay."""
         self._check_change()
         if self.members.get(member) != address:
             self._learners[member] = address
@@ -233,9 +236,9 @@ class Raft:
             self._send_entries(member, now)
 
     def remove(self, member: str, now: float) -> tuple[int, int] | None:
-        """Have one member less; a leader that removes itself ends when that is committed. Returns index and
-        term of the entry as `propose` does, None when it was no member. Raises NotLeader and ChangeUnderWay.
-        """
+        """Remove a member. A leader that removes itself ends when the change is committed. Returns index and
+        term of the entry as `propose` does; None for an address that was no member. Raises NotLeader and
+        ChangeUnderWay."""
         self._check_change()
         self._learners.pop(member, None)
         self.lost_journal.discard(member)
@@ -267,14 +270,14 @@ class Raft:
         return messages
 
     def take_applied(self) -> list[Applied]:
-        """What was applied since the last call."""
+        """Entries applied since the last call."""
         applied, self._applied = self._applied, []
         return applied
 
     # ---- time ----
 
     def step(self, now: float) -> None:
-        """Do what is due."""
+        """Do what is due at `now`."""
         if not self._recall.is_done:
             if now >= self._recall_at:
                 self._recall_at = now + self.timing.heartbeat_s
@@ -304,8 +307,8 @@ class Raft:
     # ---- elections ----
 
     def _campaign(self, now: float, *, pre: bool) -> None:
-        """Ask all for a vote, or, with `pre`, whether they would give one: only with the yes of a majority
-        the term grows, so that who cannot win disturbs nobody."""
+        """Start an election, or with `pre` a pre-vote. The term grows only after a majority granted the
+        pre-vote, so that a member that cannot win does not disturb the leader."""
         self.role, self.leader, self._votes = Role.PRE_CANDIDATE if pre else Role.CANDIDATE, "", {self.me}
         if not pre:
             self._journal.save(self.term + 1, self.me)
@@ -342,7 +345,7 @@ class Raft:
         self._first, _ = self._propose(Entry(self.term, NOOP), now)
 
     def _in_lease(self, now: float) -> bool:
-        """Whether somebody else may count on this member's not voting, or it may have forgotten that."""
+        """Whether a lease or a forgotten promise forbids this member to grant a vote."""
         if self.is_blank:
             return True
         if self.role is Role.LEADER:
@@ -360,11 +363,11 @@ class Raft:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether it may have forgotten what was agreed on, with nobody to ask."""
+        """Whether this member may have forgotten agreed entries and has no other member to ask."""
         return self._journal.is_doubtful and not self._others()
 
     def trust(self) -> None:
-        """What was agreed on is known again."""
+        """Trust the journal again."""
         self._journal.doubt(False, self.term, self._journal.vote)
 
     def _on_recall(self, message: Message) -> None:
@@ -388,7 +391,7 @@ class Raft:
             self._check_doubt()
 
     def _check_doubt(self) -> None:
-        """Trust the journal as soon as it has all that the others had."""
+        """Trust the journal as soon as it holds everything that the other members had."""
         if self._journal.is_doubtful and self._others() and self._last_place() >= self._recall.place:
             self.trust()
 
@@ -444,7 +447,8 @@ class Raft:
         return len(self.members) // 2 + 1
 
     def _send_entries(self, member: str, now: float) -> None:
-        """Send what a member lacks, or that there is nothing new: both keep it from electing another."""
+        """Send the entries that a member lacks, or a heartbeat. Both keep the member from starting an
+        election."""
         journal = self._journal
         after = self._next_index.setdefault(member, journal.last + 1) - 1
         if after < journal.base:
@@ -472,7 +476,7 @@ class Raft:
         )
 
     def _on_leader(self, message: Message, now: float) -> bool:
-        """Whether a message is of the leader of our term, which it may have told us of."""
+        """Whether a message is from the leader of our term. If so, follow that leader."""
         if message.term < self.term:
             self._send(message.sender, self._message("append_entries_resp", sent_at=message.sent_at))
             return False
@@ -506,7 +510,7 @@ class Raft:
         self._answer(message, granted=True, index=matched)
 
     def _hint(self, after: int) -> int:
-        """Up to where the leader's log may match ours, which it does not at `after`."""
+        """The highest index below `after` at which the leader's log may match ours."""
         journal = self._journal
         if after > journal.last:
             return journal.last
@@ -576,7 +580,8 @@ class Raft:
             log.error("%s has lost its journal: drop it, and add it with an empty folder", member)
 
     def _promote(self, member: str, now: float) -> None:
-        """Let a learner vote, once it has all that is committed: before, it could only hold the others up."""
+        """Let a learner vote once its log holds all committed entries. Before that, its vote would only delay
+        the group."""
         address = self._learners.get(member)
         if address is None or self._match_index[member] < self.commit:
             return
@@ -585,7 +590,7 @@ class Raft:
             self._propose(members_entry(self.term, {**self.members, member: address}), now)
 
     def _advance(self, now: float) -> None:
-        """Commit what a majority has."""
+        """Commit the entries that a majority has."""
         last = self._journal.last
         have = sorted(
             (last if one == self.me else self._match_index.get(one, 0) for one in self.members), reverse=True
@@ -647,7 +652,7 @@ class Raft:
             self._messages.append((address, encode(message, to_earlier=member in self._earlier)))
 
     def receive(self, data: bytes, now: float) -> None:
-        """Take a message of another member. Raises RemoteProtocolError for what is none."""
+        """Take a message of another member. Raises RemoteProtocolError for bytes that are no message."""
         message = decode(data)
         if message.sender == self.me:
             raise RemoteProtocolError(f"another controller calls itself {self.me} too")

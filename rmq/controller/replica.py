@@ -1,14 +1,16 @@
-"""Replica: a broker's side of a controlled set: its epoch, its lease, where epochs begin in its log, and what
-may be acknowledged.
+"""Replica: a broker's side of a set with controllers: its epoch, its lease, the offsets at which epochs begin
+in its log, and how far it may acknowledge.
 
-The rules, of which each is needed:
+All of these rules are needed:
 
-- A master acts only while its lease lasts, counted from when it asked for it, less the drift of two clocks.
-- Where an epoch begins in the log is kept beside the log. Two logs are the same up to the end of the last
-  epoch that both have, in the shorter of them: a replica cuts its log there before it follows another master.
-- Each report of a slave is of an epoch; those of another count for nothing.
-- A message is acknowledged when all in sync have it on their disks: all of the set that the controllers know,
-  and of each set that was proposed to them and may come to hold.
+- A master acts only while its lease lasts. The lease counts from the request for it, less the drift of two
+  clocks.
+- The offsets at which epochs begin are kept beside the log. Two logs are equal up to the end of the last
+  epoch that both have, in the shorter log: a replica cuts its log at that end before it follows another
+  master.
+- Each report of a slave names its epoch; a report of another epoch does not count.
+- A message is acknowledged when all replicas in sync have it on their disks: the replicas in sync of the set
+  that the controllers know, and of each proposed set that may still take effect.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ if TYPE_CHECKING:
 
 
 class Replica:
-    """What a broker knows of its set. `drift` is that of `Timing`; `lag_s`: who has not caught up for so long
-    is in sync no more. `now` is in seconds of a clock that goes on while the machine sleeps.
+    """A broker's knowledge of its set. `drift` is that of `Timing`. `lag_s`: a replica that has not caught up
+    for so many seconds leaves the in-sync set. `now` is in seconds of a clock that goes on while the machine
+    sleeps.
 
-    `broker_set` is the newest that the controllers told, `epoch` the one that this broker leads or follows.
+    `broker_set` is the newest set from the controllers, `epoch` the epoch that this broker leads or follows.
     """
 
     def __init__(self, number: int, epochs: Epochs, *, drift: float = 0.1, lag_s: float = 10.0) -> None:
@@ -54,10 +57,13 @@ class Replica:
     # ---- what the controllers say ----
 
     def tell(self, broker_set: BrokerSet) -> bool:
-        """Take a set of the controllers; returns whether there is a new epoch, which `lead` or `follow` must
-        begin. What is older than what is known is left aside, and so is what was not agreed on with this
-        master: within its epoch nobody comes in sync but by its proposal, so the controllers' table was an
-        old one. What is known gets a later version then, which they are to take over."""
+        """Take a set of the controllers. Return whether it has a new epoch, which `lead` or `follow` must
+        begin.
+
+        An older set is ignored. A set in which this master's epoch has a replica in sync that the master
+        never proposed comes from an old table of the controllers, and is ignored too; the known set then gets
+        a later version, which the controllers are to adopt.
+        """
         known = self.broker_set
         if known is not None and (broker_set.epoch, broker_set.version) < (known.epoch, known.version):
             return False
@@ -71,18 +77,19 @@ class Replica:
         return broker_set.epoch > self.epoch
 
     def lease(self, epoch: int, asked_at: float, lease_s: float) -> None:
-        """The controllers let this replica act as master of an epoch, as an answer to what was asked then."""
+        """Take a lease of the controllers for an epoch. It counts from `asked_at`, the time of the request."""
         if epoch == self.epoch and not self.has_stepped_down:
             self._lease_until = max(self._lease_until, asked_at + lease_s * (1 - self._drift))
 
     def step_down(self) -> None:
-        """Act no more in this epoch, whatever the controllers answer, before they are told so."""
+        """Act no more in this epoch, whatever the controllers answer. Called before the controllers are
+        informed."""
         self.has_stepped_down, self._lease_until = True, -math.inf
 
     # ---- roles ----
 
     def lead(self, epoch: int, end: int, now: float) -> None:
-        """Begin an epoch as its master, with a log that ends at `end` on the disk. The owner keeps `epochs`
+        """Begin an epoch as its master, with a log that ends at `end` on the disk. The owner saves `epochs`
         before it asks for the lease."""
         assert self.broker_set is not None, "no set is known"
         self.epoch, self.epochs = epoch, begun(self.epochs, epoch, end)
@@ -91,13 +98,13 @@ class Replica:
         self._caught_up_at = dict.fromkeys(self.broker_set.in_sync, now)
 
     def follow(self, epoch: int, epochs: Epochs) -> None:
-        """Follow the master of an epoch, whose epochs these are, with a log that was cut to the common end,
-        on the disk too: it is a part of the master's then, whatever of it a crash takes."""
+        """Follow the master of an epoch. `epochs` are the master's; our log was cut to the common end, also
+        on the disk, and so is a part of the master's log whatever a crash takes."""
         self.epoch, self.epochs = epoch, epochs
         self._lease_until, self.has_stepped_down = -math.inf, False
 
     def is_master(self, now: float) -> bool:
-        """Whether it may take and acknowledge messages now."""
+        """Whether this replica may take and acknowledge messages now."""
         known = self.broker_set
         return known is not None and self._leads(known) and now < self._lease_until
 
@@ -107,18 +114,18 @@ class Replica:
     # ---- a master: who is in sync, what is acknowledged ----
 
     def report(self, number: int, epoch: int, reach: int, end: int, now: float) -> None:
-        """A slave says up to where it has the log on its disk; ours ends at `end`."""
+        """A slave reports the end of its log on the disk; ours ends at `end`."""
         if epoch == self.epoch:
             self._reach[number] = max(reach, self._reach.get(number, 0))
             if reach >= end:
                 self._caught_up_at[number] = now
 
     def left(self, number: int) -> None:
-        """A slave has stopped in order: it need not be waited for until it has caught up again."""
+        """A slave has stopped in order: acknowledgements need not wait for it until it has caught up again."""
         self._caught_up_at.pop(number, None)
 
     def awaited(self) -> frozenset[int]:
-        """Who must have a message before it is acknowledged."""
+        """Numbers of the replicas that must have a message before it is acknowledged."""
         assert self.broker_set is not None, "no set is known"
         return self._possible(self.broker_set)
 
@@ -134,26 +141,27 @@ class Replica:
         return self.acknowledged
 
     def confirm(self, flushed: int, now: float) -> int | None:
-        """A master: look again at up to where all have the log, and return it. Unlike what may have been
-        acknowledged it does not begin at the end of the log that an epoch begins with."""
+        """A master: compute the high watermark again, and return it. Unlike the acknowledgement limit it does
+        not begin at the end of the log with which an epoch begins."""
         agreed = self.agreed(flushed, now)
         if agreed is not None:
             self.high_watermark = max(self.high_watermark or 0, agreed)
         return self.high_watermark
 
     def agreed(self, flushed: int, now: float) -> int | None:
-        """Up to where all that are waited for have said in this epoch that they have the log; None unless
-        this is the master."""
+        """The end of the log that all awaited replicas have reported in this epoch; None unless this broker
+        is the master."""
         return min(flushed, self._awaited_reach(flushed)) if self.is_master(now) else None
 
     def _awaited_reach(self, flushed: int) -> int:
-        """How far all others have it that are waited for; `flushed` when there are none."""
+        """The end of the log that all awaited replicas have; `flushed` when none is awaited."""
         return min((self._reach.get(one, 0) for one in self.awaited() - {self.number}), default=flushed)
 
     def change(self, flushed: int, now: float) -> tuple[int, ...] | None:
-        """Who should be in sync, when that is not so: to be proposed to the controllers. From now on it is
-        waited for who might come in, and still for who might go. The same again takes an earlier proposal
-        back, by another version; so the owner calls this when it waits for no answer."""
+        """The change of the in-sync set to propose; None when the set is right. From now on acknowledgements
+        wait for each replica that might join, and still for each that might leave. The same set again, as
+        another version, withdraws an earlier proposal; so the owner calls this only when it waits for no
+        answer."""
         known = self.broker_set
         if known is None or not self.is_master(now):
             return None

@@ -1,7 +1,8 @@
-"""ControllerRequests: what brokers, operators and other controllers ask a controller, and its answers.
+"""Requests to a controller from brokers, operators and other controllers, and their responses.
 
-Bodies are JSON, but for the messages between controllers, which are those of `raft`. A controller that does
-not lead answers CONTROLLER_NOT_LEADER, with the leader's address in the field `leader`, when it knows one.
+Bodies are JSON; messages between controllers have the format of `raft`. A controller that does not lead
+answers CONTROLLER_NOT_LEADER. The field `leader` of this response holds the leader's address, if the
+controller knows the leader.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ LEADER: Final = "leader"
 
 
 def needs_secret(request: Command, *, asks_accounts: bool) -> bool:
-    """Whether a request must be signed with the cluster secret, where there is one: what servers ask, and
-    what an operator asks, unless accounts are asked for and it brings no such signature."""
+    """Whether a request must be signed with the cluster secret, if the controllers have a secret: every
+    request of a server, and an operator's request, unless accounts are required and the request carries no
+    such signature."""
     if request.code in SIGNED_CODES:
         return True
     return request.code == CONTROLLER_OPERATE and (PROOF in request.ext or not asks_accounts)
@@ -74,7 +76,7 @@ def request_of(question: Request) -> Command:
 
 
 def answer_of(response: Command) -> Answer:
-    """The answer in a response. Raises NotLeader, and RemoteProtocolError for what is none."""
+    """Decode the answer in a response. Raises NotLeader, and RemoteProtocolError for any other response."""
     if response.code == CONTROLLER_NOT_LEADER:
         raise NotLeader(response.ext.get(LEADER, ""))
     if response.code != ResponseCode.SUCCESS:
@@ -89,10 +91,11 @@ def answer_of(response: Command) -> Answer:
 
 
 class ControllerRequests:
-    """Answers for the controller that is started; while there is none nobody leads.
+    """Request handlers of the controller that is started. Without a started controller, every answer is
+    NotLeader.
 
-    `clock` is that of leases. `on_change` is called when there may be messages to send, and when the
-    controller must stop, for which `failure` says why.
+    `clock` is the clock of leases. `on_change` is called when messages may be ready to send, and when the
+    controller must stop; `failure` then holds the reason.
     """
 
     def __init__(self, clock: Callable[[], float], on_change: Callable[[], None] = lambda: None) -> None:
@@ -102,24 +105,25 @@ class ControllerRequests:
         self.failure: Exception | None = None
 
     def start(self, controller: Controller) -> None:
-        """Answer for this one from now on."""
+        """Answer requests by `controller` from now on."""
         self.controller, self.failure = controller, None
 
     def stop(self) -> None:
-        """Answer for none; who waits for an answer is told that another may lead."""
+        """Stop answering. Requests that wait are answered with NotLeader."""
         controller, self.controller = self.controller, None
         if controller is not None:
             controller.give_up()
 
     def step(self) -> float:
-        """Do what is due; returns when to come again, and raises what the controller must stop for."""
+        """Do what is due and return the time of the next call. Raises the error for which the controller must
+        stop."""
         if self.failure is not None:
             raise self.failure
         assert self.controller is not None, "the controller is not started"
         return self.controller.step(self.clock())
 
     def handlers(self) -> dict[int, Handler]:
-        """Request code -> what answers it."""
+        """Request code -> handler."""
         return {
             CONTROLLER_MESSAGE: self._on_message,
             CONTROLLER_ASK: self._on_ask,
@@ -162,7 +166,8 @@ class ControllerRequests:
         return request.reply(body=msgspec.json.encode(self.status()))
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Run what may write; any error but of the sender's ends this controller, which then starts again."""
+        """Run `work`, which may write to the journal. Any error except the sender's stops this controller;
+        its owner starts the controller again."""
         try:
             work()
         except RemoteProtocolError:
@@ -178,7 +183,7 @@ class ControllerRequests:
             self.on_change()
 
     def status(self) -> dict[str, Any]:
-        """What this controller knows. Only while `leading` it is sure to be all that was agreed on."""
+        """State of this controller. Only with `leading` true is the state sure to be complete."""
         controller = self.controller
         if controller is None:
             return {"leading": False, "role": "stopped", "sets": []}
@@ -224,7 +229,7 @@ class ControllerRequests:
         }
 
     def metrics(self) -> list[Metric]:
-        """Whether it leads, and how much it keeps."""
+        """Metrics: whether this controller leads, and how much its table holds."""
         controller, now = self.controller, self.clock()
         is_leading = controller is not None and controller.raft.is_leading(now)
         sets = list(controller.sets.sets.values()) if controller is not None else []

@@ -108,11 +108,12 @@ class Member:
         self._timing = Timing(election_s=config.controller_election_ms / 1000)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> NoReturn:
-        """Be a member until cancelled. `health` lacks LOG while the member has stopped (`Raft.stopped`).
+        """Run a member until cancelled. `health` lacks LOG while the member has stopped (`Raft.stopped`).
 
         Raises StoreError for a journal that cannot be opened at the start, LaterFormat when a later version
-        wrote it, and StoreLocked when another process has it; later errors are logged, and it is opened
-        again."""
+        wrote the journal, and StoreLocked when another process has it. Later errors are logged, and the
+        journal is opened again.
+        """
         lock = self._disk.lock(f"{self._folder}/lock")
         self._requests.on_change = self._changed.set
         try:
@@ -190,7 +191,7 @@ class Member:
             log.debug("a message to %s is dropped: %d wait", address, QUEUED_MESSAGES)
 
     def _let_go(self, address: str) -> None:
-        """Write to an address no more: the others are written to all the time."""
+        """Send no more messages to an address that is no longer a member's."""
         self._queues.pop(address).close()
         self._pool.close(address)
 
@@ -249,12 +250,12 @@ async def run(
     plugin_settings: Mapping[str, str] | None = None,
     task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Be a controller until `stop` is set, or until cancelled; `started` gets the addresses as bound, `also`
-    is filled with what else it listens on. `plugin_settings` are texts that plug-ins read.
+    """Run a controller until `stop` is set, or until cancelled. `started` gets the addresses as bound; `also`
+    is filled with the other listeners. `plugin_settings` are texts for plug-ins.
 
     Raises PortInUse or OSError when it cannot listen, ConfigError or PluginRefused for unusable settings,
-    StoreError for a journal that cannot be read, StoreLocked when another process has it. Cancelled:
-    connections are closed, and the journal has all that was promised.
+    StoreError for a journal that cannot be read, StoreLocked when another process has the journal. Cancelled:
+    connections are closed, and the journal has every promise.
     """
     config, tls = applied(config, tls or TlsConfig())
     network = network or TcpNetwork()

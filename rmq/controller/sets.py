@@ -1,14 +1,16 @@
-"""BrokerSets: for each broker set its replicas, its master, the master's epoch, and who is in sync.
+"""BrokerSets: for each broker set its replicas, master, epoch and replicas in sync.
 
-The state machine of the controllers' log: the same commands in the same order give the same state everywhere.
-It knows no time and no connection; who lives and whose lease is over is known to `elections`.
+This is the state machine of the controllers' log: the same commands in the same order give the same state
+everywhere. The table has no clock and no connections; `elections` knows which replicas live and which leases
+are over.
 
-Rules that every command must keep, whoever sent it:
+Rules that every command must keep, from any sender:
 
-- an epoch has one master, and each new master a higher epoch;
+- an epoch has a single master, and each new master a higher epoch;
 - a new master comes from the replicas in sync, unless an operator said `unclean`;
-- others come in sync only by the master of the epoch, one change after the other (`version`), and those in
-  sync always hold the master. So who is in sync has all that the master acknowledged to wait for all in sync;
+- only the master of the epoch adds replicas to those in sync, one change after the other (`version`), and the
+  replicas in sync always include the master. So a replica in sync has every message that the master
+  acknowledged;
 - a master that was started again leads no more: another epoch must begin, even with the same replica.
 """
 
@@ -33,8 +35,8 @@ TEXT_MAX: Final = 255
 
 @frozen
 class Replica:
-    """A broker of a set. `identity` stands in its store's folder; `incarnation` too, and grows with each
-    start, so that a request of an earlier life that comes late is told from those of the present one."""
+    """A broker of a set. `identity` and `incarnation` are in its store's folder. `incarnation` grows with
+    each start, so that a late request of an earlier life is recognised."""
 
     identity: str
     incarnation: int
@@ -62,16 +64,19 @@ class BrokerSet:
     lacks it has lost messages. Behind what its master says by some seconds."""
 
     def number_of(self, identity: str) -> int:
-        """The number of the replica of that identity; NOBODY when there is none."""
+        """The number of the replica of that identity, or NOBODY."""
         return next((number for number, one in self.replicas.items() if one.identity == identity), NOBODY)
 
 
 @frozen
 class Register:
-    """A replica has started, or has other addresses. `is_founder`: it may begin a set that has no replica, as
-    a master of its configuration; a slave may not, since its log may lack what its master has. `epoch` is the
-    last one that it knows: a set that was removed and begins again must go on above it. `began` is that of
-    the set which it was of last."""
+    """A replica has started, or has other addresses.
+
+    `is_founder`: a master by its configuration, which may begin a set without replicas; a slave may not,
+    since its log may lack messages of its master. `epoch`: the last epoch that the replica knows; a set that
+    was removed and begins again continues above this epoch. `began`: identifies the set to which the replica
+    belonged last.
+    """
 
     cluster: str
     name: str
@@ -83,7 +88,8 @@ class Register:
 
 @frozen
 class AlterInSync:
-    """The master of an epoch says who is in sync from now on; `version` is the one that it changes."""
+    """The master of an epoch names the replicas in sync from now on; `version` is the version that it
+    changes."""
 
     name: str
     epoch: int
@@ -93,7 +99,7 @@ class AlterInSync:
 
 @frozen
 class Elect:
-    """`master` is to begin the next epoch after `epoch`; `in_sync` are those that stay in sync."""
+    """`master` is to begin the next epoch after `epoch`; `in_sync` are the replicas that stay in sync."""
 
     name: str
     epoch: int
@@ -105,7 +111,7 @@ class Elect:
 
 @frozen
 class Remove:
-    """A replica is gone for good; the last one takes its set with it."""
+    """A replica is removed for good. Removing the last replica removes the set."""
 
     name: str
     number: int
@@ -113,16 +119,15 @@ class Remove:
 
 @frozen
 class Lease:
-    """A master's lease lasts so long from now on. Its controller grants no longer one before this is agreed
-    on, and proposes a shorter one when no longer one can last any more."""
+    """From now on a master's lease lasts so long. The controller that leads grants no longer lease before
+    this is agreed on, and proposes a shorter lease only when no longer lease can still be valid."""
 
     ms: int
 
 
 @frozen
 class Adopt:
-    """A replica was told a later version of its set than the table has: the table is an old one, and is to
-    have what it was told."""
+    """The table is older than the version of the set that a replica knows, and takes that version over."""
 
     broker_set: BrokerSet
 
@@ -176,8 +181,8 @@ def decode(data: bytes) -> Command:
 
 @frozen
 class Outcome:
-    """What a command did: why nothing (empty when it was done), the set as it is now, and the number of the
-    replica that registered."""
+    """Result of a command: the reason why nothing was done (empty when it was done), the present set, and the
+    number of the replica that registered."""
 
     refusal: str = ""
     broker_set: BrokerSet | None = None
@@ -193,7 +198,7 @@ class BrokerSets:
         self.lease_ms = self._first_ms = lease_ms
 
     def apply(self, data: bytes) -> Outcome:
-        """Do what a command says, or say why not. Raises UnknownCommand."""
+        """Apply a command, or return the reason why not. Raises UnknownCommand."""
         match command := decode(data):
             case Register():
                 return self._register(command)
@@ -212,7 +217,7 @@ class BrokerSets:
                 return self._confirm(command.points)
 
     def snapshot(self) -> bytes:
-        """All sets; and the lease, unless it is as in the beginning: earlier versions know the sets only."""
+        """All sets, and the lease unless it is the initial lease: earlier versions know the sets only."""
         if self.lease_ms == self._first_ms:
             return msgspec.msgpack.encode(self.sets)
         return msgspec.msgpack.encode((self.lease_ms, self.sets))
@@ -374,8 +379,8 @@ class BrokerSets:
 
 
 def _joined(known: dict[int, Replica], told: dict[int, Replica]) -> dict[int, Replica]:
-    """The replicas of the later version of a set, as they registered last, by the table that lacked it too.
-    One that the table gave a number which another has, or another number than it had, registers anew."""
+    """The replicas of the later version of a set, with the registrations that this table has too. A replica
+    whose number differs between both versions registers again."""
     identities = {one.identity for one in told.values()}
     rest = {
         number: one for number, one in known.items() if number not in told and one.identity not in identities
@@ -392,9 +397,10 @@ def _joined(known: dict[int, Replica], told: dict[int, Replica]) -> dict[int, Re
 
 
 def _is_of_another(known: BrokerSet | None, command: Register) -> str:
-    """Why a broker has what this table knows nothing of, so that it may not follow: it would cut its log. The
-    same epoch of two sets says nothing of two logs. Nor may it begin the set anew: another replica may have
-    more, or be master by the word of the controllers that know the set."""
+    """The reason why a broker may not follow or begin this set, when the broker's set or epoch is unknown to
+    the table; empty when it may. If it followed, it would cut its log: the same epoch of two sets says
+    nothing about two logs. If it began the set again, another replica might have more messages, or be master
+    by the word of the controllers that know the set."""
     identity = command.replica.identity
     if known is None:
         if not command.began:
