@@ -158,7 +158,8 @@ class Elections:
         return self._earlier_over
 
     def may_live(self, name: str, number: int, now: float) -> bool:
-        """As `lives`; also true when this controller has led for too short a time to have heard the replica."""
+        """As `lives`; also true when this controller has led for too short a time to have heard the
+        replica."""
         return now < self._earlier_over or self.lives(name, number, now)
 
     def reach(self, name: str, number: int) -> int | None:

@@ -20,7 +20,8 @@ UNKNOWN: Final = 0
 
 
 def begun(epochs: Epochs, epoch: int, start: int) -> Epochs:
-    """The epochs of a log whose next record, at `start`, is of `epoch`; an epoch without a record is dropped."""
+    """The epochs of a log whose next record, at `start`, is of `epoch`; an epoch without a record is
+    dropped."""
     return (*(one for one in epochs if one[1] < start), (epoch, start))
 
 

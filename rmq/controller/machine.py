@@ -1,4 +1,5 @@
-"""StateMachine: the interface of Raft to the state machine of the log, and the error of an unreadable entry."""
+"""StateMachine: the interface of Raft to the state machine of the log, and the error of an unreadable
+entry."""
 
 from __future__ import annotations
 

@@ -77,7 +77,8 @@ class Replica:
         return broker_set.epoch > self.epoch
 
     def lease(self, epoch: int, asked_at: float, lease_s: float) -> None:
-        """Take a lease of the controllers for an epoch. It counts from `asked_at`, the time of the request."""
+        """Take a lease of the controllers for an epoch. It counts from `asked_at`, the time of the
+        request."""
         if epoch == self.epoch and not self.has_stepped_down:
             self._lease_until = max(self._lease_until, asked_at + lease_s * (1 - self._drift))
 
@@ -121,7 +122,8 @@ class Replica:
                 self._caught_up_at[number] = now
 
     def left(self, number: int) -> None:
-        """A slave has stopped in order: acknowledgements need not wait for it until it has caught up again."""
+        """A slave has stopped in order: acknowledgements need not wait for it until it has caught up
+        again."""
         self._caught_up_at.pop(number, None)
 
     def awaited(self) -> frozenset[int]:

@@ -1,8 +1,8 @@
-"""The epochs of a master's log, told to a slave in parts: a log may have any number of them.
+"""Epochs of a master's log, sent to a slave in parts: a log may have any number of epochs.
 
-The first note of a master has the newest `PART` epochs, and `earlierEpochs` when there are more; the slave
-asks for those before the first one that it has, by a word of 8 bytes, until it has all. A slave of an earlier
-version asks for none. It may give up more of its log then than it must, but keeps nothing that differs.
+The first note of a master has the newest `PART` epochs, and `earlierEpochs` when the log has more. The slave
+requests earlier parts, by a word of 8 bytes each, until it has all epochs. A slave of an earlier version does
+not request earlier parts: it may then cut more of its log than necessary, but keeps nothing that differs.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ _EPOCHS: Final = 1 << 48
 
 
 def ask_before(epoch: int) -> bytes:
-    """The word of a slave that asks for the epochs before this one."""
+    """The word by which a slave requests the epochs before `epoch`."""
     return _WORD.pack(_BEFORE + epoch)
 
 
 def asked_before(word: int) -> int | None:
-    """The epoch in such a word; None when it is another word."""
+    """The epoch in such a word; None for any other word."""
     return word - _BEFORE if _BEFORE <= word < _BEFORE + _EPOCHS else None
 
 
 def part(epochs: Epochs, before: int | None = None) -> dict[str, Any]:
-    """The fields of a note: the newest epochs, of those before `before` if it is given."""
+    """The fields of a note: the newest epochs, or the newest before `before`."""
     rest = epochs if before is None else tuple(one for one in epochs if one[0] < before)
     more = {"earlierEpochs": True} if len(rest) > PART else {}
     return {"epochs": [*map(list, rest[-PART:])], **more}
 
 
 def has_earlier(note: Mapping[str, Any]) -> bool:
-    """Whether there are epochs before those in a note."""
+    """Whether the log has epochs before the first epoch of a note."""
     return note.get("earlierEpochs") is True
 
 
 def with_earlier(epochs: Epochs, note: Mapping[str, Any]) -> Epochs:
-    """The epochs of a note and those that were there. Raises RemoteProtocolError."""
+    """The epochs of a note, in front of the known later epochs. Raises RemoteProtocolError."""
     try:
         earlier = as_epochs(note["epochs"])
         if not earlier or len(earlier) + len(epochs) > EPOCHS_MAX:

@@ -1,4 +1,4 @@
-"""A master's links to its slaves, and how far the log is safe by what they report."""
+"""A master's links to its slaves, and the part of the log that is safe by their reports."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _ALL: Final = 1 << 62
 
 
 class Replicas:
-    """The links to slaves. A slave that lacks haSlaveFallbehindMax bytes of the log or more counts as absent.
+    """Links to slaves. A slave that lacks haSlaveFallbehindMax bytes of the log or more counts as absent.
 
-    `on_advance(offset)` is called when a slave has reported, with how far messages may be acknowledged.
-    `is_in_time` says whether a slave has the rows of tables that it must have: before that its part of the
-    log does not make it one that may become master.
+    `on_advance(offset)` is called after a report of a slave, with the offset up to which messages may be
+    acknowledged. `is_in_time` says whether a slave has the rows of tables that it must have; without these
+    rows its log does not count, since it could not become master.
     """
 
     def __init__(
@@ -40,7 +40,8 @@ class Replicas:
         self._links[session] = peer, wake
 
     def leave(self, session: MasterSession) -> None:
-        """A slave's link has ended: nobody waits for it any more, whatever it has acknowledged."""
+        """Remove the link of a slave that has ended: no send waits for this slave any more, whatever it
+        acknowledged."""
         # `offset` may fall by this. Who waits stays in line: another slave, or this one when it comes back,
         # may still have the log that far before their deadline.
         del self._links[session]
@@ -55,7 +56,7 @@ class Replicas:
         return self._role.acknowledged(session.acknowledged for session in self._links)
 
     def are_near(self, position: int) -> bool:
-        """Whether a slave is near enough to the log's end that waiting for it makes sense."""
+        """Whether a slave is so close to the log's end that waiting for it makes sense."""
         return self._role.may_wait(position, self.offset, self._settings.store.ha_slave_fallbehind_max)
 
     def grown(self) -> None:
@@ -64,7 +65,7 @@ class Replicas:
             wake()
 
     def acknowledged(self, now: float | None = None) -> None:
-        """A slave has reported how far it has the log, at `now` by the clock of the links."""
+        """Take a slave's report of the end of its log, at `now` by the clock of the links."""
         if self._role.awaits_replicas:
             for session in self._links:
                 if session.number and self._is_in_time(session):
@@ -91,12 +92,12 @@ class Replicas:
             self._role.answered_for_slave(session.waiting.answer())
 
     def have_tables(self, numbers: Collection[int]) -> bool:
-        """Whether the links to these replicas of a controlled set have told them all of the tables."""
+        """Whether the links to these replicas of a set with controllers have sent all changes of the
+        tables."""
         return all(session.has_told() for session in self._links if session.number in numbers)
 
     def have_rows(self, table: str) -> int:
-        """Up to which change of a table all have its rows that are waited for; without bound where nobody
-        is."""
+        """The last change of a table that all awaited slaves have; without bound when no slave is awaited."""
         awaited = self._role.awaited()
         if not awaited:
             return _ALL
@@ -104,9 +105,9 @@ class Replicas:
         return min(had.get(number, -1) for number in awaited)
 
     def has_lease(self) -> bool:
-        """Whether what is answered now holds: always but in a controlled set without a lease."""
+        """Whether a response given now holds: always, except in a set with controllers without a lease."""
         return self._role.has_lease()
 
     def rows(self) -> dict[str, int]:
-        """Each slave's address and how far it has the log."""
+        """Address and end of the log of each slave."""
         return {peer: session.acknowledged for session, (peer, _) in self._links.items()}

@@ -1,10 +1,11 @@
-"""PluginState: what plug-ins of a controlled set's brokers have in common, told by the replication stream.
+"""Plug-in state: a text of each plug-in that the brokers of a set with controllers share over the replication
+stream.
 
-A plug-in gives its text (`Plugin.shared`); followers of its broker hand it to theirs (`Plugin.take_shared`).
-So a new master has the accounts of the one before. A text may hold secrets, and the link may be plain: it is
-sealed with AES-256-GCM, under a key made of the cluster's secret by HKDF-SHA256. Who reads along reads
-nothing, and who does not have the secret makes no text that is taken. What was recorded in another epoch, or
-comes after a later text of this one, is not taken either.
+A plug-in of the master gives its text (`Plugin.shared`); slaves hand it to the same plug-in
+(`Plugin.take_shared`). So a new master has the accounts of its predecessor. A text may hold secrets and the
+link may be plain, so the text is sealed with AES-256-GCM, under a key derived from the cluster's secret by
+HKDF-SHA256. An eavesdropper cannot read the text, and a peer without the secret cannot make a valid text. A
+text that was recorded in another epoch, or that comes after a later text of this epoch, is rejected.
 """
 
 from __future__ import annotations
@@ -35,20 +36,22 @@ log = logging.getLogger("rmq.ha")
 
 
 class Seal:
-    """Seals under the cluster's secret; opens also what was sealed under one that is being replaced."""
+    """Seals under the cluster's secret; also opens texts that were sealed under a secret that is being
+    replaced."""
 
     def __init__(self, secret: ClusterSecret) -> None:
         self._keys = [_key(value) for value in (secret.value, *secret.others)]
 
     def seal(self, text: bytes, about: bytes) -> bytes:
-        """The text, sealed. `about` is not in it, and must be the same where it is opened."""
+        """Seal a text. `about` is not part of the sealed text, and must be the same when it is opened."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         nonce = os.urandom(NONCE_BYTES)
         return nonce + AESGCM(self._keys[0]).encrypt(nonce, text, about)
 
     def open(self, sealed: bytes, about: bytes) -> bytes | None:
-        """The text; None when nobody who has the secret sealed it, or about something else."""
+        """The opened text; None unless the text was sealed under a known secret and about the same
+        subject."""
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -68,8 +71,8 @@ def _key(secret: bytes) -> bytes:
 
 
 class PluginState:
-    """A `StreamedTable` whose rows are the plug-ins' texts, by the plug-ins' names. `epoch` is that of the
-    set which this broker leads or follows."""
+    """A `StreamedTable` whose rows are the plug-ins' texts, by the names of the plug-ins. `epoch` is the
+    epoch that this broker leads or follows."""
 
     def __init__(
         self,
@@ -91,11 +94,11 @@ class PluginState:
         self.changes.add(self.names())
 
     def names(self) -> list[str]:
-        """The plug-ins that have something in common with those of other replicas."""
+        """Names of the plug-ins that share state with other replicas."""
         return [name for name, plugin in self._plugins.items() if plugin.shared() is not None]
 
     def text_of(self, names: Collection[str]) -> bytes:
-        """What is told of these plug-ins."""
+        """The sealed texts of these plug-ins."""
         rows: dict[str, str] = {}
         for name in names:
             plugin = self._plugins.get(name)
@@ -116,7 +119,7 @@ class PluginState:
         return json.dumps(rows)
 
     def missing(self, names: Collection[str]) -> list[str]:
-        """None: a text that is gone stays where it is."""
+        """None: a deleted text stays in place."""
         return []
 
     def rows_of(self, text: bytes) -> tuple[dict[str, Any], Any]:
@@ -127,7 +130,7 @@ class PluginState:
         return rows, None
 
     def apply_delta(self, rows: dict[str, Any], version: Any, gone: Collection[str] | None) -> bool:
-        """Hand the plug-ins what their master's have. What cannot be taken is logged."""
+        """Hand the texts of the master to the plug-ins. A rejected text is logged."""
         for name, row in rows.items():
             plugin = self._plugins.get(name)
             text = None if plugin is None else self._opened(name, row)

@@ -1,12 +1,12 @@
-"""What a broker knows of its log as one that is copied: whose it is, and on a slave how the copying goes.
+"""Replica state: the identity of a broker's log, and on a slave the state of the copying.
 
-`config/replication.json` is ours, RocketMQ does not look at it. A log has an id from the moment that the
-first of our slaves asks for it; slaves inherit it with the log.
+`config/replication.json` belongs to rmq; RocketMQ ignores the file. A log gets an id when the first slave of
+rmq connects; slaves inherit the id with the log.
 
-With the log a master tells its slaves how far delayed messages, any-time messages and transactions are,
-behind all the records that this is about: a slave that becomes master delivers what is due from where its log
-says, neither twice nor not at all. RocketMQ's slaves copy such offsets by themselves, so theirs may be ahead
-of the log.
+With the log a master sends its slaves the progress of delayed messages, any-time messages and transactions,
+behind the records to which the progress applies. So a slave that becomes master delivers every due message
+from its end of the log, neither twice nor never. RocketMQ's slaves copy such offsets separately, so that
+their offsets may be ahead of the log.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ SLAVE_CODES: Final = TABLE_CODES | {RequestCode.GET_BROKER_RUNTIME_INFO, Request
 
 
 def of_our_slave(auth: ServerAuth | None, request: Command) -> bool:
-    """Whether a server of this cluster asks for what slaves copy: it needs no account for that."""
+    """Whether a server of this cluster requests a table that slaves copy; such a request needs no account."""
     return auth is not None and request.code in SLAVE_CODES and auth.accepts(request)
 
 
 class ReplicaState:
     """The state of `store`'s log. `address` is where this broker answers requests; `chance` makes ids.
 
-    `log_id` is empty for a log that has none yet. `leader` is the id of the master that wrote it last, made
-    when that became master; `is_leader`: it is this broker. `acknowledged` is a slave's: up to where that
-    master may have told producers that their messages are stored, None when that may be all of our log.
-    `is_following`: this slave has a link to its master now; `stopped` says why it has none, and why an
-    operator must act before it has.
+    `log_id` is empty for a log without an id. `leader` is the id of the master that wrote the log last, made
+    when that broker became master; `is_leader`: this broker is that master. `acknowledged`, on a slave: the
+    offset up to which that master may have acknowledged messages, None when that may be all of our log.
+    `is_following`: this slave has a link to its master. `stopped`: why it has no link, and why an operator
+    must act.
     """
 
     def __init__(
@@ -134,12 +134,12 @@ class ReplicaState:
 
     @property
     def high_watermark(self) -> int:
-        """In a controlled set: up to where all that were waited for had our log, as far as this replica knew,
-        now or before it started. No later master lacks that, unless messages were lost."""
+        """In a set with controllers: the last high watermark that this replica knew, now or before its start.
+        No later master lacks the log up to there, unless messages were lost."""
         return max(self._confirmed, self._role.known_high_watermark())
 
     def lower_high_watermark(self, end: int) -> None:
-        """Our log ends there, or the rest of it was set aside."""
+        """Our log ends at `end` now, after a cut or after the rest was set aside."""
         self._confirmed, self._is_changed = min(self._confirmed, end), True
         self._role.cut(end)
 
@@ -176,28 +176,28 @@ class ReplicaState:
 
     @property
     def flushes_copies(self) -> bool:
-        """Whether this is a slave that reports only what is on its disk."""
+        """Whether this slave reports only the part of its log that is on the disk."""
         config = self._store.config
         return config.broker_role is BrokerRole.SLAVE and config.flush_disk_type is FlushDiskType.SYNC_FLUSH
 
     @property
     def flush_awaited(self) -> int:
-        """The physical offset up to which a sync is waited for, to report it; -1 when none is."""
+        """The physical offset of the sync that a report waits for; -1 when none waits."""
         return self._store.max_physical_offset if self.flushes_copies else -1
 
     def kept(self, master: MasterLog, reported: int) -> int:
-        """Up to where producers may have been told that messages of our log are stored, if `master` is the
-        master that we followed; `reported` is how far we reported our log.
+        """The offset up to which messages of our log may have been acknowledged, if `master` is the master
+        that we followed; `reported` is the end of the log in our last report.
 
-        Only the master that told us where it is safe can be relied upon to have all that it acknowledged.
+        Only the master that told us its safe offset can be relied on to have all messages that it
+        acknowledged.
         """
         known = self.acknowledged if self.leader == master.leader and not self.is_leader else None
         return reported if known is None else min(known, reported)
 
     def follow(self, master: MasterLog) -> None:
-        """From now on this log is a copy of `master`'s, which it agrees with up to its end. Raises StoreError
-        when replication.json cannot be written.
-        """
+        """From now on this log is a copy of `master`'s log, equal up to our end. Raises StoreError when
+        replication.json cannot be written."""
         reach = self._store.max_physical_offset
         if master.safe is None:
             self.acknowledged = None
@@ -210,7 +210,7 @@ class ReplicaState:
         self.save()
 
     def take_note(self, note: Mapping[str, Any]) -> None:
-        """Take what the master says of the log, as far as we have it. Raises RemoteProtocolError."""
+        """Take a note of the master about the log, as far as we have the log. Raises RemoteProtocolError."""
         progress = note.get("progress")
         if isinstance(progress, Mapping) and progress:
             self._take_progress(progress)
@@ -224,9 +224,8 @@ class ReplicaState:
                 self.acknowledged, self._is_changed = safe, True
 
     def begin(self) -> None:
-        """The broker begins, as its settings say: as a slave, or as a master, which may lack what the master
-        before it had. Raises StoreError.
-        """
+        """Begin in the role of the settings: as a slave, or as a master, which may lack messages of the
+        previous master. Raises StoreError."""
         is_slave = self._store.config.broker_role is BrokerRole.SLAVE
         if not is_slave and (self.copies or (self.log_id and not self.is_leader)):
             self._store.may_have_lost()
@@ -248,7 +247,7 @@ class ReplicaState:
             self.save()
 
     def greeting(self) -> MasterLog:
-        """What one of our slaves is told first. The log gets its id now if it has none. Raises StoreError."""
+        """The greeting to a slave of rmq. Gives the log its id if it has none. Raises StoreError."""
         store = self._store
         if not self.log_id:
             self.log_id = self._new_id()
@@ -281,7 +280,7 @@ class ReplicaState:
         return self._store.flushed_offset if on_disk else None
 
     def signed(self, handler: Handler) -> Handler:
-        """The handler of a request for a table, whose answers tell the log's id too."""
+        """Wrap the handler of a request for a table, so that responses also name the log's id."""
 
         def answer(request: Command, connection: Any, now: int) -> Command | None:
             response = handler(request, connection, now)
@@ -302,8 +301,8 @@ class ReplicaState:
 
 
 def slave_names(peers: Iterable[str], ids: Mapping[str, str]) -> dict[str, str]:
-    """Names of slaves by their ends of the links, that stay when they link again: the broker id of one of
-    ours, of others the host; `#2` follows where two have the same."""
+    """Names of slaves by their ends of the links: the broker id of a slave of rmq, the host of any other
+    slave, with `#2` added to a repeated name. A name stays the same when the slave links again."""
     names: dict[str, str] = {}
     taken: dict[str, int] = {}
     for peer in peers:
@@ -328,7 +327,7 @@ class DeliveryProgress:
         self._transactions: dict[str, int] = {}  # a slave's: as told last
 
     def now(self) -> dict[str, Any]:
-        """The progress, as it belongs to the log up to its present end."""
+        """The progress that belongs to the log up to its present end."""
         told: dict[str, Any] = {"delay": {str(level): at for level, at in self._schedule.progress.items()}}
         if timers := self._timers.progress():
             told["timer"] = timers
@@ -351,9 +350,8 @@ class DeliveryProgress:
         self.keep()
 
     def keep(self) -> None:
-        """A slave's: the table of offsets was copied, and may say that transactions are farther than our log:
-        have the progress again that was told with the log.
-        """
+        """A slave's: restore the progress that came with the log. The copied table of offsets may be farther
+        than our log."""
         for topic, offset in self._transactions.items():
             if max(0, self._offsets.get(TRANSACTION_GROUP, topic, 0)) != offset:
                 self._offsets.put(TRANSACTION_GROUP, topic, {0: offset})

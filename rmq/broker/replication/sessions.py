@@ -1,37 +1,38 @@
 """Copying the log from a master to its slaves: both ends of the wire, as bytes and offsets.
 
-The protocol is RocketMQ 4.9's, on a port of its own. The slave reports how far its log reaches: 8 bytes. The
+The protocol is RocketMQ 4.9's, on a port of its own. The slave reports the end of its log: 8 bytes. The
 master answers with frames: 8 bytes of physical offset, 4 bytes of size, raw log bytes; size 0 is a heartbeat.
-The first report opens the copying; 0 asks for the newest log file from its start. Every later report
-acknowledges what the slave has.
+The first report opens the copying; 0 requests the newest log file from its start. Every later report
+acknowledges the log up to its offset.
 
-Between ours there is more. A slave that begins with HELLO is answered by a note: a frame at offset NOTE whose
-bytes are JSON. The first one says which log the master has and where it begins and ends; then the slave may
-ask, by `question`, which record begins at an offset, and is answered by size and hash. Its first report opens
-the copying at exactly that offset. From then on notes come between the frames, about the log so far: `safe`
-is up to where producers may have been told that their messages are stored (null: everywhere), `progress` how
-far delayed messages are delivered; rows of tables come the same way (`replication.table_replication`). The
-slave tells of pulls that wait there (`failover.poll_handover`) between its reports, if the first note says
-`hearsWaiting`, and of topics that were deleted there, if it says `hearsSaved`: 8 bytes, which say how many
-bytes of JSON follow. A RocketMQ
-master takes HELLO for a report that says nothing, and a RocketMQ slave never sends it.
+Between servers of rmq the protocol has more. A slave that begins with HELLO gets a note: a frame at offset
+NOTE whose bytes are JSON. The first note identifies the master's log, its begin and its end. The slave may
+then request, by `question`, the record at an offset, and gets its size and hash. Its first report opens the
+copying at exactly that offset. From then on notes come between the frames, about the log so far: `safe` is
+the offset up to which messages may have been acknowledged (null: everywhere), `progress` the progress of
+delayed deliveries; rows of tables come the same way (`replication.table_replication`). Between its reports
+the slave sends its long polls (`failover.poll_handover`), if the first note says `hearsWaiting`, and the
+topics that it knows as deleted, if the first note says `hearsSaved`: 8 bytes with the number of bytes of JSON
+that follow. A RocketMQ master takes HELLO for a report without effect, and a RocketMQ slave never sends
+HELLO.
 
-Where there is a secret, both sides prove that they have it before the first byte of replication:
+With a secret, both sides prove before the first byte of replication that they have the secret:
 
     slave  -> master   MAGIC, 32 random bytes
     master -> slave    MAGIC, 32 random bytes of its own
     slave  -> master   HMAC-SHA256 of both, under the secret
     master -> slave    the same under another label: the slave knows its master too
 
-MAGIC stands where a slave without a secret reports its offset, and is greater than any offset. Both sides'
-random bytes are in both proofs: what was recorded is worth nothing later, and no side's proof can be sent
-back to it. The secret is never sent. This authenticates the peer, it does not hide the log: TLS does that.
+MAGIC comes where a slave without a secret reports its offset, and is greater than any offset. Both proofs
+cover the random bytes of both sides: a recorded proof is useless later, and no proof can be sent back to its
+sender. The secret is never sent. The proofs authenticate the peer; only TLS hides the log.
 
-A slave's log must go on with its master's. A slave cuts no more by itself than the end of its log that
-nobody was told is stored. Below that it gives nothing up, whatever its master has or lacks: a master that
-lost its disk, came back with an old one, or is another one altogether is `Diverged`, and an operator decides.
+A slave's log must continue its master's log. A slave by itself cuts no more than the end of its log that was
+never acknowledged. Below that end the slave keeps everything, whatever its master has or lacks: a master that
+lost its disk, came back with an old disk, or is another broker altogether is `Diverged`, and an operator
+decides.
 
-Nothing here does I/O: the caller moves the bytes and tells the time (seconds of a clock that never runs
+The module does no I/O: the caller moves the bytes and gives the time (seconds of a clock that never runs
 back).
 """
 
@@ -86,10 +87,10 @@ CONFIRMED_SECONDS: Final = 0.01
 
 @frozen
 class MasterLog:
-    """What a master says of its log: id, offsets of its first byte and of its end, bytes of a log file,
-    `safe` as above, the address that answers requests, and `leader`, which names the master as long as it is
-    one. In a controlled set also its `epoch`, and where `epochs` begin in its log.
-    """
+    """A master's greeting: id of the log, offsets of its first byte and of its end, bytes of a log file,
+    `safe` as above, the address that answers requests, and `leader`, which identifies the master for as long
+    as it is master. In a set with controllers also its `epoch`, and the offsets at which `epochs` begin in
+    its log."""
 
     log_id: str
     start: int
@@ -156,8 +157,8 @@ def decode_note(data: bytes) -> dict[str, Any]:
 
 
 def named_hello(number: int, epoch: int) -> bytes:
-    """In place of HELLO in a controlled set: which replica asks, and whose epoch it follows. The link is of
-    that epoch from then on, and so are its reports."""
+    """The word in place of HELLO in a set with controllers: the number of the replica, and the epoch that it
+    follows. The link and its reports belong to that epoch."""
     assert 0 < number << _EPOCH_BITS <= _NAMED_END - _NAMED, number
     return REPORT.pack(_NAMED + (number << _EPOCH_BITS) + epoch)
 
@@ -168,7 +169,7 @@ def question(physical_offset: int) -> bytes:
 
 
 def fingerprint(record: bytes | memoryview | None) -> dict[str, Any]:
-    """What tells a record from others; of size 0 when there is none."""
+    """Size and hash that identify a record; size 0 for no record."""
     if record is None:
         return {"size": 0, "sha256": ""}
     return {"size": len(record), "sha256": hashlib.sha256(record).hexdigest()}
@@ -187,16 +188,16 @@ class WaitingPolls(Protocol):
 
 
 class MasterSession:
-    """The master's end of one slave's link.
+    """The master's end of the link to a slave.
 
-    `acknowledged` is how far the slave's log reaches by its own word, -1 before its first report. `greet`
-    gives what one of our slaves is told first; it may raise StoreError. `safe` and `progress` are told it
-    with the log, and before the next bytes of the log what `tables`, given the time, has to tell. `admit`
-    takes number and epoch of a replica of a controlled set that names itself, and raises RemoteProtocolError
-    when it is none of ours; `number` is its number, 0 for others. `has_told` says whether `tables` has
-    no more to tell. `confirmed` is up to where consumers of such a set may read, told as `safe` is; soon, if
-    pulls wait there, which `waiting` is told of. `deleted` takes the topics that were deleted at a replica
-    and not here, by name, with the times (ms) of their creations.
+    `acknowledged` is the end of the slave's log in its last report, -1 before the first. `greet` makes the
+    greeting of a slave of rmq; it may raise StoreError. `safe` and `progress` go out with the log. `tables`,
+    given the time, returns the notes that go out before the next bytes of the log. `has_told` says whether
+    `tables` has sent everything. `admit` takes number and epoch of a replica of a set with controllers, and
+    raises RemoteProtocolError for a replica that does not belong; `number` is its number, 0 for any other
+    slave. `confirmed` is the high watermark of such a set, sent like `safe`, and soon when long polls wait at
+    the slave, which `waiting` is told of. `deleted` takes the topics that were deleted at a replica and not
+    at this broker, by name, with the times (ms) of their creations.
     """
 
     def __init__(
@@ -256,8 +257,8 @@ class MasterSession:
     def received(self, data: bytes, now: float) -> None:
         """Take bytes of the slave.
 
-        Raises RemoteProtocolError for an offset that the slave cannot have: one below zero, or above what
-        was sent to it. A forged acknowledgement would make a send count as replicated.
+        Raises RemoteProtocolError for an offset that the slave cannot have: below zero, or above the last
+        byte that was sent. A forged acknowledgement would make a send count as replicated.
         """
         self._heard_at = now
         data = self._partial + data
@@ -335,10 +336,8 @@ class MasterSession:
         self._next, self._epochs = offset, ()
 
     def frame(self, now: float, most: int | None = None) -> bytes:
-        """The next frame to send: log bytes when there are some, a heartbeat when one is due, else nothing.
-
-        `most` bounds the physical offset that may be sent, for a master that sends only what is on its disk.
-        """
+        """The next frame to send: log bytes if any, a heartbeat when due, else nothing. `most` bounds the
+        physical offset that may be sent, for a master that sends only bytes that are on its disk."""
         if self._notes:
             return self._notes.popleft()
         if self._next < 0:
@@ -397,12 +396,12 @@ class MasterSession:
 
 
 class SlaveSession:
-    """The slave's end: checks that frames follow its log, and says what to report. `rows` gives what is to be
-    said of tables since the last time, `waiting` of pulls.
+    """The slave's end: checks that frames continue its log, and makes its reports. `rows` gives the news
+    about tables since the last call, `waiting` the news about long polls.
 
-    `append(physical_offset, data)` writes log bytes; `reach()` is how far the log reaches, `safe()` how far
-    it may be reported, `reach` when not given. `noted` takes the master's notes; without it there are none.
-    `reported` is what was reported at most.
+    `append(physical_offset, data)` writes log bytes; `reach()` is the end of the log, `safe()` the offset
+    that may be reported (`reach` by default). `noted` takes the master's notes, if given. `reported` is the
+    highest reported offset.
     """
 
     def __init__(
@@ -432,10 +431,10 @@ class SlaveSession:
         self.reported = -1
 
     def received(self, data: bytes, now: float) -> int:
-        """Take bytes of the master; returns how many log bytes were written.
+        """Take bytes of the master; return the number of log bytes written.
 
-        Raises RemoteProtocolError for a frame that does not follow the log's end, and StoreError when it
-        cannot be written; the link must end then.
+        Raises RemoteProtocolError for a frame that does not continue the log, and StoreError for a failed
+        write; the link must end after either.
         """
         self._heard_at = now
         partial = self._partial
@@ -496,8 +495,8 @@ SECRET_KEY: Final = "haSecretFile or clusterSecretFile"
 
 
 class Challenge:
-    """One side of the exchange. `nonce` is of NONCE_BYTES random bytes, never used before; `others` are
-    secrets that a master takes too."""
+    """A side of the exchange of proofs. `nonce` is NONCE_BYTES random bytes, never used before; `others` are
+    further secrets that a master accepts."""
 
     def __init__(self, secret: bytes, nonce: bytes, *, master: bool, others: tuple[bytes, ...] = ()) -> None:
         assert len(nonce) == NONCE_BYTES
@@ -517,7 +516,7 @@ class Challenge:
         self._nonces[not self._master] = nonce
 
     def proof(self) -> bytes:
-        """What proves to the peer that we have the secret."""
+        """The proof to the peer that we have the secret."""
         return self._proof(self._secret, self._master)
 
     def check(self, proof: bytes) -> None:
@@ -544,16 +543,14 @@ class Diverged(RmqError):
 
 
 class Expired(RmqError):
-    """The master has deleted what comes after a slave's log; the text has the offsets."""
+    """The master has deleted the records that follow a slave's log; the text has the offsets."""
 
     hint = "the slave puts its log aside and begins anew where its master's begins"
 
 
 def begin(store: Store, master: MasterLog, log_id: str) -> None:
-    """Whether it makes sense to compare records at all. `log_id` is our log's, empty when it has none.
-
-    Raises Diverged, Expired.
-    """
+    """Check that comparing records makes sense. `log_id` is our log's, empty without an id. Raises Diverged,
+    Expired."""
     if log_id and master.log_id and log_id != master.log_id:
         raise Diverged(
             f"the master's log ({master.log_id}, {master.start} to {master.end}) is another one than ours"
@@ -574,9 +571,8 @@ def begin(store: Store, master: MasterLog, log_id: str) -> None:
 
 
 def check_cut(store: Store, master: MasterLog, cut: int, kept: int) -> None:
-    """Whether our log may be cut at `cut`. `kept` is up to where somebody may have been told that messages
-    are stored. Raises Diverged.
-    """
+    """Check that our log may be cut at `cut`. `kept` is the offset up to which messages may have been
+    acknowledged. Raises Diverged."""
     if cut < kept:
         raise Diverged(
             f"our log, which reaches {store.max_physical_offset}, is the same as the master's, which reaches"
@@ -585,10 +581,9 @@ def check_cut(store: Store, master: MasterLog, cut: int, kept: int) -> None:
 
 
 def find_cut(store: Store, theirs: int) -> Search:
-    """Where our log must end so that the master's, which reaches `theirs`, can follow; None when it can now.
-
-    Logs that differ somewhere differ in all that follows, so the last common record is found by halving.
-    """
+    """Where our log must end so that the master's, which reaches `theirs`, can follow; None when no cut is
+    needed. Logs that differ at an offset differ everywhere behind it, so the last common record is found by
+    halving."""
     reach = store.max_physical_offset
     last = last_record(store, min(reach, theirs))
     if last is not None and (yield last[0]):

@@ -1,26 +1,28 @@
-"""Topics, groups, offsets, locks, what consumers announce and what plug-ins share, in the replication stream:
-notes between the frames of the log. Pure.
+"""Table replication: topics, groups, offsets, locks, subscriptions and plug-in state as notes in the
+replication stream. Pure.
 
-A master tells each slave of ours all rows once it knows from where the slave copies, and then what changes.
-Topics and groups go before any byte of the log that was written after the change: a slave that has a message
-has its topic, and has forgotten what its master has. Offsets follow within `OFFSETS_SECONDS`, in a set with
-controllers within `CONTROLLED_OFFSETS_SECONDS`.
+A master sends each slave of rmq all rows once it knows the offset at which the slave begins, and from then on
+the changes. A change of topics and groups is sent before any byte of the log that was written after the
+change: a slave that has a message has its topic, and has dropped the topics that its master deleted. Offsets
+follow within `OFFSETS_SECONDS`, in a set with controllers within `CONTROLLED_OFFSETS_SECONDS`.
 
-A note has the name of the table, `rows`, which are the text of its file with these rows only, and `gone`, the
-names of deleted rows, with `end`, where the master's log ended then: a slave that has all up to there removes
-the queues of deleted topics, as its master did. Or, in a piece of a whole table, `whole`: whether it is the
-first piece, and the last. The last piece of the topics has `end`, too, and `unlisted`, the topics that have
-queues at the master and no row: a slave that was away while topics were deleted removes the queues of those
-rows that it has and the master has not, unless they are unlisted. With both goes `deleted`, where in the log
-the master says that topics were deleted (`Deletions`), which the slave keeps, too. Who does not know such
-notes passes over them, and copies tables by requests on, as RocketMQ's slaves do.
+A note has the name of the table; `rows`, the text of its file with the changed rows only; and `gone`, the
+names of deleted rows, with `end`, the end of the master's log at the deletion. A slave that has the log up to
+`end` removes the queues of deleted topics, as its master did. In a piece of a whole table the note has
+`whole`: whether the piece is the first, and whether it is the last. The last piece of the topics also has
+`end`, and `unlisted`, the topics that have queues at the master but no row: a slave that was away while
+topics were deleted removes the queues of its topics that the master lacks, unless they are unlisted. Both
+forms have `deleted`, the offsets in the log at which topics were deleted (`Deletions`), which the slave
+keeps, too. A receiver that does not know such notes ignores them, and copies tables by requests, as
+RocketMQ's slaves do.
 
-A topic that was deleted and made again while a slave was away has another creation: the slave removes the
-queues that it has of the earlier topic when its log reaches the offset at which the present one was made.
+A topic that was deleted and created again while a slave was away has another creation time: the slave removes
+its queues of the earlier topic when its log reaches the offset at which the present topic was created.
 
-In a controlled set an administrator's change of topics and groups is answered when all in sync have it in
-their files. A master that dies before may have told one replica of a deletion and not the one that is
-elected: the first tells that one (`contradiction`), which deletes the topic, too.
+In a set with controllers an administrator's change of topics and groups is answered when all replicas in sync
+have the change in their files. A master that dies before the answer may have sent a deletion to a replica
+other than the next master: this replica reports the deletion to the next master (`contradiction`), which
+deletes the topic, too.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ _REPORTS_SAVED: Final = 1 << 61
 
 
 class StreamedTable(Protocol):
-    """A table whose rows are told to slaves; texts are in the form of its file."""
+    """A table whose rows go to slaves; texts have the format of its file."""
 
     changes: Changes
 
@@ -81,21 +83,22 @@ class StreamedTable(Protocol):
         """The names of all rows."""
 
     def text_of(self, names: Collection[str]) -> bytes:
-        """The text with those of these rows that are there."""
+        """The text of the existing rows of these names."""
 
     def missing(self, names: Collection[str]) -> list[str]:
-        """Those of these names that no row has."""
+        """The names without a row, of these names."""
 
     def rows_of(self, text: bytes) -> tuple[dict[str, Any], Any]:
         """The rows of a text, and the version of the table. Raises RemoteProtocolError."""
 
     def apply_delta(self, rows: dict[str, Any], version: Any, gone: Collection[str] | None) -> bool:
-        """Have these rows, and none that are gone, or with None no others; whether that changes anything."""
+        """Apply `rows` and delete `gone` (None: replace the whole table). Return whether the table
+        changed."""
 
 
 @define
 class SlaveCursor:
-    """What one slave knows of one table."""
+    """State of a table at a slave, as far as it was sent."""
 
     name: str
     table: StreamedTable
@@ -134,8 +137,8 @@ class SlaveCursor:
 
 
 class TableSender:
-    """A master's: what is to be told to one slave of ours. Times are in seconds, of any clock; `end` says
-    where the log ends, `unlisted` which topics have queues and no row, `offsets_s` is between two notes about
+    """A master's: notes for a slave of rmq. Times are in seconds, of any clock; `end` gives the end of the
+    log, `unlisted` the topics that have queues and no row, `offsets_s` the time between two notes about
     offsets."""
 
     def __init__(
@@ -165,7 +168,7 @@ class TableSender:
         return all(one.is_told for one in (*self._urgent, *self._offsets))
 
     def note(self, now: float) -> dict[str, Any] | None:
-        """The next note, None when there is none now. It goes out before any more of the log."""
+        """The next note, None when nothing is due. It goes out before any more of the log."""
         for told in self._urgent:
             if note := told.note():
                 return note | self._deletions(told.name, note)
@@ -178,7 +181,7 @@ class TableSender:
         return None
 
     def _deletions(self, table: str, note: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a note that a slave needs to remove what is deleted here."""
+        """The fields of a note that a slave needs to remove deleted topics."""
         if table == TOPICS and note.get("whole", ())[1:] == [True]:
             more = {"unlisted": self._unlisted(), "deleted": self._deleted()}
         elif gone := note.get("gone"):
@@ -194,12 +197,12 @@ class TableSender:
         return {name: table[name].to_value() for name in kept}
 
     def _is_wanted(self, told: SlaveCursor) -> bool:
-        """Whether somebody waits for what is not told yet, and all is had that is."""
+        """Whether a request waits for a change that was not sent, while the slave has every change that was
+        sent."""
         return self._is_awaited(told.name, told.serial) and self._had.get(told.name, -1) >= told.serial
 
     def heard(self, number: int) -> None:
-        """The slave has rows of a table, as `row_report` says. Raises RemoteProtocolError for those that it
-        was not told."""
+        """Take a report of `row_report`. Raises RemoteProtocolError for rows that were never sent."""
         if number == _REPORTS_SAVED:
             self._reports_saved = True
             return
@@ -222,16 +225,16 @@ class TableSender:
 
 
 def row_report(table: str, serial: int) -> int:
-    """What a slave says once it has the rows of a table up to a change, as a number."""
+    """A slave's report that it has the rows of a table up to a change, as a number."""
     names, bit = (SAVED, _SAVED_BIT) if table in SAVED else (CONFIRMED, 0)
     return serial * len(names) + names.index(table) + bit
 
 
 class TableReceiver:
-    """A slave's: takes what its master tells, by the link or as whole texts. `tables` are known by the names
-    of their files; locks and announcements have none.
+    """A slave's: takes tables of its master, from the link or as whole texts. `tables` are known by the names
+    of their files; locks and subscriptions have no file.
 
-    `is_fed`: the master tells by the link, so that nothing has to be asked for. `on_topics` is called when
+    `is_fed`: the master sends tables on the link, so that no requests are needed. `on_topics` is called when
     a text has changed topics, `save` when the link has changed topics or groups.
     """
 
@@ -275,7 +278,8 @@ class TableReceiver:
     # ---- by the link ----
 
     def begin(self, *, hears_saved: bool = False) -> None:
-        """There is a new link to a master, which hears what is in our files and what is deleted here."""
+        """A new link to a master begins: the master must learn the state of our files, and the topics deleted
+        here."""
         self.is_fed = False
         self._hears_saved = self._is_to_greet = hears_saved
         self._contradicted.clear()
@@ -321,9 +325,8 @@ class TableReceiver:
     def _note_ended(
         self, rows: Mapping[str, TopicConfig], gone: Collection[str] | None, note: Mapping[str, Any]
     ) -> bool:
-        """Note the topics that are no more, or are others, before these rows take the place of ours; whether
-        deletions came that were not known. Raises RemoteProtocolError.
-        """
+        """Note the topics that these rows remove or replace, before they take effect. Return whether a new
+        deletion came. Raises RemoteProtocolError."""
         known, log_end = self._topics.table, self._store.max_physical_offset
         told = deletions_of(note.get("deleted", {}))
         deleted_here = self._topics.deleted_among(rows)
@@ -360,7 +363,7 @@ class TableReceiver:
         return name not in SAVED or not self._files.versioned[name].unsaved
 
     def reports(self) -> list[int]:
-        """What is to be said to the master of the rows that it told (`row_report`)."""
+        """The report to the master about received rows (`row_report`)."""
         had = [name for name in self._to_report if self._is_had(name)]
         found = [row_report(name, self._to_report.pop(name)) for name in had]
         if self._is_to_greet:
@@ -369,8 +372,8 @@ class TableReceiver:
         return found
 
     def contradiction(self) -> bytes:
-        """What is to be said to the master of topics that it has, and that were deleted here: the former
-        master died before it had told the present one. Empty when there is nothing."""
+        """The topics that this replica knows as deleted and that the master still has, because the former
+        master died before the present master got the deletion. Empty when none."""
         if not self._contradicted:
             return b""
         some = dict(list(self._contradicted.items())[:ROWS])
@@ -395,8 +398,8 @@ class TableReceiver:
         yield physical_offset, data
 
     def settle(self) -> None:
-        """The log has grown: remove the queues of topics that are deleted, once all is here that had been
-        written before. Of a topic that is there again they begin anew with its first message."""
+        """The log has grown: remove the queues of deleted topics once every earlier record has arrived. The
+        queues of a topic that was created again begin with its first message."""
         if self._deleted:
             end = self._store.max_physical_offset
             for topic in [topic for topic, at in self._deleted.items() if at <= end]:
@@ -413,8 +416,8 @@ class TableReceiver:
             self._remove(topic, len(keys))
 
     def _are_before(self, queues: Collection[tuple[str, int]], physical_offset: int) -> bool:
-        """Whether all messages of these queues lie before a physical offset. Nobody knows it of a queue whose
-        messages have all expired, and whose numbers go on."""
+        """Whether all messages of these queues lie before a physical offset. False for a queue whose messages
+        have all expired and whose numbers go on, since that is unknown."""
         store = self._store
         ends = [(*queue, store.max_offset(*queue)) for queue in queues if store.max_offset(*queue)]
         lasts = [store.unit(topic, queue_id, end - 1) for topic, queue_id, end in ends]
@@ -425,9 +428,8 @@ class TableReceiver:
         self._store.remove_topic(topic)
 
     def reportable(self, physical_offset: int) -> int:
-        """How much of the log up to there may be reported as kept: nothing that came after a topic which is
-        not saved yet.
-        """
+        """The part of the log up to `end` that may be reported as kept: nothing behind a topic that is not
+        saved yet."""
         if not self._topics.unsaved:
             self._held = None
         return physical_offset if self._held is None else min(physical_offset, self._held)

@@ -1,13 +1,14 @@
-"""A broker whose role the controllers decide: it registers, says that it lives, is master or slave in turn.
+"""Failover service: a broker whose role the controllers decide. It registers, sends heartbeats, and is master
+or slave in turn.
 
-    controlled
-    ├── talk             registration, heartbeats, changes of who is in sync
-    ├── relay            a slave's connection to its master, for what clients send to it (slave_relay.py)
-    └── broker           the service (service.py) as a slave or as a master, again when that changes
+    failover service
+    ├── talk             registration, heartbeats, changes of the in-sync set
+    ├── relay            a slave's connection to its master, for forwarded requests (request_forwarding.py)
+    └── broker           the service (service.py) as a slave or as a master, again when the role changes
 
-A change of the role ends the service in order, as a stop does, and starts it anew in the same process: so a
-new master delivers what is delayed, checks back, and registers as one, by the same way as at any start.
-Another master to follow ends only the link to the former one.
+A change of the role ends the service in order, as a stop does, and starts the service again in the same
+process: so a new master delivers delayed messages, checks back, and registers, by the same way as at any
+start. Another master to follow ends only the link to the former master.
 """
 
 from __future__ import annotations
@@ -112,11 +113,12 @@ async def run(
     task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
     **rest: Any,
 ) -> None:
-    """As `runtime.service.run`; with controllers in the settings they decide the role, at any time.
+    """Run a broker as `runtime.service.run` does; with controllers in the settings they decide the role, at
+    any time.
 
-    `started` gets the addresses once the broker serves for the first time, which is when the controllers have
-    taken its registration. `on_opened` is called at each start. Raises as that, and ConfigError for settings
-    that do not fit a controlled set.
+    `started` gets the addresses when the broker serves for the first time, after the controllers have taken
+    its registration. `on_opened` is called at each start. Raises the same errors, and ConfigError for
+    settings that do not fit a set with controllers.
     """
     stop, health = anyio.Event() if stop is None else stop, health or Health()
     wire = network or TcpNetwork()
@@ -177,10 +179,9 @@ def _given_up(
     manager: ReplicaManager,
     file: ReplicaIdentity,
 ) -> StoreError:
-    """The store of a replica cannot be opened: set its log aside, so that it comes back as a new replica and
-    copies the log of its master. Of a log that no other replica in sync has nothing is changed. Returns the
-    error that ends the broker.
-    """
+    """Set the log of a replica aside whose store cannot be opened, so that the broker comes back as a new
+    replica and copies its master's log. Keep everything when no other replica in sync has the log. Return the
+    error that ends the broker."""
     others = [number for number in manager.in_sync if number != manager.number]
     if not others:
         log.error("no other replica is in sync, so this log may be the only copy and stays: %s", error)
@@ -213,7 +214,7 @@ def check(config: BrokerConfig, store_config: StoreConfig) -> None:
 
 
 class FailoverService:
-    """One broker of a controlled set; `beneath` runs its service."""
+    """A broker of a set with controllers; `beneath` runs its service."""
 
     def __init__(
         self,
@@ -262,8 +263,8 @@ class FailoverService:
         pages: Callable[[], AbstractAsyncContextManager[object]],
         links: Callable[..., Pool],
     ) -> None:
-        """All of its life, until `stop` is set. `pages` serves those of its health, while the service does
-        not; `links` makes the pool of connections to masters."""
+        """Run until `stop` is set. `pages` serves the health pages while the service does not; `links` makes
+        the pool of connections to masters."""
         is_first = True
         async with anyio.create_task_group() as nursery:
             nursery.start_soon(self._until, stop)
@@ -283,7 +284,7 @@ class FailoverService:
             nursery.cancel_scope.cancel()
 
     async def _wait(self, pages: Callable[[], AbstractAsyncContextManager[object]]) -> None:
-        """Until the controllers have said which replica it is, or it stops."""
+        """Wait until the controllers have given this replica its number, or until the stop."""
         self._health.lacks(CONTROLLERS, "they have not answered yet")
         self._health.has(STORE)  # nobody opens it yet
         async with pages():
@@ -315,7 +316,7 @@ class FailoverService:
         return None if self._links is None else self._links.ready(address)
 
     async def _keep_link(self, links: Callable[..., Pool]) -> None:
-        """Have a connection to the master while this broker is a slave, and send what is held over it."""
+        """Keep a connection to the master while this broker is a slave, and send held requests over it."""
         linked, is_holding = "", False
         async with links(endpoint=self._relay) as self._links:
             while True:
@@ -467,8 +468,8 @@ class FailoverService:
                 self._look()
 
     async def _leave(self) -> None:
-        """It has stopped: if it was the master another may be elected at once, which need not wait for this
-        one, and no more need a master that goes on."""
+        """Report the stop of this broker: if it was the master, another may be elected at once; if it was a
+        slave, the master need not wait for it."""
         if self._led:
             self._manager.step_down()
         self._manager.leave()
@@ -485,9 +486,9 @@ class FailoverService:
         log.info("%s: the controllers are not told that it leaves: %s", self._config.broker_name, failure)
 
     def _check_disk(self, broker: Broker) -> None:
-        """A master that cannot write resigns if another can be elected: that is what the others are for. It
-        does so seldom, for where all disks are full each would. A disk hangs when it takes longer than usual
-        by as much."""
+        """Step down when this master cannot write and another replica can be elected. This happens seldom at
+        most, since with all disks full each master would step down. A hanging disk only counts once it has
+        hung for as long beyond the usual time."""
         manager, why, now = self._manager, broker.store.ails, anyio.current_time()
         self._disk_failing_since = min(self._disk_failing_since, now) if why else math.inf
         hangs = broker.disk_work.hangs()
@@ -506,10 +507,10 @@ class FailoverService:
             manager.step_down()
 
     def _hand_over(self, broker: Broker) -> None:
-        """Resign once all that was taken is in sync and acknowledged; else the lease ends it. New messages
-        are refused since this was asked for, and commits of offsets from when nothing else is left to do: the
-        last of them are told before it resigns. Messages that come are held, for clients that look for no
-        other master: when the connections end, they send them again."""
+        """Step down once every taken message is in sync and acknowledged; otherwise the lease ends this
+        mastership. New messages are refused from the request on, and commits of offsets from the time at
+        which only the last commits remain to be replicated. Messages that come are held, for clients that
+        look for no other master: when the connections end, the clients send them again."""
         broker.flow.look_again()
         if self._config.relay_sends:
             self._relay.pause(broker)
@@ -521,7 +522,7 @@ class FailoverService:
             manager.close()
 
     def _look(self) -> None:
-        """Do what the set as it is known now asks for."""
+        """Act on the present set."""
         manager, broker = self._manager, self._broker
         if broker is None:
             return
@@ -533,8 +534,8 @@ class FailoverService:
             broker.acknowledgement.replicas.acknowledged()
 
     async def _ask(self, question: Request) -> Answer:
-        """Ask who leads the controllers. Raises NotLeader, ResponseError and what the network raises; the
-        next question goes to another then."""
+        """Send a request to the leader of the controllers. Raises NotLeader, ResponseError and network
+        errors; the next request goes to another controller after an error."""
         request = request_of(question)
         if self._secret is not None:
             request = self._secret.sign(request, self._now_ms(), os.urandom(16))
@@ -556,7 +557,8 @@ class FailoverService:
         return known[(known.index(self._leader) + 1) % len(known)] if self._leader in known else known[0]
 
     def _complain(self, reason: str, *, is_refusal: bool = False) -> None:
-        """Log it, every now and then; refusals are what an operator has to act on, and are logged at once."""
+        """Log an error of the controllers, at intervals. A refusal is logged at once, since an operator must
+        act on it."""
         if CONTROLLERS in self._health.lacking:
             self._health.lacks(CONTROLLERS, reason)
         now = anyio.current_time()

@@ -27,14 +27,14 @@ log = logging.getLogger("rmq.broker")
 
 
 class Flusher:
-    """Syncs the log; one sync serves all sends that wait when it begins.
+    """Syncs the log; a sync serves all sends that wait when it begins.
 
-    `on_synced(position)` is told how far the log is synced; `awaited()` is the position that somebody waits
-    for, -1 when nobody does. `took` gets the seconds of each sync that went well.
+    `on_synced(position)` is called with the end of the synced log; `awaited()` is the position that a send
+    waits for, -1 for none. `took` gets the seconds of each sync that succeeded.
 
-    `disk_work` knows since when a sync is under way. With `threads` a sync runs in a thread of its own, which
-    is woken by a lock and calls back into the loop by itself: a trip through the loop's thread pool for each
-    sync costs a sender more than the sync.
+    `disk_work` knows the start of a sync that is under way. With `threads` a sync runs in a thread of its
+    own, which is woken by a lock and calls back into the loop by itself: a trip through the loop's thread
+    pool for each sync costs a sender more than the sync.
     """
 
     def __init__(
@@ -72,10 +72,9 @@ class Flusher:
             self._start()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Sync each flushIntervalCommitLog, and when kicked. When the medium refuses, no message is taken
-        until what was not synced is written again and synced. Raises CorruptRecord when it cannot be read
-        back any more.
-        """
+        """Sync each flushIntervalCommitLog, and when kicked. After a failed sync no message is taken until
+        the unsynced part is written again and synced. Raises CorruptRecord when this part cannot be read
+        back."""
         async with anyio.create_task_group() as nursery:
             stop = await nursery.start(self._in_thread if self._threads else self._in_loop)
             try:
@@ -141,7 +140,7 @@ class Flusher:
                 self._finished(*await self._disk_work.run(partial(_try, self._store.flush)))
 
     def _finished(self, position: int, error: BaseException | None) -> None:
-        """In the loop again. Must not raise: the loop has no place for it."""
+        """Finish a sync in the loop. Must not raise, since the loop has no caller for the error."""
         # Group commit: a sync does not cover who came while it ran, and one more serves all of those. So a
         # sync serves as many sends as arrive during one, and a send that is alone has its own at once.
         self._is_busy = False

@@ -1,7 +1,7 @@
-"""Registration at name servers: one task for each registers at once, each period, and when topics change.
+"""Registration at name servers: a task for each registers at once, each period, and when topics change.
 
-The setting `namesrvAddr` may change while the broker runs: a name server that it adds gets a task, and one
-that it drops is told that the broker leaves it.
+The setting `namesrvAddr` may change while the broker runs: a new name server gets a task, and a removed name
+server is informed that the broker leaves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who gets a log, and from whom one is taken: TLS and the proof of a secret, before the first byte of it."""
+"""Handshake of replication: TLS and the proof of a secret, before the first byte of a log."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ T = TypeVar("T")
 
 @frozen
 class Guard:
-    """What a peer must pass before it gets the log: TLS, the proof of a secret, both or, as in RocketMQ,
-    nothing.
-    """
+    """Checks of a peer before it gets the log: TLS, the proof of a secret, both or, as in RocketMQ,
+    neither."""
 
     tls: TlsContexts
     secret: bytes = field(default=b"", repr=False)
@@ -55,7 +54,7 @@ class Guard:
         return bool(self.secret) or self.tls.mode != "disabled"
 
     async def admitted(self, raw: Stream) -> Stream:
-        """A slave's stream, past TLS and proof. Raises RemoteProtocolError, and what streams raise."""
+        """A slave's stream after TLS and proof. Raises RemoteProtocolError, and the errors of streams."""
         stream, first = await remove_tls(raw, self.tls)
         stream = PrefixedStream(first, stream)
         if self.secret:
@@ -68,7 +67,8 @@ class Guard:
         return stream
 
     async def introduce(self, stream: Stream) -> None:
-        """Prove to a master that we are its slave; have it prove that it is the master. Raises as above."""
+        """Prove to a master that we are its slave, and check its proof that it is the master. Raises as
+        above."""
         challenge = Challenge(self.secret, os.urandom(NONCE_BYTES), master=False)
         await stream.send_all(challenge.greeting)
         challenge.greeted(await exactly(stream, GREETING_BYTES))
@@ -94,12 +94,12 @@ async def exactly(stream: Stream, count: int) -> bytes:
 
 
 def link_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """What a link that breaks raises, and those others: to be caught."""
+    """Exceptions of a broken replication link, plus `others`, for an `except` clause."""
     return (*disconnect_or_close_errors(), OSError, *others)
 
 
 async def within(seconds: float, work: Callable[[Stream], Awaitable[T]], stream: Stream) -> T:
-    """What the work gives. Raises RemoteProtocolError when it takes longer."""
+    """The result of `work`. Raises RemoteProtocolError when it takes longer."""
     with anyio.move_on_after(seconds):
         return await work(stream)
     raise RemoteProtocolError(f"it did not finish the handshake within {seconds:g} s")
@@ -114,8 +114,8 @@ async def read_note(stream: Stream) -> dict[str, Any]:
 
 
 async def with_all_epochs(stream: Stream, greeting: MasterLog, note: Mapping[str, Any]) -> MasterLog:
-    """A greeting, which came as `note`, with all epochs of the master's log: those that it does not have are
-    asked for. Raises RemoteProtocolError."""
+    """A greeting, which came as `note`, with all epochs of the master's log. Requests the epochs that the
+    note lacks. Raises RemoteProtocolError."""
     while epoch_history.has_earlier(note) and greeting.epochs:
         await stream.send_all(epoch_history.ask_before(greeting.epochs[0][0]))
         note = await within(PART_SECONDS, read_note, stream)

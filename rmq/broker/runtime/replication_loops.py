@@ -1,13 +1,13 @@
 """The loops of replication: a master's links to its slaves, a slave's link to its master.
 
     ha (master)                       ha (slave)
-    ├── accept                        ├── follow     one link: reader | reports; again after a pause
+    ├── accept                        ├── follow     the link: reader | reports; again after a pause
     └── slave, one nursery each       └── copy       topics, groups, offsets, delay progress
         └── reader | writer
 
-The protocol is in `replication.sessions`; here bytes are moved and errors are logged. The error of a link
-ends that link. A slave that cannot write tries again; a slave whose log differs from its master's looks for
-the last record that both have, by asking for single records, and does what that module allows.
+The protocol is in `replication.sessions`; this module moves bytes and logs errors. The error of a link ends
+that link. A slave that cannot write tries again. A slave whose log differs from its master's looks for the
+last common record, by requests for single records, and does what `sessions` allows.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ T = TypeVar("T")
 
 
 async def serve_slaves(broker: Broker, listener: Listener, guard: Guard, acceptor: Acceptor) -> NoReturn:
-    """Accept slaves until cancelled; the listener is closed then."""
+    """Accept slaves until cancelled, which closes the listener."""
     try:
         async with anyio.create_task_group() as nursery:
             await acceptor.run(listener, partial(_welcome, broker, guard), nursery)
@@ -132,8 +132,8 @@ async def serve_slaves(broker: Broker, listener: Listener, guard: Guard, accepto
 
 
 async def _welcome(broker: Broker, guard: Guard, raw: Stream, guest: Guest) -> None:
-    """Serve a peer that may be served. Who may not is told nothing of the log. A peer proves itself by the
-    secret, or without one by its first report."""
+    """Serve a peer that is admitted; a refused peer learns nothing of the log. A peer proves itself by the
+    secret, or without a secret by its first report."""
     try:
         stream = await within(HANDSHAKE_SECONDS, guard.admitted, raw) if guard.is_restricted else raw
     except link_errors(RemoteProtocolError) as error:
@@ -146,7 +146,7 @@ async def _welcome(broker: Broker, guard: Guard, raw: Stream, guest: Guest) -> N
 
 
 async def _serve_slave(broker: Broker, stream: Stream, guest: Guest) -> None:
-    """One slave's link, until it breaks, falls silent or lies."""
+    """Serve the link of a slave until it breaks, falls silent or lies."""
     link = _SlaveLink(broker, stream, guest)
     log.info("slave %s is connected", stream.peer)
     broker.acknowledgement.replicas.join(link.session, stream.peer, link.wake)
@@ -225,7 +225,7 @@ class _SlaveLink:
                 await anyio.sleep_until(self._due)
 
     async def read(self, scope: anyio.CancelScope) -> None:
-        """Take what the slave reports; cancels `scope` when it hangs up."""
+        """Take the slave's reports; cancel `scope` when it hangs up."""
         opened = False
         while data := await _receive(self._stream, self._silence_seconds, "slave"):
             now = anyio.current_time()
@@ -243,7 +243,7 @@ class _SlaveLink:
 
 
 async def _receive(stream: Stream, silence_seconds: float, who: str) -> bytes:
-    """What comes next; empty at the end. Raises RemoteProtocolError when nothing comes for so long."""
+    """The next bytes; empty at the end. Raises RemoteProtocolError after a silence of `seconds`."""
     with anyio.move_on_after(silence_seconds):
         return bytes(await stream.receive_some(RECEIVE_BYTES))
     raise RemoteProtocolError(f"the {who} is silent")
@@ -297,7 +297,7 @@ class Follower:
         self._let_go: Callable[[], None] = lambda: None  # ends the present link
 
     async def follow(self) -> NoReturn:
-        """Keep a link to the master, whenever there is one."""
+        """Keep a link to the master, whenever a master is known."""
         self._role.watch_master(lambda: self._let_go())
         while True:
             address, pause = self._ha_address(), SOON_SECONDS if self._role.is_in_set else RETRY_SECONDS
@@ -318,7 +318,7 @@ class Follower:
             await anyio.sleep(pause if address else min(pause, 1.0))
 
     def _stop(self, address: str, reason: str) -> None:
-        """Follow no more, until it turns out that the reason has gone. Our files stay as they are."""
+        """Stop following until the reason is gone. Our files stay as they are."""
         self._broker.replica.stop(reason)
         before, at = self._complained
         now = anyio.current_time()
@@ -355,7 +355,8 @@ class Follower:
             await self._copy_log(address, stream, start)
 
     async def _wait_for_disk(self) -> None:
-        """What comes before the first byte syncs in the loop: not while the disk hangs. Raises StoreError."""
+        """Wait until the disk answers, since the work before the first byte syncs in the loop. Raises
+        StoreError."""
         if self._role.is_in_set:
             await self._broker.disk_work.do_now(self._broker.store.wait_for_disk)
 
@@ -365,7 +366,7 @@ class Follower:
     # ---- before the first byte: whose log it is, and whether ours goes on with it ----
 
     async def _greet(self, stream: Stream) -> MasterLog | None:
-        """What one of ours says of its log; None for a RocketMQ broker, to which HELLO says nothing."""
+        """The greeting of a master of rmq; None for a RocketMQ broker, which ignores HELLO."""
         role = self._role
         await stream.send_all(named_hello(*role.hello()) if role.is_in_set else HELLO)
         note: dict[str, Any] | None = None
@@ -378,9 +379,8 @@ class Follower:
         return None
 
     async def _align(self, stream: Stream, greeting: MasterLog | None) -> int:
-        """Cut off what our log has and the master's has not, if nobody was told of it. Returns where an empty
-        log begins. Raises Diverged.
-        """
+        """Cut off the part of our log that the master lacks, if it was never acknowledged. Return where an
+        empty log begins. Raises Diverged."""
         if isinstance(self._role, FailoverReplica):
             return await self._align_epochs(stream, greeting, self._role.manager)
         return await self._align_records(stream, greeting)
@@ -420,7 +420,8 @@ class Follower:
         return start
 
     def _set_aside_confirmed(self, cut: int, master: MasterLog) -> bool:
-        """Set our log aside where a cut would take what all in sync once had; returns whether it does."""
+        """Set our log aside if a cut would take records that all replicas in sync once had; return whether it
+        does."""
         lost = lost_by_cut(self._broker.store, self._broker.replica.high_watermark, cut)
         if lost:
             log.error("MESSAGES WERE LOST by the master of epoch %d: %s", master.epoch, lost)
@@ -488,21 +489,20 @@ class Follower:
             return cut
 
     async def _same(self, stream: Stream, physical_offset: int) -> bool:
-        """Whether the master has the record that we have there."""
+        """Whether the master has the same record at an offset as we have."""
         await stream.send_all(question(physical_offset))
         return await self._is_same(stream, physical_offset)
 
     async def _is_same(self, stream: Stream, physical_offset: int) -> bool:
-        """The answer to one that was asked."""
+        """The answer to a question."""
         with anyio.move_on_after(REQUEST_SECONDS):
             theirs = await read_note(stream)
             return theirs == {"at": physical_offset, **fingerprint(self._broker.store.read(physical_offset))}
         raise RemoteProtocolError("the master does not answer what it has")
 
     async def _same_by_request(self, physical_offset: int) -> bool:
-        """The same for a RocketMQ master. Whatever it answers but the record, or that there is none, is no
-        answer: raises ResponseError.
-        """
+        """The same for a RocketMQ master. Raises ResponseError for any response except the record, or "no
+        record"."""
         header = ViewMessageRequestHeader(physical_offset)
         answer = await self._call(Command.request(RequestCode.VIEW_MESSAGE_BY_ID, header))
         if answer.code == ResponseCode.SYSTEM_ERROR and NOT_FOUND in (answer.remark or ""):
@@ -581,9 +581,8 @@ class Follower:
     # ---- tables ----
 
     async def copy(self) -> NoReturn:
-        """Copy the master's tables, again and again, while our log follows its. Those that it tells by the
-        link are not asked for; what is asked says which slave we are.
-        """
+        """Copy the master's tables at intervals, while our log follows its log. Tables that come on the link
+        are not requested; each request names this slave."""
         state, followed = self._broker.replica, self._broker.followed
         while True:
             for name, code in COPIED.items():

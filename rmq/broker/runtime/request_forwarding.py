@@ -1,14 +1,16 @@
-"""Relay: a slave of a controlled set hands on to its master what clients send to it, and the answers back.
+"""Request forwarding: a slave of a set with controllers forwards client requests to its master, and returns
+the responses.
 
-RocketMQ's clients ask for routes every 30 s, and nothing that a server may say makes them ask sooner. After a
-hand-over, or when the process of a master that died has been started again, they send to an address where
-there is a slave. With this their sends go on at once.
+RocketMQ's clients ask for routes every 30 s, and no response of a server makes them ask sooner. After a
+handover, or when the process of a dead master was started again, they send to an address where a slave
+listens. Forwarding lets these sends go on at once.
 
-A request goes out over the one connection to the master as it came, but for its opaque and its remark, which
-says that it is handed on: no signature covers these. It is a row of the broker's pending requests until its
-answer is here; no task waits for it. While the master is not there yet, or takes no messages yet, requests
-are held for a moment. They are bounded in number and bytes. Nobody hands on what was handed on: two brokers
-that take each other for the master refuse. Whether the master may answer it decides by its lease, as ever.
+A request goes out over the single connection to the master unchanged, except for its opaque and its remark,
+which marks it as forwarded: signatures do not cover these two. The request is a row of the broker's pending
+requests until its response arrives; no task waits. While the master is absent, or takes no messages yet,
+requests are held for a moment, bounded in number and bytes. A forwarded request is never forwarded again: two
+brokers that take each other for the master refuse it. The master decides by its lease whether it may answer,
+as for any request.
 """
 
 from __future__ import annotations
@@ -66,8 +68,8 @@ slave where a queue ends."""
 
 @frozen
 class HeldRequest:
-    """A request that waits for a master that takes it. `fallback` answers it as without a relay; `refusal` is
-    what the master has said to it, if it has been there."""
+    """A request that waits for a master that takes messages. `fallback` answers the request without
+    forwarding; `refusal` is the master's refusal, if the request was forwarded before."""
 
     request: Command
     connection: Connection
@@ -83,9 +85,8 @@ def is_forwarded(request: Command) -> bool:
 
 
 class RequestForwarder(ClientOnlyEndpoint):
-    """See the module: the endpoint of the connection to the master. `ready(address)` is that connection when
-    it is there and takes another request, else None; `wake` is called when something is held.
-    """
+    """The endpoint of the connection to the master; see the module. `ready(address)` is that connection if it
+    is open and takes another request, else None; `wake` is called when a request is held."""
 
     def __init__(
         self, manager: ReplicaManager, ready: Callable[[str], Connection | None], wake: Callable[[], None]
@@ -105,13 +106,13 @@ class RequestForwarder(ClientOnlyEndpoint):
     # ---- the role ----
 
     def begin(self, broker: Broker) -> None:
-        """This broker is a slave now: what it would refuse goes to its master."""
+        """This broker is a slave now: forward to its master the requests that it would refuse."""
         self.forget()
         self._broker = broker
         self._wrap(broker, OTHERS)
 
     def forget(self) -> None:
-        """The service before this one has ended, and its clients' connections with it."""
+        """The previous service has ended, and with it the connections of its clients."""
         self._broker = self._before = None
         self._is_ending = False
         self._held.drain()
@@ -123,14 +124,15 @@ class RequestForwarder(ClientOnlyEndpoint):
         broker.use_handlers(broker.handlers | handlers)
 
     def pause(self, broker: Broker) -> None:
-        """This broker is a master that hands over: hold the messages that come. Called again: nothing."""
+        """This broker is a master that steps down: hold the messages that come. No effect when called
+        again."""
         if self._broker is None:
             self._broker = broker
             self._before = broker.handlers
             self._wrap(broker, (RequestCode.CONSUMER_SEND_MSG_BACK,))
 
     def go_on(self) -> None:
-        """It is not to hand over any more: take what was held. Nothing, unless it is paused."""
+        """The handover is cancelled: serve the held requests. No effect unless paused."""
         broker = self._broker
         if broker is not None and self._before is not None and not self._is_ending:
             broker.use_handlers(self._before)
@@ -139,10 +141,10 @@ class RequestForwarder(ClientOnlyEndpoint):
                 broker.run_late(one.fallback, one.request, one.connection)
 
     def end(self, *, answers: bool) -> None:
-        """Its service ends. What was sent to a master is waited for no more; what is held is only answered
-        where `answers`. Else another service follows: clients send again what had no answer when their
-        connection broke, and what was refused they would send here again, at once and too soon.
-        """
+        """The service ends. Responses of the master are not waited for any more. Held requests are only
+        answered if `answers`. Otherwise another service follows: clients repeat a request without a response
+        when their connection breaks, but would repeat a refused request at this broker at once, which is too
+        soon."""
         broker = self._broker
         if broker is not None:
             self._leave(broker, None)
@@ -156,7 +158,7 @@ class RequestForwarder(ClientOnlyEndpoint):
                     one.connection.reset_on_close()
 
     def _leave(self, broker: Broker, link: Connection | None) -> None:
-        """Send over this connection from now on; nobody waits for answers of another."""
+        """Send over `link` from now on; responses of another connection are not waited for."""
         before, self._used = self._used, link
         if before is not None:
             broker.pending_requests.on_close(before)
@@ -191,7 +193,7 @@ class RequestForwarder(ClientOnlyEndpoint):
         return handle
 
     def _hand_on(self, broker: Broker, one: HeldRequest) -> bool:
-        """Send a request to the master; False when it is not there or too much is on its way."""
+        """Send a request to the master; False without a connection, or when too much is on its way."""
         link = self._link()
         if link is None or broker.clock() < self._again_at or self._held:
             return False
@@ -255,7 +257,8 @@ class RequestForwarder(ClientOnlyEndpoint):
         self._held.add("", one, holders=one.holders, size=len(one.request.body))
 
     def step(self) -> bool:
-        """Send what is held if the master is there, give up what has waited too long; whether more waits."""
+        """Send held requests if the master is connected, and give up requests that waited too long. Return
+        whether more wait."""
         broker = self._broker
         if broker is None:
             return False
@@ -271,7 +274,7 @@ class RequestForwarder(ClientOnlyEndpoint):
         return bool(self._held)
 
     def _give_up(self, broker: Broker, one: HeldRequest) -> None:
-        """Nobody takes it: what the master said, or the answer as without a relay."""
+        """Give up a request: answer with the master's refusal, or without forwarding."""
         self._manager.count_forwarded(refused=True)
         if one.refusal is not None:
             _answer(broker, one, one.refusal)

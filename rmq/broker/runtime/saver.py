@@ -22,9 +22,8 @@ log = logging.getLogger("rmq.broker")
 
 
 class Saver:
-    """Writes the tables of a broker from time to time, and at once when somebody waits for it: `wanted` rings
-    then. `blocking` runs what waits for the disk.
-    """
+    """Saves the tables of a broker at intervals, and at once when a request waits for it: `wanted` is set for
+    that. `blocking` runs work that waits for the disk."""
 
     def __init__(
         self, broker: Broker, blocking: Callable[[Callable[[], Any]], Awaitable[Any]], wanted: Wakeup
@@ -42,9 +41,8 @@ class Saver:
             await self.save()
 
     async def save_wanted(self) -> NoReturn:
-        """Save topics made on first use, and what an administrator has changed: somebody waits. Raises
-        StoreError, and then they have been told.
-        """
+        """Save topics created by sends, and changes of administrators, for which requests wait. Raises
+        StoreError, after those requests were answered with the error."""
         while True:
             await self._wanted.wait()
             try:
@@ -66,7 +64,8 @@ class Saver:
         self._broker.wake.follower()
 
     async def save(self) -> None:
-        """Save all tables that have changed. What cannot be saved is logged, and saved the next time."""
+        """Save all tables that have changed. A table that cannot be saved is logged, and saved the next
+        time."""
         for save in (self.save_topics, partial(self._save_rows, GROUPS)):
             try:
                 await save()
@@ -84,9 +83,8 @@ class Saver:
                 self._broker.wake.flush()  # if it was the log that could not be synced, it is mended there
 
     async def save_deferred(self) -> None:
-        """Write what administrators change beside the tables, and answer them. Cancelled: a file that is
-        being written is written whole, and its administrator gets no answer.
-        """
+        """Write the files that administrators change beside the tables, and answer the administrators.
+        Cancelled: a file that is being written is completed, without a response to its administrator."""
         await write_files(self._broker.deferred_saves, self._blocking)
 
     async def _save_rows(self, name: str) -> None:

@@ -129,17 +129,16 @@ async def run(
     role: Role | None = None,
     task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Be a broker until `stop` is set, or until cancelled; both stop it gracefully.
+    """Run a broker until `stop` is set, or until cancelled; both stop it gracefully.
 
-    `started` gets the addresses as bound, the one that clients are told first, once a name server knows the
-    broker or none could be reached, and none when it was stopped before; `also` is filled with what else it
-    listens for, and where. Without `disk` files are real and syncs run in a thread; a simulation gives its
-    own, and `now_ms`. `on_opened` is given the broker when its store is open. `front` is given the broker and
-    makes the endpoint that clients' connections get in its place: a test's. `pool` outlives the broker, so
-    that name servers do not forget it in between. `role` is that in a set with controllers; by default it is
-    as the settings say. Raises ConfigError, PluginRefused, PortInUse, StoreLocked,
-    CorruptRecord before `started`, and then nothing is left running; later CorruptRecord when a broken disk
-    lost the log's end.
+    `started` gets the addresses as bound, first the address for clients, once a name server knows the broker
+    or none could be reached; it gets no address after a stop before that. `also` is filled with the other
+    listeners and their addresses. Without `disk` files are real and syncs run in a thread; a simulation gives
+    its own disk, and `now_ms`. `on_opened` is given the broker when its store is open. `front` is given the
+    broker and makes the endpoint of clients' connections, for tests. `pool` outlives the broker, so that name
+    servers do not forget it in between. `role` is the role in a set with controllers; by default the role of
+    the settings. Raises ConfigError, PluginRefused, PortInUse, StoreLocked, CorruptRecord before `started`,
+    with nothing left running; later CorruptRecord when a broken disk lost the log's end.
     """
     check(config, store_config)
     config, tls = applied(config, tls or TlsConfig())
@@ -213,15 +212,16 @@ async def run(
 
 
 async def _enduring(loop: Callable[[], Awaitable[None]]) -> None:
-    """Go on with a loop a second after one of `ENDURED`: it begins with what is due, whatever it has done."""
+    """Restart a loop a second after an error of `ENDURED`: a loop begins with the work that is due, whatever
+    it did before."""
     what = f"the broker's loop {loop.__name__.strip('_')}"
     await supervise(what, loop, errors=ENDURED, longest_pause=1.0)
 
 
 async def measure_rounds(flow: FlowControl, lag: Histogram, poller: Poller) -> NoReturn:
-    """Tell how long rounds of the event loop take, and of the poller, which may take several of them: now and
-    then, and each while they are long. `lag` gets that, or how late this task itself was woken, if that is
-    more."""
+    """Report how long rounds of the event loop take, and of the poller, which may take several rounds: at
+    intervals, and each round while rounds are long. `lag` gets that time, or the delay with which this task
+    itself was woken, if longer."""
     late = 0.0
     while True:
         # Two, since tasks run in any order within a round: this one may be the last of one and the first of
@@ -369,7 +369,7 @@ class _Service:
             inner.cancel_scope.cancel()
 
     async def _stop(self, pool: Pool) -> None:
-        """Tell everybody, then answer all who wait. Connections still stand."""
+        """Inform name servers and plug-ins, and answer all requests that wait. Connections are still open."""
         broker = self.broker
         self._health.lacks("service", "it is stopping")
         # New sends are refused first, so that what follows comes to an end. Then who waits gets the best
@@ -394,7 +394,7 @@ class _Service:
                 self._doors.stop("this broker is stopping")
 
     async def _blocking(self, work: Callable[[], T]) -> T:
-        """Run what blocks. Raises StoreError when it does so for too long and the broker is stopping."""
+        """Run blocking work. Raises StoreError when it blocks too long while the broker is stopping."""
         return await self.broker.disk_work.do(work)
 
     # ---- store ----
@@ -432,9 +432,8 @@ class _Service:
             await run_cooperatively(self.broker.offsets.log_losses())
 
     async def _remove_expired(self) -> None:
-        """Remove expired files one at a time: a GiB takes half a second, and one may make room enough. What
-        is out of use already, a deleted topic's folder for one, goes first: it may make room enough, too.
-        """
+        """Remove expired files singly: a GiB takes half a second, and a single file may make enough room.
+        Files that are out of use already, as the folder of a deleted topic, go first."""
         retention, store = self.store.retention, self.store
         await self._remove_left()
         for _ in range(MOST_FILES):

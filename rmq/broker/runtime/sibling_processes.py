@@ -1,9 +1,10 @@
-"""The brokers of `rmq broker --processes` and the process that looks after them: a topic that a send makes at
-one of them is made at all, so that its messages go to all cores and not only to that of the first send.
+"""The brokers of `rmq broker --processes` and their parent process: a topic created by a send at one of them
+is created at all, so that its messages use all cores.
 
-Each broker has a line to that process, a socket of which both ends are made before the broker is started.
-Over it come lines, each a word and JSON: `made TOPIC` from the broker whose send made it, `make TOPIC` to the
-others, and `has "NAME"` when one of these has saved it. One that is away meanwhile is told when it is back.
+Each broker has a channel to the parent process, a socket whose two ends are made before the broker is
+started. The channel carries lines, each a word and JSON: `made TOPIC` from the broker whose send created the
+topic, `make TOPIC` to the other brokers, and `has "NAME"` when such a broker has saved the topic. A broker
+that is away gets the line when it is back.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ log = logging.getLogger("rmq.family")
 
 
 def line_of(environment: MutableMapping[str, str]) -> trio.SocketStream | None:
-    """The end of the line that a broker was given; None without one."""
+    """The end of the channel that this broker inherited; None without a channel."""
     number = environment.pop(LINE, "")
     if not number:
         return None
@@ -44,7 +45,7 @@ def line_of(environment: MutableMapping[str, str]) -> trio.SocketStream | None:
 
 
 def new_line() -> tuple[trio.SocketStream, socket.socket]:
-    """Our end of a line, and the one that a broker shall inherit. Raises OSError."""
+    """Our end of a channel, and the end that a broker inherits. Raises OSError."""
     ours, theirs = socket.socketpair()
     return _stream(ours), theirs
 
@@ -70,7 +71,7 @@ async def _lines(stream: trio.SocketStream) -> AsyncIterator[tuple[str, bytes]]:
 
 
 class Sibling:
-    """A broker's end: `join` the broker that is open, `run` for as long as it lives."""
+    """A broker's end of the channel: `join` the open broker, `run` for as long as it lives."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
@@ -87,7 +88,8 @@ class Sibling:
         self._is_open.set()
 
     async def run(self) -> None:
-        """Tell the others what is made here, and make what they tell. Ends when the line does."""
+        """Forward topics created here to the sibling processes, and create the topics that they forward. Ends
+        with the channel."""
         await self._is_open.wait()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell)
@@ -129,7 +131,7 @@ class Sibling:
 
 
 class TopicFanout:
-    """The other end of the lines to all brokers: which topics each of them is still to be told of."""
+    """The parent's ends of all channels: which topics each broker must still get."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._missing: dict[str, dict[str, bytes]] = {name: {} for name in names}
@@ -140,7 +142,7 @@ class TopicFanout:
         return list(self._missing[name])
 
     async def serve(self, name: str, stream: trio.SocketStream) -> None:
-        """Take and tell over the line of one broker, which has just been started, until it ends."""
+        """Serve the channel of a broker that was just started, until the channel ends."""
         async with stream, trio.open_nursery() as nursery:
             nursery.start_soon(self._tell, name, stream)
             async for word, text in _lines(stream):

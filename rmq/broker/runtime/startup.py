@@ -1,9 +1,8 @@
-"""Starting a broker: settings that fit each other, its ports, who may connect, the store, and the broker over
-it.
+"""Start of a broker: settings that fit together, ports, peers that may connect, the store, and the broker.
 
-The ports are opened first: one that is taken ends the start before anything in the store has changed. Those
-of doors come last, since a plug-in is loaded over the store; one that is taken ends the start as well. On
-failure nothing stays open.
+The ports are opened first: a port in use ends the start before the store changes. The ports of doors come
+last, since plug-ins are loaded after the store is open; such a port in use ends the start as well. On failure
+nothing stays open.
 """
 
 from __future__ import annotations
@@ -121,7 +120,7 @@ class Ports:
 
     @property
     def ha(self) -> int:
-        """The port that slaves are told; without a listener for them the one that it would be."""
+        """The port for slaves; without a listener for slaves the port that such a listener would have."""
         return self.main + 1 if self.slaves is None else split_address(self.slaves.address).port
 
     async def aclose(self) -> None:
@@ -133,8 +132,8 @@ class Ports:
 
 
 async def open_ports(network: Network, config: BrokerConfig, store_config: StoreConfig) -> Ports:
-    """Listen for clients and, at the port after theirs, for slaves, once they are served: until
-    then peers are refused. On failure nothing stays open."""
+    """Listen for clients and, at the port after theirs, for slaves. Peers are refused until the broker
+    serves. On failure nothing stays open."""
     main, *vip = _addresses(config)
     try:
         clients = await open_listeners(network, [main, *vip], held=True)
@@ -232,7 +231,7 @@ def guard_of(config: BrokerConfig, tls: TlsConfig) -> Guard:
 
 
 def _signed(secret: ClusterSecret, now_ms: Callable[[], int], command: Command) -> Command:
-    """A request to another server of the cluster, with the proof that it comes from one."""
+    """A request to another server of the cluster, signed with the cluster secret."""
     return secret.sign(command, now_ms(), os.urandom(16))
 
 
@@ -245,9 +244,8 @@ class StoppedOpening(Exception):
 
 
 class Opening:
-    """The opening of a store, which may take minutes after a crash: in a thread, so that the event loop
-    answers probes, and can be told to `stop` it. A simulation does it in its loop, whose clock rules all.
-    """
+    """Opens a store, which may take minutes after a crash: in a thread, so that the event loop answers probes
+    and can `stop` it. A simulation opens the store in its loop, whose clock rules everything."""
 
     def __init__(self, health: Health, stop: Stop, *, threads: bool) -> None:
         self._health = health
@@ -258,17 +256,17 @@ class Opening:
 
     @property
     def work_clock(self) -> Callable[[], float] | None:
-        """What tells how long work takes, where there is one that is cheaper to read than the loop's."""
+        """The clock that measures work, if a cheaper clock than the loop's exists."""
         return time.perf_counter if self._threads else None
 
     @property
     def store_clock(self) -> Callable[[], float]:
-        """The store's clock that nobody sets: it is read in the opening's thread, too."""
+        """The store's clock, which nobody sets: the opening's thread reads it, too."""
         return lease_clock if self._threads else current_loop().now
 
     async def load(self, store: Store) -> None:
-        """Load it. Raises StoppedOpening, and as `Store.load`; the folder is unlocked then. Cancelled: the
-        same."""
+        """Load the store. Raises StoppedOpening, and as `Store.load`, with the folder unlocked. Cancelled:
+        the same."""
         loaded = not self._threads
         if not self._threads:
             store.load(RecoveryProgress(self._health))

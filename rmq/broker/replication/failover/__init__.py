@@ -1,1 +1,1 @@
-"""A replica's part in a set whose master the controllers elect."""
+"""Failover of a broker in a set with controllers."""

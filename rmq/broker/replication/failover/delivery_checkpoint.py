@@ -1,10 +1,10 @@
-"""How far deliveries were in the part of the log that no replica ever cuts, in a set with controllers.
+"""Delivery checkpoint: how far deliveries were in the part of the log that no replica ever cuts.
 
 A master that is cut off goes on delivering into a log that no other replica has. When it follows its
-successor that end of its log is cut, and what it had delivered there is not delivered any more; but its
-progress, which is saved every few seconds, says so. Elected before its master has told it better, it would
-never deliver it. So beside its progress a replica keeps the one for which all replicas had the log, in
-`config/confirmedProgress.json`, and goes back to it before its log is cut. Some things come twice then.
+successor, that end of its log is cut, and the deliveries in it are lost; but its saved progress still counts
+these deliveries. If it is elected before it has the progress of its master, it never delivers those messages.
+So a replica also keeps, in `config/confirmedProgress.json`, the progress for which all replicas had the log,
+and goes back to this progress before its log is cut. Some messages are delivered twice after that.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class DeliveryCheckpoint:
         self._has_file = store.config_text(NAME) is not None
 
     def look(self) -> None:
-        """Called before tables are saved: have the progress saved that is confirmed by now, and wait for the
-        present one. Raises StoreError."""
+        """Save the confirmed progress, if any, and sample the present progress. Called before tables are
+        saved. Raises StoreError."""
         if not self._role.is_in_set:
             return
         confirmed = self._role.high_watermark()
@@ -67,8 +67,9 @@ def go_back(store: Store, delivery: DeliveryProgress, saving: Callable[[], Slice
 
 
 def lost_by_cut(store: Store, confirmed: int, cut: int) -> str:
-    """Why our log may not be cut there: it has whole records beyond that all in sync had, `confirmed`, so
-    that the master has lost them and ours may be the only copy. Empty when there are none."""
+    """The reason why our log may not be cut at `cut`; empty when it may. Beyond `cut` our log has whole
+    records that all replicas in sync had (`confirmed`): the master has lost them, and ours may be the only
+    copy."""
     last = last_record(store, min(confirmed, store.max_physical_offset))
     if last is None or last[1] <= cut:
         return ""

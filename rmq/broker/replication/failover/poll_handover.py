@@ -1,19 +1,20 @@
-"""Waiting pulls: those that wait at a slave, which its master answers when the slave dies.
+"""Handover of long polls: a slave reports its long polls to the master; if the slave dies, the master answers
+them.
 
-A Go client does not see that a connection has ended over which it waits for an answer; no client does when a
-machine is gone. They take an answer from any broker, though: by the number (opaque) of the request. So a
-slave that is the reading place (`failover.read_preference`) tells its master which pulls of such clients wait
-there, over the link by which it reports how far it has the log. When the link ends, or the slave is in sync
-no more, the master answers them in its place: there is nothing, and another broker to ask. If the slave does
-answer, too, or has, then nobody waits for the second answer, and the client leaves it aside.
+A Go client does not notice the end of a connection on which it waits for a response; no client notices that a
+machine is gone. But a client takes a response from any broker, by the number (opaque) of its request. So a
+slave that is the preferred replica (`failover.read_preference`) reports the long polls of such clients to its
+master, on the link that also carries its progress. When the link ends, or the slave leaves the in-sync set,
+the master answers these long polls: no message, and another broker to pull from. If the slave answers as
+well, the client ignores the second response.
 
-An answer that came to another process would be taken for one to a pull of its own, of another queue, and
-would have it skip messages. So only a client is answered whose id one connection has, and had before the pull
-began to wait.
+Another process of the same client would take such a response for a response to a pull of its own, of another
+queue, and would skip messages. So the master answers only a client whose id belongs to exactly one
+connection, and did so before the long poll began.
 
-A row of what is told is a list: client id, group, topic, queue, offset, opaque, form of the header, and for
-how many ms it may have waited. The id is empty of a client that has sent no heartbeat there: nobody is
-answered then, but the master knows that somebody waits, and says at once how far it may read.
+A row is a list: client id, group, topic, queue, offset, opaque, form of the header, and the ms for which the
+poll may have waited. The id is empty for a client that has sent no heartbeat to the slave: the master does
+not answer this client, but knows of its long poll, and reports a new high watermark to the slave at once.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ KEPT_MS: Final = 30_000
 
 
 class PollReporter:
-    """A slave: what it has to tell of its waiting pulls, as long as its link is up. `wake` is called when
-    there is something."""
+    """A slave's: collects the rows that its master must get, while the link is up. Calls `wake` when a row is
+    ready."""
 
     def __init__(self, pull: Pull, clients: Clients, wake: Callable[[], None]) -> None:
         self._pull = pull
@@ -57,7 +58,7 @@ class PollReporter:
         self._rows: list[list[Any]] = []
 
     def begin(self) -> None:
-        """The link is up: tell those that wait already, too."""
+        """The link is up: report the long polls that wait already, too."""
         self._pull.watch_waiting(self._tell)
         for held in self._pull.waiting():
             self._tell(held, KEPT_MS)
@@ -80,7 +81,7 @@ class PollReporter:
         self._wake()
 
     def take(self) -> bytes:
-        """What is to be told next; empty when there is nothing."""
+        """The next rows to send; empty when nothing is new."""
         if not self._rows:
             return b""
         rows, self._rows = self._rows[:ROWS_OF_A_TEXT], self._rows[ROWS_OF_A_TEXT:]
@@ -90,8 +91,8 @@ class PollReporter:
 
 
 class HandedOverPolls:
-    """A master: the pulls that wait at one slave, the last one of each client and queue. `clock` (seconds) is
-    that of `clients`."""
+    """A master's: the long polls of a slave, the last of each client and queue. `clock` (seconds) is that of
+    `clients`."""
 
     def __init__(self, pull: Pull, clients: Clients, store: Store, clock: Callable[[], float]) -> None:
         self._pull = pull
@@ -104,7 +105,7 @@ class HandedOverPolls:
         return len(self._rows)
 
     def take(self, text: bytes) -> None:
-        """Know what the slave tells. Raises RemoteProtocolError."""
+        """Take rows of the slave. Raises RemoteProtocolError."""
         now = self._ms()
         try:
             for client_id, group, topic, queue_id, *numbers in json.loads(text):
@@ -119,7 +120,8 @@ class HandedOverPolls:
             del self._rows[next(iter(self._rows))]
 
     def answer(self) -> int:
-        """Answer them, for a slave that cannot, and forget them; returns how many were answered."""
+        """Answer the reported long polls for a slave that cannot, and forget the rows. Return the number of
+        answers."""
         oldest = self._ms() - KEPT_MS
         rows, self._rows = self._rows, {}
         count = 0

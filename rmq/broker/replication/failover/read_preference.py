@@ -1,12 +1,12 @@
-"""The reading place: at which replica of a controlled set clients pull that do not see a broker die.
+"""Read preference: which replica consumers should pull from, so that a dead broker does not stall their long
+polls.
 
-A Go client that waits for an answer of a broker goes on waiting for half a minute when that is killed, and
-clients of all languages do so when its machine is gone. So that they read on when a master dies, their pulls
-shall not wait at it: each answer names a slave in sync as the broker to pull from next
-(`suggestWhichBrokerId`), and a pull that comes to another place all the same is held for a moment only. Which
-slaves are there the master knows; a slave that is not in sync names the master. Where a client's routes do
-not have the number that it is told, it pulls from any address that they have, a second's wait each; so
-nothing is read late by a wrong guess.
+A Go client waits half a minute for a response of a broker that was killed, and clients of all languages do so
+when the machine is gone. So their long polls should not wait at the master: each response names a slave in
+sync as the next broker to pull from (`suggestWhichBrokerId`), and a pull that comes elsewhere is held only
+for a moment. The master knows which slaves have a link; a slave that is not in sync names the master. If a
+client's routes lack the number that a response names, the client pulls from any address of its routes, with a
+second's wait each; so a wrong guess delays nothing for long.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ routes each half minute. A master's is 0."""
 
 
 class PreferredReplica:
-    """See the module. `languages()` are RocketMQ's names of those whose clients are guided, as it is set;
-    `linked()` the numbers of the slaves that have a link to this master."""
+    """See the module. `languages()`: the languages, by RocketMQ's names, whose clients are guided;
+    `linked()`: the numbers of the slaves that have a link to this master."""
 
     def __init__(
         self,
@@ -47,11 +47,12 @@ class PreferredReplica:
         return language in self._languages()
 
     def is_here(self) -> bool:
-        """Whether they may wait at this replica: a slave in sync, or a master that has none, and a lease."""
+        """Whether long polls may wait at this replica: a slave in sync, or a master with a lease and without
+        such slaves."""
         return self._is_slave_in_sync() or (self._manager.has_lease() and not self._slaves())
 
     def has_left(self) -> bool:
-        """Whether it is here no more since the last call."""
+        """Whether this replica was preferred at the last call, and is not now."""
         before, self._was_here = self._was_here, self.is_here()
         return before and not self._was_here
 
@@ -70,8 +71,8 @@ class PreferredReplica:
         return is_slave and manager.silent_seconds() <= SILENT_SECONDS
 
     def _slaves(self) -> list[int]:
-        """Of a master: the slaves that are in sync and there. Without a lease another may be the master, and
-        the slaves have their links to that."""
+        """A master's: the slaves in sync that have a link. Without a lease another broker may be the master,
+        and the slaves have their links to that broker."""
         manager = self._manager
         there = self._linked() if manager.has_lease() else manager.in_sync
         return [one for one in manager.in_sync if one in there and one != manager.number]

@@ -62,12 +62,13 @@ class ReplicaIdentity:
             raise StoreError(f"{self._path} cannot be read: {error!r}") from None
 
     def begin(self) -> None:
-        """Begin another life, which is on the disk before anybody hears of it."""
+        """Begin another life. It is on the disk before any other server hears of it."""
         self.incarnation += 1
         self.save(self.epochs)
 
     def renew(self, epochs: Epochs | None = None) -> None:
-        """Be another replica from the next start on. `epochs`: those of its log, if not the present ones."""
+        """Become another replica at the next start. `epochs`: epochs of its log, if they differ from the
+        present epochs."""
         self.identity, self.incarnation = f"{self._chance.getrandbits(128):032x}", 0
         self.save(self.epochs if epochs is None else epochs)
 
@@ -97,8 +98,8 @@ class ReplicaIdentity:
 
 
 def forget_epochs(disk: Disk, folder: str) -> None:
-    """A broker runs without controllers: what comes into its log then is of no epoch, so that a later set has
-    to compare records. Raises StoreError."""
+    """Forget the epochs of a log whose broker runs without controllers: new records belong to no epoch, so
+    that a later set has to compare records. Raises StoreError."""
     if disk.exists(f"{folder}/{FILE}"):
         file = ReplicaIdentity(disk, folder, Random(0))
         if file.epochs or file.began:
@@ -106,10 +107,8 @@ def forget_epochs(disk: Disk, folder: str) -> None:
 
 
 class ReplicaManager:
-    """See the module. `clock` is that of leases, in seconds; `address` and `ha_address` are what the set is
-    told.
-
-    """
+    """See the module. `clock` is that of leases, in seconds; `address` and `ha_address` are registered in the
+    set."""
 
     def __init__(
         self,
@@ -171,11 +170,11 @@ class ReplicaManager:
         return self._flushed if self._flushed_now is None else self._flushed_now()
 
     def watch_master(self, on_change: Callable[[], None]) -> None:
-        """Call `on_change` when there is another master to follow."""
+        """Call `on_change` when another master is to be followed."""
         self._on_new_master = on_change
 
     def stay(self, stays: bool) -> None:
-        """The service ends to begin again in another role; or does not."""
+        """Say whether the service ends only to begin again in another role."""
         self.stays = stays
 
     def leave(self) -> None:
@@ -196,19 +195,19 @@ class ReplicaManager:
         self.relay_refused += refused
 
     def count_answered(self, count: int) -> None:
-        """So many long polls of slaves were answered here."""
+        """Count long polls of slaves that this broker answered."""
         self.answered_for_slaves += count
 
     # ---- with the controllers ----
 
     def register(self) -> Register:
-        """What makes this broker a replica of its set."""
+        """The registration that makes this broker a replica of its set."""
         file = self._file
         return Register(self._cluster, self._name, self._member, self._is_founder, file.last, file.began)
 
     def registered(self, answer: Answer) -> str:
-        """Take the answer to `register`; returns why it was refused, or empty. Raises StoreError when it can
-        be this replica no more, StoreCopied when another is."""
+        """Take the answer to `register`; return the reason of a refusal, or empty. Raises StoreError when
+        this broker can no longer be this replica, StoreCopied when another broker is this replica."""
         if answer.broker_set is not None:
             self._check_is_last_life(answer.broker_set)
         if answer.refusal or answer.broker_set is None or not answer.number:
@@ -220,8 +219,9 @@ class ReplicaManager:
         return ""
 
     def _check_is_last_life(self, broker_set: BrokerSet) -> None:
-        """The controllers know a later life of this replica, in which it may have acknowledged what this
-        store lacks. Lives are counted in the store: after some starts this one would count as the latest."""
+        """Refuse to be a replica of which the controllers know a later life: in that life it may have
+        acknowledged messages that this store lacks. The store counts lives, so after some starts this life
+        would count as the latest."""
         file = self._file
         known = broker_set.replicas.get(broker_set.number_of(file.identity))
         if known is not None and known.incarnation > file.incarnation:
@@ -233,7 +233,7 @@ class ReplicaManager:
             )
 
     def heartbeat(self) -> Heartbeat:
-        """What this broker says of itself."""
+        """The heartbeat of this broker."""
         replica = self._replica
         self._check_lease()
         self._flushed = self.flushed()
@@ -255,9 +255,9 @@ class ReplicaManager:
         )
 
     def _agree(self) -> tuple[int, int]:
-        """A master's: the end of a record that all in sync have, and the epoch in which they said so. They
-        may have a part of the next record, which a power cut takes from them: the log's ends that were seen
-        here are ends of records."""
+        """A master's: the end of a record that all replicas in sync have, and the epoch in which they
+        reported it. A replica may also have a part of the next record, which a power cut can take; the ends
+        of the log in `_samples` are ends of records."""
         replica, now = self._replica, self._clock()
         agreed = replica.agreed(self._flushed, now)
         if agreed is not None:
@@ -267,7 +267,8 @@ class ReplicaManager:
         return self._agreed
 
     def adopt(self) -> Adopt | None:
-        """What the controllers are to take over, whose table is older than what they told this replica."""
+        """The set that the controllers must adopt, because their table is older than the set that this
+        replica knows."""
         known = self._replica.broker_set
         return None if known is None else Adopt(known)
 
@@ -286,18 +287,18 @@ class ReplicaManager:
             self._acted = self.has_lease()
 
     def _check_lease(self) -> None:
-        """Count a lease that was over before it was renewed: this master was fenced."""
+        """Count a lease that ended before its renewal: this master was fenced."""
         if self._acted and not self.has_lease():
             self._acted = False
             self._fenced += not self._replica.has_stepped_down
 
     def altered(self, answer: Answer) -> None:
-        """Take the answer to a change of who is in sync."""
+        """Take the answer to a change of the in-sync set."""
         if answer.broker_set is not None:
             self._tell(answer.broker_set)
 
     def change(self) -> AlterInSync | None:
-        """What the controllers are to change about who is in sync; None when nothing."""
+        """The change of the in-sync set to propose to the controllers; None when the set is right."""
         replica, now = self._replica, self._clock()
         self._samples.append((now, self.flushed()))
         found = replica.change(self.flushed(), now)
@@ -334,24 +335,24 @@ class ReplicaManager:
 
     @property
     def number(self) -> int:
-        """Its number in the set; 0 before it is registered."""
+        """The number of this replica in the set; 0 before its registration."""
         return 0 if self.replica is None else self.replica.number
 
     @property
     def epoch(self) -> int:
-        """The epoch of the set, as far as it is known; 0 before."""
+        """The epoch of the set; 0 when unknown."""
         known = None if self.replica is None else self.replica.broker_set
         return 0 if known is None else known.epoch
 
     @property
     def master_number(self) -> int:
-        """The number of the master; 0 when there is none."""
+        """The number of the master; 0 without a master."""
         known = None if self.replica is None else self.replica.broker_set
         return 0 if known is None else known.master
 
     @property
     def in_sync(self) -> tuple[int, ...]:
-        """The numbers of the replicas in sync, as far as it is known."""
+        """The numbers of the replicas in sync, as far as known."""
         known = None if self.replica is None else self.replica.broker_set
         return () if known is None else known.in_sync
 
@@ -362,7 +363,7 @@ class ReplicaManager:
 
     @property
     def master(self) -> Member | None:
-        """The master to follow; None when there is none, or it is this broker."""
+        """The master to follow; None without a master, or when this broker is the master."""
         known = None if self.replica is None else self.replica.broker_set
         if known is None or self.is_elected:
             return None
@@ -380,8 +381,8 @@ class ReplicaManager:
         self._file.save(replica.epochs)
 
     def follow(self, epoch: int, epochs: Epochs, *, start: int, is_same: bool) -> None:
-        """Follow the master of an epoch, whose epochs these are, with a log from `start` on that is a part of
-        its, on the disk. `is_same`: it is the log that our own epochs are about. Raises StoreError."""
+        """Follow the master of an epoch. `epochs` are the master's; our log, from `start` on, is a part of
+        the master's log on the disk. `is_same`: our own epochs describe this log. Raises StoreError."""
         known = since(joined(self.epochs, epochs) if is_same else epochs, start)
         self._file.save(known)
         self._replica.follow(epoch, known)
@@ -396,8 +397,8 @@ class ReplicaManager:
         return self._replica.epoch, self._replica.epochs
 
     def cut(self, store: Store, master: MasterLog, log_id: str) -> int:
-        """Up to where our log is the master's. `log_id` is our log's. Raises Diverged, and Expired when what
-        is the same has expired at one of the two."""
+        """The physical offset up to which our log equals the master's. `log_id` is our log's. Raises
+        Diverged, and Expired when the common part has expired at one of both."""
         begin(store, master, log_id)
         found = common_end(self.epochs, store.max_physical_offset, master.epochs, master.end)
         if found is None:
@@ -411,11 +412,11 @@ class ReplicaManager:
 
     @property
     def known_high_watermark(self) -> int:
-        """Up to where consumers may read, as it was known last; 0 before anything is known."""
+        """The last known high watermark; 0 when unknown."""
         return 0 if self.replica is None else self.replica.high_watermark or 0
 
     def lower_high_watermark(self, end: int) -> None:
-        """Our log ends there now, after a cut or where it was set aside."""
+        """Our log ends at `end` now, after a cut or after a part was set aside."""
         replica = self._replica
         if replica.high_watermark is not None:
             replica.high_watermark = min(replica.high_watermark, end)
@@ -423,7 +424,8 @@ class ReplicaManager:
     # ---- a master ----
 
     def admit(self, number: int, epoch: int) -> None:
-        """A slave names itself. Raises RemoteProtocolError unless it is a replica that follows our epoch."""
+        """Admit a slave that names itself. Raises RemoteProtocolError unless it is a replica that follows our
+        epoch."""
         known = self._replica.broker_set
         if known is None or number not in known.replicas or number == self.number:
             raise RemoteProtocolError(f"it calls itself replica {number}, which there is not")
@@ -431,7 +433,7 @@ class ReplicaManager:
             raise RemoteProtocolError(f"it follows epoch {epoch}, here is {self._replica.epoch}")
 
     def report(self, number: int, reach: int) -> None:
-        """A slave has our log on its disk up to there."""
+        """Replica `number` has our log on its disk up to `offset`."""
         replica = self._replica
         # Under load a slave never has all: it is in time when it has what was here a moment ago.
         had = next(((at, end) for at, end in reversed(self._samples) if end <= reach), None)
@@ -439,7 +441,7 @@ class ReplicaManager:
         replica.report(number, replica.epoch, reach, end, at)
 
     def awaited(self) -> frozenset[int]:
-        """The other replicas that must have what is acknowledged."""
+        """Numbers of the other replicas that must have a message before it is acknowledged."""
         return self._replica.awaited() - {self.number}
 
     @property
@@ -453,7 +455,8 @@ class ReplicaManager:
 
     @property
     def is_closed(self) -> bool:
-        """Whether what is answered now could be lost with the epoch: another master is about to be."""
+        """Whether a response to a commit or a lock could be lost with the epoch, because another master is
+        about to be elected."""
         return self._replica.has_stepped_down or (self.stepping_down and self._closed == self._replica.epoch)
 
     def step_down(self) -> None:
@@ -465,7 +468,7 @@ class ReplicaManager:
         return self._replica.is_master(self._clock())
 
     def refusal(self) -> str:
-        """Why no message is taken now; empty when there is no reason here."""
+        """The reason for which no message is taken now; empty when there is none."""
         known = self._replica.broker_set
         if known is not None and self.stepping_down:
             return "this master hands over to another replica"
@@ -480,9 +483,9 @@ class ReplicaManager:
         return self._replica.ack_limit(self.flushed(), self._clock(), least=self._least)
 
     def high_watermark(self) -> int | None:
-        """Up to where consumers may read: what all replicas have that are waited for. What a consumer has had
-        is never gone with a master then, and no other message takes its offset, which the consumer would
-        skip. None before anything is known: of a replica that has just started."""
+        """The high watermark: the end of the log that all awaited replicas have. A message that a consumer
+        has read is never lost with a master, and no other message takes its offset, which the consumer would
+        skip. None on a replica that has just started and knows no high watermark."""
         return self._replica.confirm(self.flushed(), self._clock())
 
     def take_high_watermark(self, offset: int) -> None:
@@ -516,7 +519,7 @@ class ReplicaManager:
         return self._clock() - self._heard_at
 
     def metrics(self) -> list[Metric]:
-        """Of the set, as this broker knows it."""
+        """Metrics of the set, as this broker knows the set."""
         known = None if self.replica is None else self.replica.broker_set
         replicas, in_sync = (0, 0) if known is None else (len(known.replicas), len(known.in_sync))
         refuses = self.replica is not None and self.is_elected and bool(self.refusal())

@@ -31,7 +31,7 @@ class FailoverReplica(Role):
         return self.manager.refusal() if self.epoch else SLAVE_REFUSAL
 
     def has_lease(self) -> bool:
-        """A master has a lease of the controllers, or not; what a slave answers needs none."""
+        """Whether the controllers granted a lease to this master. A slave answers without a lease."""
         return not self.epoch or self.manager.has_lease()
 
     def refuses_commits(self) -> bool:
@@ -39,7 +39,7 @@ class FailoverReplica(Role):
         return bool(self.epoch) and self.refuses_locks()
 
     def refuses_locks(self) -> bool:
-        """Queues are locked at the master, while it has a lease and does not step down."""
+        """Only the master locks queues, while it has a lease and does not step down."""
         return self.manager.is_closed or not self.manager.has_lease()
 
     def high_watermark(self) -> int | None:
@@ -59,7 +59,8 @@ class FailoverReplica(Role):
         return self.manager.ack_limit() if self.epoch else super().acknowledged(reported)
 
     def may_wait(self, position: int, offset: int, most_behind: int) -> bool:
-        """A master that steps down takes no more, and waits with what it took."""
+        """A master that steps down takes no new messages, and goes on waiting for replicas with the messages
+        that it took."""
         manager = self.manager
         if not self.epoch:
             return super().may_wait(position, offset, most_behind)
@@ -80,15 +81,15 @@ class FailoverReplica(Role):
         return self.manager.awaited() if self.epoch else frozenset()
 
     def is_lagging(self, number: int) -> bool:
-        """Whether the slave is not among those in sync."""
+        """Whether the slave is not in sync."""
         return bool(self.epoch) and number not in self.manager.in_sync
 
     def answers_for_slaves(self) -> bool:
-        """With a lease only: else another may be the master, whose slaves they are."""
+        """Only with a lease: without a lease another broker may be the master of these slaves."""
         return bool(self.epoch) and self.manager.has_lease()
 
     def answered_for_slave(self, count: int) -> None:
-        """Count them for the metrics."""
+        """Count the answers for the metrics."""
         self.manager.count_answered(count)
 
     def led(self) -> tuple[int, Epochs]:
@@ -98,7 +99,7 @@ class FailoverReplica(Role):
     # ---- a slave ----
 
     def master_addresses(self, address: str, ha_address: str) -> tuple[str, str]:
-        """Those of the elected master; empty while there is none, or it is this broker."""
+        """The addresses of the elected master; empty without a master, and on the master."""
         master = self.manager.master
         return ("", "") if master is None else (master.address, master.ha_address)
 
@@ -111,7 +112,7 @@ class FailoverReplica(Role):
         self.manager.watch_master(on_change)
 
     def known_high_watermark(self) -> int:
-        """As it was told last."""
+        """The value that was taken last."""
         return self.manager.known_high_watermark
 
     def take_high_watermark(self, offset: int) -> None:

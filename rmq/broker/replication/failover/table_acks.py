@@ -1,8 +1,9 @@
-"""Answers that wait, in a set with controllers, until all in sync have a changed row of a table: a commit of
-an offset, a lock of a queue. What a client was told is known to whoever becomes master then.
+"""Table acknowledgements: the response to an offset commit or a queue lock waits until every in-sync replica
+has the change.
 
-Rows are told to followers by the link, and these say what they have (`replication.table_replication`). Many
-changes travel in one note: while one is under way, those that come meanwhile wait for the next.
+So the next master knows every change that a client was told of. Slaves get changed rows on their links and
+report the changes that they have (`replication.table_replication`). A note carries many changes: changes that
+come while a note is under way wait for the next note.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class _Answer:
 
 
 class TableAcks:
-    """The answers that wait, by tables. `clock` is in seconds; `on_deadline(at)` is called with each new
-    deadline, so that `step` is called by then; `seconds()` is how long one waits at most."""
+    """Responses that wait, by tables. `clock` is in seconds; `on_deadline(at)` is called with each new
+    deadline, so that `step` is called by then; `seconds()` is the longest wait."""
 
     def __init__(
         self,
@@ -69,8 +70,8 @@ class TableAcks:
     def answer(
         self, table: str, changes: Changes, request: Command, connection: Connection, response: Command
     ) -> Command | None:
-        """The answer to a request whose rows are changed, None when it comes later. Raises ResponseError when
-        too many wait: the change holds all the same."""
+        """The response to a request that changed rows; None when it comes later. Raises ResponseError when
+        too many requests wait: the change holds all the same."""
         serial = changes.serial
         if request.is_oneway:
             return response
@@ -106,13 +107,14 @@ class TableAcks:
                 self._lacking[table] = row.value.serial, row.deadline - self._seconds()
 
     def step(self, now: float) -> float:
-        """Answer the requests whose deadline has passed; returns the next deadline, infinite without one."""
+        """Answer the requests whose deadline has passed; return the next deadline, infinite without any."""
         for row in self._waiting.due(now):
             self._send(row.value, is_known=False)
         return self._waiting.deadline
 
     def is_in_time(self, session: MasterSession) -> bool:
-        """Whether a slave has the rows that clients were told, and those that they have long waited for."""
+        """Whether a slave has every change that a client was told of, and every change for which a client has
+        waited long."""
         since = self._clock() - LACKING_SECONDS
         return all(session.rows_had(table) >= serial for table, serial in self._answered.items()) and all(
             at > since or session.rows_had(table) >= serial for table, (serial, at) in self._lacking.items()
