@@ -3,14 +3,13 @@
 A reader must look for the noun that such a word stands for. A file may have at most 5 %; the goal is 3 %.
 `pointing_words.txt` lists the files that are above 5 %, with the share that they may have; it only shrinks.
 
-    python -m tests.pointing_words             write the list again, with lower figures only
+    python -m tests.pointing_words             take the files off the list that are done
     python -m tests.pointing_words FILE...     show each docstring of these files with its pointing words
 """
 
 from __future__ import annotations
 
 import ast
-import math
 import pathlib
 import re
 import sys
@@ -61,11 +60,10 @@ def allowed() -> dict[str, float]:
 
 
 def write() -> None:
-    """Write the list again: a file that is above 5 %, with the lower of its figures of before and of now."""
-    before = allowed() if LIST.exists() else {}
-    now = {name: float(math.ceil(share)) for name, share in shares().items() if share > FILE_SHARE}
-    rows = [f"{name} {min(percent, before.get(name, percent)):g}\n" for name, percent in sorted(now.items())]
-    LIST.write_text("".join(rows), "utf-8")
+    """Take the files off the list that have at most 5 % by now, and keep the others with their figures."""
+    listed, now = allowed(), shares()
+    kept = {name: percent for name, percent in listed.items() if now.get(name, 0) > FILE_SHARE}
+    LIST.write_text("".join(f"{name} {percent:g}\n" for name, percent in sorted(kept.items())), "utf-8")
 
 
 def show(name: str) -> None:
