@@ -147,6 +147,36 @@ class DeliverySettings:
     multiplier: float = 0.0
 
 
+@frozen
+class TopicView:
+    """The facts about a topic that a client needs. `message_type` is NORMAL, FIFO, DELAY, TRANSACTION or
+    MIXED where the topic names one, else empty.
+    """
+
+    read_queues: int
+    write_queues: int
+    can_read: bool
+    can_write: bool
+    message_type: str = ""
+
+
+@frozen
+class OpenTransaction:
+    """A half message whose end its producer is asked for. `transaction_id` names it to `end_transaction`."""
+
+    message: StoredMessage
+    transaction_id: str
+
+
+OnCheck = Callable[[OpenTransaction], None]
+"""Called when a producer is asked whether a transaction was committed."""
+
+
+def transaction_id(appended: Appended) -> str:
+    """The text that names a half message which was stored."""
+    return f"{appended.message_id}.{appended.queue_offset}"
+
+
 OnRead = Callable[["ReadResult | ResponseError"], None]
 """Called once with the outcome of a held read. When its time is over the result has no messages."""
 
@@ -196,6 +226,10 @@ class DoorStream(Protocol):
     async def drain(self) -> None:
         """Return when little waits to be sent, or the connection has ended."""
 
+    def hold(self, count: int) -> None:
+        """Count so many bytes of the peer, which the door keeps, in the broker's memory budget; the count
+        holds until the next call."""
+
     def close(self, reason: str = "closed by this side") -> None:
         """End the connection soon: bytes that were written are sent if the peer still reads."""
 
@@ -220,8 +254,17 @@ class DoorHost(Protocol):
     def may(self, action: str, name: str) -> bool:
         """Whether the peer may do one of `ACTIONS`, to a topic or as a group."""
 
-    def append(self, message: Message, on_done: OnAppended | None = None) -> None:
+    def topic(self, name: str) -> TopicView | None:
+        """The facts about a topic of this broker; None when there is no such topic."""
+
+    def append(
+        self, message: Message, on_done: OnAppended | None = None, *, queue_id: int | None = None
+    ) -> None:
         """Store a message, by the rules of a send. Messages of one round of the loop are written at once.
+        Without `queue_id` its topic's queues take turns.
+
+        With the properties of a half message (`TRAN_MSG`, `PGROUP`) it is one: `transaction_id` of the
+        outcome names it, and a producer that has joined by `produce` may be asked for its end.
 
         `on_done` is called with the outcome when the message is as safe as the broker's settings ask.
         Raises AccessDenied, ResponseError for a refusal (too long, no such topic, the broker is busy or
@@ -281,11 +324,6 @@ class DoorHost(Protocol):
     def delivery_settings(self, group: str) -> DeliverySettings:
         """How messages are delivered to a group that takes them one by one. Raises AccessDenied."""
 
-    def message_type(self, topic: str) -> str:
-        """The type of messages that a topic takes: NORMAL, FIFO, DELAY, TRANSACTION or MIXED; empty when it
-        takes any, or when there is no such topic.
-        """
-
     def queues(self, topic: str) -> int:
         """The number of queues of a topic that are read; 0 when there is no such topic."""
 
@@ -325,6 +363,41 @@ class DoorHost(Protocol):
 
     def leave(self, group: str) -> None:
         """Be no member any more."""
+
+    def another_client(self) -> DoorHost:
+        """The host for another client of the same connection, where the peer's protocol lets several share
+        one: its account, its memberships and the messages that it has taken are its own. It ends with the
+        connection, or by `end_client`.
+        """
+
+    def end_client(self) -> None:
+        """Forget all that is kept for a client that `another_client` made: its messages are given back."""
+
+    def produce(self, group: str, client_id: str, on_check: OnCheck = lambda transaction: None) -> None:
+        """Be a producer of a group, until the end of the connection: `on_check` is called with a half
+        message of it whose end is not known. Raises ResponseError.
+        """
+
+    def stop_producing(self, group: str) -> None:
+        """Be no producer of a group any more."""
+
+    def end_transaction(
+        self,
+        group: str,
+        transaction_id: str,
+        message_id: str,
+        commits: bool | None,
+        on_done: OnCommitted | None = None,
+    ) -> None:
+        """Commit or roll back a half message of a producer group; None: it is not decided yet. `message_id`
+        is its unique key. `on_done` is called when that is as safe as the broker's settings ask. Raises
+        AccessDenied, ResponseError.
+        """
+
+    def recall(self, topic: str, handle: str, on_done: OnAppended) -> str:
+        """Take back a message that waits for its time, by the handle that its producer has; returns its
+        unique key. Raises AccessDenied, ResponseError, StoreError.
+        """
 
     def defer(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
         """Have `call` called after `seconds`; returns a function that prevents it. It is not called after the

@@ -30,11 +30,14 @@ from rmq.doors import (
     DoorHost,
     DoorStream,
     OnAppended,
+    OpenTransaction,
     ReadRequest,
     ReadResult,
     TakenMessage,
     TakeRequest,
+    TopicView,
     check_doors,
+    transaction_id,
 )
 from rmq.errors import AccessDenied, RmqError
 
@@ -65,6 +68,7 @@ __all__ = [
     "Hooks",
     "Host",
     "OnAppended",
+    "OpenTransaction",
     "Page",
     "Peer",
     "Plugin",
@@ -75,8 +79,10 @@ __all__ = [
     "StoredEvent",
     "TakeRequest",
     "TakenMessage",
+    "TopicView",
     "account_of",
     "load",
+    "transaction_id",
 ]
 
 T = TypeVar("T")

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from rmq.broker.consume.long_polling import Reading, Wanted
     from rmq.broker.membership.members import MemberConnection
     from rmq.message import Message
-    from rmq.plugin import OnAppended
+    from rmq.plugin import OnAppended, Peer
     from rmq.protocol.command import Command
     from rmq.protocol.server_auth import ServerAuth
     from rmq.remoting.acceptor import Acceptor
@@ -595,7 +595,7 @@ class Broker(Endpoint):
         self.commit_pending()
         return self._next_deadline
 
-    def _may_act_for(self, peer: Connection, account: str) -> bool:
+    def _may_act_for(self, peer: Peer, account: str) -> bool:
         return self.hooks.may_act_for(peer, account)
 
     def _on_deadline(self, deadline: float) -> None:
@@ -730,7 +730,9 @@ class Broker(Endpoint):
         changes = self.files.versioned[table].changes
         return self._when_replicated(table, changes, request, connection, response)
 
-    def append_soon(self, message: Message, on_done: OnAppended, maker: Holders) -> None:
+    def append_soon(
+        self, message: Message, on_done: OnAppended, maker: Holders, *, queue_id: int | None, account: str
+    ) -> None:
         """Store a message of a door's peer, with others of this round of the loop. Raises as
         `rmq.plugin.Host.put`. A topic that is made for it counts as its makers'.
         """
@@ -738,7 +740,7 @@ class Broker(Endpoint):
             self._chunk_at = self.work_clock()
         now = self.now_ms()
         self.append.look(now)
-        self.append.message(message, now, on_done, maker)
+        self.append.message(message, now, on_done, maker, queue_id=queue_id, account=account)
         self.commit_soon()
 
     def commit_soon(self) -> None:

@@ -1,22 +1,18 @@
-"""The broker as a peer of a door may use it: `rmq.doors.DoorHost`, one `DoorPeer` for each connection.
-
-A DoorPeer stands in the broker's tables where the connection of a client does: as the connection of a held
-read and of a group's member, as the holder of shares. RocketMQ's own requests to a client end here: that the
-members of a group have changed becomes a call of the door, and the others are answered that a door cannot.
-"""
+"""The broker as a peer of a door may use it: `rmq.doors.DoorHost`, one `DoorPeer` for each client."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING
 
 from rmq.broker.consume.long_polling import ParkedRead
 from rmq.broker.consume.per_message.handles import handle_text
 from rmq.broker.consume.per_message.polls import HeldTake
 from rmq.broker.consume.read import MOVED, SUCCESS
 from rmq.broker.filtering.subscription import parse_subscription
+from rmq.broker.produce.acks import Call
 from rmq.broker.tables.topic_attributes import MESSAGE_TYPE
 from rmq.doors import (
     JOIN,
@@ -27,164 +23,53 @@ from rmq.doors import (
     ReadResult,
     TakenMessage,
     TakeRequest,
+    TopicView,
 )
-from rmq.errors import AccessDenied, InvalidName, ResponseError, StoreError, for_code
-from rmq.message import average_share, validate_group
-from rmq.plugin import StoredEvent
-from rmq.protocol.bodies import ConsumerData, HeartbeatData
-from rmq.protocol.codes import RequestCode, ResponseCode
-from rmq.protocol.command import Command
-from rmq.protocol.headers import NotifyConsumerIdsChangedRequestHeader, UpdateConsumerOffsetRequestHeader
+from rmq.errors import (
+    InvalidName,
+    LocalProtocolError,
+    ResponseError,
+    for_code,
+)
+from rmq.message import (
+    average_share,
+    parse_offset_message_id,
+    validate_group,
+)
+from rmq.plugin import StoredEvent, account_of
+from rmq.protocol.bodies import ConsumerData
+from rmq.protocol.codes import (
+    PERM_READ,
+    PERM_WRITE,
+    SYS_COMMIT,
+    SYS_ROLLBACK,
+    RequestCode,
+    ResponseCode,
+)
+from rmq.protocol.headers import (
+    EndTransactionRequestHeader,
+    RecallMessageRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
 from rmq.protocol.record import decode_records
 
 if TYPE_CHECKING:
-    from rmq.broker.broker import Broker
-    from rmq.broker.config import BrokerConfig
     from rmq.broker.consume.long_polling import Found
     from rmq.broker.consume.per_message.taking import Handed
-    from rmq.doors import Appended, OnAppended, OnCommitted, OnHandled, OnRead, OnTaken
+    from rmq.doors import Appended, OnAppended, OnCheck, OnCommitted, OnHandled, OnRead, OnTaken
     from rmq.message import Message
 
-HEARTBEAT_SECONDS: Final = 30.0
-"""How often the broker renews the memberships of a connection that stands."""
+from rmq.broker.door_client import DoorClient
 
 log = logging.getLogger("rmq.broker")
 
 
-class Stream(Protocol):
-    """The connection of a door, as its DoorPeer uses it."""
+class DoorPeer(DoorClient):
+    """The `rmq.doors.DoorHost` of one client of a connection."""
 
-    peer_address: str
-    local_address: str
-    state: dict[str, Any]
-    has_proved: bool
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the connection has ended."""
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether much waits to be sent."""
-
-    def close(self, reason: str = ...) -> None:
-        """End the connection behind the bytes that were written."""
-
-    def finish(self, reason: str) -> None:
-        """As `close`, after the door's goodbye."""
-
-
-class DoorPeer:
-    """The `rmq.doors.DoorHost` of one connection."""
-
-    def __init__(self, broker: Broker, door: str, stream: Stream) -> None:
-        self._broker = broker
-        self._door = door
-        self._stream = stream
-        self.peer_address, self.local_address = stream.peer_address, stream.local_address
-        self.state = stream.state
-        self._client_id = ""
-        self._joined: dict[str, tuple[ConsumerData, Callable[[str], None]]] = {}
-        self._asked: dict[int, OnCommitted] = {}
-        broker.on_door_open(door)
-
-    def closed(self) -> None:
-        """The connection has ended: forget all that is kept for it."""
-        self._asked.clear()
-        self._joined.clear()
-        self._broker.on_door_close(self._door, self)
-
-    # ---- as a connection in the broker's tables ----
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the connection has ended."""
-        return self._stream.is_closed
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether so much waits to be sent that a read is to take one message only."""
-        return self._stream.is_busy
-
-    def reset_on_close(self) -> None:
-        """Nothing: a door's peer sees the end in order."""
-
-    def finish(self, reason: str) -> None:
-        """End the connection, after the door's goodbye."""
-        self._stream.finish(reason)
-
-    def close(self, reason: str = "closed by this side") -> None:
-        """End the connection."""
-        self._stream.close(reason)
-
-    def write(self, frame: object) -> None:
-        """Drop a frame of RocketMQ's: the peer speaks another protocol."""
-
-    def notify(self, command: Command) -> None:
-        """Take a request of the broker to a client."""
-        if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
-            group = command.read(NotifyConsumerIdsChangedRequestHeader).consumer_group
-            if group in self._joined:
-                self._soon(partial(self._changed, group))
-        elif not command.is_oneway:
-            remark = f"the client is a peer of door {self._door}, which cannot be asked this"
-            refusal = command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
-            self._soon(lambda: self._broker.pending_requests.on_response(refusal, self))
-
-    def reply(self, response: Command) -> None:
-        """Take the answer to a request that was made for the peer."""
-        on_done = self._asked.pop(response.opaque, None)
-        if on_done is not None:
-            error = for_code(response.code, response.remark or "") if response.code else None
-            self._call(on_done, error)
-
-    def _changed(self, group: str) -> None:
-        joined = self._joined.get(group)
-        if joined is not None:
-            self._call(joined[1], group)
-
-    def _soon(self, call: Callable[[], None]) -> None:
-        try:
-            self.defer(0.0, call)
-        except ResponseError as error:
-            log.warning("%s of door %s is not told: %s", self.peer_address, self._door, error)
-
-    def _call(self, call: Callable[..., None], *given: object) -> None:
-        """Call a function of the door; a failure ends the connection."""
-        try:
-            call(*given)
-        except Exception as error:
-            log.error("door %s failed with an answer: %s", self._door, error, exc_info=error)
-            self.close(f"door {self._door} failed")
-
-    # ---- accounts ----
-
-    @property
-    def config(self) -> BrokerConfig:
-        """The broker's configuration."""
-        return self._broker.config
-
-    def now_ms(self) -> int:
-        """Wall time in ms."""
-        return self._broker.now_ms()
-
-    def authenticate(self, user: str, secret: str, *, signed: bytes | None = None) -> None:
-        """As `rmq.doors.DoorHost.authenticate`."""
-        self._broker.hooks.authenticate(self, user, secret, signed)
-        self._stream.has_proved = True
-
-    def may(self, action: str, name: str) -> bool:
-        """As `rmq.doors.DoorHost.may`."""
-        return self._broker.hooks.may(self, action, name)
-
-    def _check(self, action: str, name: str) -> None:
-        if not self.may(action, name):
-            raise AccessDenied(remark=f"no permission to {action}: {name}")
-        self._stream.has_proved = True
-
-    # ---- messages ----
-
-    def append(self, message: Message, on_done: OnAppended | None = None) -> None:
+    def append(
+        self, message: Message, on_done: OnAppended | None = None, *, queue_id: int | None = None
+    ) -> None:
         """As `rmq.doors.DoorHost.append`."""
         self._check(PUBLISH, message.topic)
         holders = self._broker.settings.holders_of(self)
@@ -204,8 +89,66 @@ class DoorPeer:
             if on_done is not None and not self.is_closed:
                 self._call(on_done, outcome)
 
-        self._broker.append_soon(message, done, holders)
+        account = account_of(self)
+        self._broker.append_soon(message, done, holders, queue_id=queue_id, account=account)
         shares.add(holders)
+
+    def recall(self, topic: str, handle: str, on_done: OnAppended) -> str:
+        """As `rmq.doors.DoorHost.recall`."""
+        self._check(PUBLISH, topic)
+        broker, now = self._broker, self.now_ms()
+        broker.append.look(now)
+        broker.append.check_open()
+        record, unique_key = broker.recall.record_of(RecallMessageRequestHeader(topic, handle), self, now)
+        broker.topics.create_retry(record.topic, PERM_WRITE | PERM_READ, 1)
+        broker.append.put(record)
+
+        def done(outcome: Appended) -> None:
+            if not self.is_closed:
+                self._call(on_done, outcome)
+
+        broker.acknowledgement.calls.append(Call(done, topic, record.queue_id, record))
+        broker.commit_soon()
+        return unique_key
+
+    def produce(self, group: str, client_id: str, on_check: OnCheck = lambda transaction: None) -> None:
+        """As `rmq.doors.DoorHost.produce`."""
+        self._be_client(client_id)
+        self._producing[group] = on_check
+        try:
+            self._heartbeat(client_id, [], [group])
+        except BaseException:
+            del self._producing[group]
+            raise
+
+    def stop_producing(self, group: str) -> None:
+        """As `rmq.doors.DoorHost.stop_producing`."""
+        if self._producing.pop(group, None) is not None:
+            self._broker.clients.unregister(self, producer_group=group)
+
+    def end_transaction(
+        self,
+        group: str,
+        transaction_id: str,
+        message_id: str,
+        commits: bool | None,
+        on_done: OnCommitted | None = None,
+    ) -> None:
+        """As `rmq.doors.DoorHost.end_transaction`."""
+        place, _, queue_offset = transaction_id.rpartition(".")
+        try:
+            physical_offset = parse_offset_message_id(place)[1]
+            header = EndTransactionRequestHeader(
+                group,
+                int(queue_offset),
+                physical_offset,
+                {None: 0, True: SYS_COMMIT, False: SYS_ROLLBACK}[commits],
+                msg_id=message_id,
+            )
+        except (ValueError, LocalProtocolError):
+            remark = f"{transaction_id!r:.100} is not the id of a transaction here"
+            raise for_code(ResponseCode.MESSAGE_ILLEGAL, remark) from None
+        self._ask(RequestCode.END_TRANSACTION, header, on_done)
 
     def read(self, request: ReadRequest) -> ReadResult:
         """As `rmq.doors.DoorHost.read`."""
@@ -251,8 +194,6 @@ class DoorPeer:
             holders=broker.settings.holders_of(self),
         )
         broker.reader.hold(held)
-
-    # ---- messages one by one ----
 
     def take(self, request: TakeRequest) -> list[TakenMessage]:
         """As `rmq.doors.DoorHost.take`."""
@@ -317,12 +258,19 @@ class DoorPeer:
             return DeliverySettings(attempts, in_order, (), *growth)
         return DeliverySettings(attempts, in_order, policy.delays_ms)
 
-    # ---- queues ----
-
-    def message_type(self, topic: str) -> str:
-        """As `rmq.doors.DoorHost.message_type`."""
-        config = self._broker.topics.get(topic)
-        return "" if config is None else (config.attributes or {}).get(MESSAGE_TYPE, "")
+    def topic(self, name: str) -> TopicView | None:
+        """As `rmq.doors.DoorHost.topic`."""
+        config = self._broker.topics.get(name)
+        if config is None:
+            return None
+        perm = config.perm & self.config.broker_permission
+        return TopicView(
+            config.read_queue_nums,
+            config.write_queue_nums,
+            bool(perm & PERM_READ),
+            bool(perm & PERM_WRITE),
+            (config.attributes or {}).get(MESSAGE_TYPE, ""),
+        )
 
     def queues(self, topic: str) -> int:
         """As `rmq.doors.DoorHost.queues`."""
@@ -333,8 +281,6 @@ class DoorPeer:
         """As `rmq.doors.DoorHost.bounds`."""
         store = self._broker.store
         return store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
-
-    # ---- groups ----
 
     def position(self, group: str, topic: str, queue_id: int) -> int:
         """As `rmq.doors.DoorHost.position`."""
@@ -348,17 +294,7 @@ class DoorPeer:
         self._check(SUBSCRIBE, topic)
         self._check(JOIN, group)
         header = UpdateConsumerOffsetRequestHeader(group, topic, queue_id, offset)
-        request = Command.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
-        self._asked[request.opaque] = on_done or _nothing
-        handler: Callable[..., Command | None] = self._broker.handlers[RequestCode.UPDATE_CONSUMER_OFFSET]
-        try:
-            response = handler(request, self, self.now_ms())
-        except ResponseError as error:
-            response = request.reply(error.code, error.remark)
-        except StoreError as error:
-            response = request.reply(ResponseCode.SYSTEM_ERROR, str(error))
-        if response is not None:
-            self.reply(response)
+        self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, header, on_done)
 
     def join(
         self,
@@ -375,11 +311,6 @@ class DoorPeer:
             validate_group(group)
         except InvalidName as error:
             raise for_code(ResponseCode.SYSTEM_ERROR, str(error)) from None
-        if self._joined and client_id != self._client_id:
-            raise for_code(
-                ResponseCode.SYSTEM_ERROR,
-                f"the connection is client {self._client_id} already, and cannot be {client_id} too",
-            )
         holders = self._broker.settings.holders_of(self)
         if not self._broker.groups.exists(group, holders):
             raise self._broker.groups.unknown(group, holders)
@@ -388,9 +319,7 @@ class DoorPeer:
         data.subscription_data_set = [
             parse_subscription(topic, text, sub_version=version) for topic, text in subscriptions.items()
         ]
-        if not self._client_id:
-            self.defer(HEARTBEAT_SECONDS, self._renew)
-            self._client_id = client_id
+        self._be_client(client_id)
         before = self._joined.get(group)
         self._joined[group] = data, on_change
         try:
@@ -401,22 +330,6 @@ class DoorPeer:
             else:
                 self._joined[group] = before
             raise
-        self._client_id = client_id
-
-    def _heartbeat(self, client_id: str, groups: Sequence[ConsumerData]) -> None:
-        data = HeartbeatData(client_id, [], list(groups))
-        self._broker.clients.heartbeat(data, self, "OTHER", 0, self.now_ms())
-
-    def _renew(self) -> None:
-        """Say that the member is here: its connection stands."""
-        try:
-            if self._joined:
-                self._heartbeat(self._client_id, [data for data, _ in self._joined.values()])
-        except (ResponseError, StoreError) as error:
-            log.warning("%s of door %s: its membership ends: %s", self.peer_address, self._door, error)
-            self.close(str(error))
-        else:
-            self.defer(HEARTBEAT_SECONDS, self._renew)
 
     def members(self, group: str) -> list[str]:
         """As `rmq.doors.DoorHost.members`."""
@@ -433,11 +346,6 @@ class DoorPeer:
         """As `rmq.doors.DoorHost.leave`."""
         if self._joined.pop(group, None) is not None:
             self._broker.clients.unregister(self, consumer_group=group)
-
-    def defer(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
-        """As `rmq.doors.DoorHost.defer`."""
-        holders = self._broker.settings.holders_of(self)
-        return self._broker.deferrals.add(self, holders, seconds, call)
 
 
 def taken_messages(found: Sequence[Handed], broker_name: str) -> list[TakenMessage]:
@@ -458,7 +366,3 @@ def taken_messages(found: Sequence[Handed], broker_name: str) -> list[TakenMessa
                 )
                 messages.append(TakenMessage(message, handle, attempt))
     return messages
-
-
-def _nothing(error: ResponseError | None) -> None:
-    pass

@@ -51,6 +51,7 @@ class DoorConnection:
         self._partial_since = math.inf  # since when a part of something waits for its rest
         self._outbox: list[bytes] = []
         self._unsent = 0
+        self._held_by_door = 0
         self._active_at = self._taken_at = anyio.current_time()
         self._written = Wakeup()
         self._room = anyio.Event()
@@ -142,6 +143,12 @@ class DoorConnection:
             self._room = anyio.Event()
             await self._room.wait()
 
+    def hold(self, count: int) -> None:
+        """As `rmq.doors.DoorStream.hold`."""
+        if count != self._held_by_door and not self.is_closed:
+            self._held_by_door = count
+            self._account()
+
     async def _send(self) -> None:
         try:
             while True:
@@ -175,7 +182,7 @@ class DoorConnection:
         self.close(reason)
         self._outbox.clear()
         self._received.clear()
-        self._unsent = 0
+        self._unsent = self._held_by_door = 0
         self._is_empty.set()
         self._account()
 
@@ -206,13 +213,13 @@ class DoorConnection:
 
     def waste(self, now: float) -> float:
         """As `Connection.waste`: for how many seconds a request is not complete, or nothing was taken."""
-        held = self._unsent + len(self._received)
+        held = self._unsent + len(self._received) + self._held_by_door
         since = min(self._partial_since, self._taken_at if self._unsent else math.inf)
         seconds = max(now - since, 0.0) * (1.0 if self.has_proved else UNPROVED_FACTOR)
         return (seconds if held > SMALL_BYTES else seconds / 1000) + held * 1e-12
 
     def _account(self) -> None:
-        self._budget.hold(self, self._unsent + len(self._received))
+        self._budget.hold(self, self._unsent + len(self._received) + self._held_by_door)
 
     async def run(self, host: DoorHost) -> None:
         """Serve the peer until the door returns or the connection ends; then send what was written, close.
@@ -234,7 +241,7 @@ class DoorConnection:
         finally:
             self._outbox.clear()
             self._received.clear()
-            self._unsent = 0
+            self._unsent = self._held_by_door = 0
             self._account()
             with anyio.move_on_after(self._limits.linger_seconds, shield=True) as closing:
                 await self._stream.aclose()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rmq.broker.config import Settings
     from rmq.broker.delay.timers import Timers
     from rmq.broker.tables.topics import Topics
+    from rmq.plugin import Peer
     from rmq.protocol.command import Command
     from rmq.protocol.record import Record
     from rmq.remoting.connection import Connection
@@ -40,7 +41,7 @@ class Recall:
         topics: Topics,
         store_host: bytes,
         put: Put,
-        may_act_for: Callable[[Connection, str], bool],
+        may_act_for: Callable[[Peer, str], bool],
     ) -> None:
         self._settings = settings
         self._timers = timers
@@ -54,19 +55,22 @@ class Recall:
         return {RECALL_MESSAGE: self._on_recall}
 
     def _on_recall(self, request: Command, connection: Connection, now: int) -> None:
-        header = request.read(RecallMessageRequestHeader)
+        record, unique_key = self.record_of(request.read(RecallMessageRequestHeader), connection, now)
+        self._put(request, record, {"msgId": unique_key})
+
+    def record_of(self, header: RecallMessageRequestHeader, peer: Peer, now: int) -> tuple[Record, str]:
+        """The record that takes a message back, and the unique key of that message. Raises ResponseError."""
         if self._topics.get(header.topic) is None:
             raise unknown_topic(header.topic)
         handle = self._handle(header)
         owner = self._timers.owner(handle)
-        if owner and not self._may_act_for(connection, owner):
-            mine = account_of(connection)
+        if owner and not self._may_act_for(peer, owner):
+            mine = account_of(peer)
             log.warning("account %s may not recall %s of account %s", mine or "-", handle.unique_key, owner)
             remark = f"the message {handle.unique_key} is another account's, which alone may recall it"
             raise for_code(ResponseCode.NO_PERMISSION, remark)
-        account = owner or account_of(connection)
-        record = self._timers.recall(handle, self._store_host, now, account)
-        self._put(request, record, {"msgId": handle.unique_key})
+        account = owner or account_of(peer)
+        return self._timers.recall(handle, self._store_host, now, account), handle.unique_key
 
     def _handle(self, header: RecallMessageRequestHeader) -> RecallHandle:
         try:

@@ -520,10 +520,18 @@ class Append:
     # ---- messages of plug-ins ----
 
     def message(
-        self, message: Message, now: int, on_done: OnAppended | None, maker: Holders = NOBODY
+        self,
+        message: Message,
+        now: int,
+        on_done: OnAppended | None,
+        maker: Holders = NOBODY,
+        *,
+        queue_id: int | None = None,
+        account: str = "",
     ) -> None:
-        """Take a plug-in's message into the pending batch, in the next queue of its topic, by all the rules
-        of a send. `on_done` is called with the outcome when the message is as safe as the settings ask.
+        """Take a plug-in's message into the pending batch, by all the rules of a send; without `queue_id` the
+        queues of its topic take turns. `on_done` is called with the outcome when the message is as safe as
+        the settings ask. A half message or a timed one belongs to `account`.
 
         Raises ResponseError for a refusal and StoreError when it cannot be written; then `on_done` is not
         called. A topic that is made for it counts as `maker`'s.
@@ -534,13 +542,17 @@ class Append:
         config = self._topics.get(topic)
         if config is None or not config.perm & PERM_WRITE or not target.write_queues:
             raise forbidden(f"the topic[{topic}] sending message is forbidden")
+        if queue_id is None:
+            queue_id = self._turn % target.write_queues
+        elif not 0 <= queue_id < target.write_queues:
+            queue_id = self.choose_queue(queue_id, target, "a plug-in")
         properties = _properties_of(message)
         self.check_properties(properties)
         if target.message_type:
             check_type(topic, target.message_type, properties)
         record = Record(
             topic,
-            self._turn % target.write_queues,
+            queue_id,
             message.body,
             encode_properties(properties),
             message.flag,
@@ -550,8 +562,7 @@ class Append:
             tags_code=tags_code(message.tags),
             keys=record_keys(properties) if self.is_indexed else (),
         )
-        queue_id = record.queue_id
-        self.detour(record, target.group, properties, now, None)
+        self.detour(record, target.group, properties, now, None, account)
         if "\0" in record.properties:
             raise self.illegal(NUL_IN_PROPERTIES)
         self.check_sizes(record)

@@ -1,0 +1,429 @@
+"""gRPC over HTTP/2 on a door's stream: calls come in, messages and a status go out.
+
+HTTP/2 is the library h2's, which has no I/O of its own. This module holds the framing of gRPC (a byte that
+says whether a message is compressed, its length in 4 bytes, the message), the flow control of the answers,
+and the bounds on a peer: calls at a time, bytes of unfinished requests, answers that wait, and frames that
+only cost work. A call has no task: its service is called with each message, and answers now or later.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.exceptions
+import h2.settings
+
+from rmq.errors import RemoteProtocolError
+
+if TYPE_CHECKING:
+    from rmq.plugin import DoorStream
+
+log = logging.getLogger("rmq.grpc")
+
+OK: Final = 0
+INVALID_ARGUMENT: Final = 3
+DEADLINE_EXCEEDED: Final = 4
+RESOURCE_EXHAUSTED: Final = 8
+UNIMPLEMENTED: Final = 12
+INTERNAL: Final = 13
+UNAVAILABLE: Final = 14
+"""Statuses of gRPC; OK also where the answer itself says what went wrong."""
+
+CALLS_MAX: Final = 1_000
+"""Calls of one connection at a time."""
+HEADER_BYTES: Final = 16 * 1024
+"""All headers of a call."""
+WINDOW_BYTES: Final = 1 << 20
+"""Bytes that a peer may send ahead on one call."""
+CONNECTION_WINDOW_BYTES: Final = 8 << 20
+REQUESTS_BYTES: Final = 32 << 20
+"""Bytes of unfinished requests of one connection."""
+ANSWERS_BYTES: Final = 32 << 20
+"""Bytes of answers that wait for the peer's flow control."""
+REQUEST_SECONDS: Final = 60.0
+"""Time that a request has to be complete."""
+STRIKES_MAX: Final = 2_000
+STRIKES_SECONDS: Final = 10.0
+"""Frames that only cost work (resets count as 10, pings and settings as 5), in so many seconds."""
+_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+
+
+class Call:
+    """One call: its method, its metadata, and the way to answer it."""
+
+    __slots__ = (
+        "_connection",
+        "_inflow",
+        "_outbox",
+        "_trailers",
+        "began",
+        "deadline",
+        "has_begun",
+        "is_over",
+        "metadata",
+        "method",
+        "on_cancel",
+        "stream_id",
+    )
+
+    def __init__(
+        self, connection: Calls, stream_id: int, method: str, metadata: Mapping[str, str], now: float
+    ) -> None:
+        self.method = method
+        self.metadata = metadata
+        self.stream_id = stream_id
+        self.began = now
+        self.deadline = now + _timeout(metadata.get("grpc-timeout", ""))
+        """Time on the host's clock after which the peer does not wait any more."""
+        self.is_over = False
+        """Whether the call was answered or cancelled: nothing that is sent reaches the peer."""
+        self.on_cancel: Callable[[], None] | None = None
+        """Called when the peer gives the call up, or its connection ends."""
+        self.has_begun = False
+        self._connection = connection
+        self._inflow = bytearray()
+        self._outbox = bytearray()
+        self._trailers: list[tuple[str, str]] | None = None
+
+    def send(self, message: bytes) -> None:
+        """Send one message of the answer, soon."""
+        if not self.is_over:
+            self._connection.put(self, len(message).to_bytes(5, "big") + message)
+
+    def finish(self, status: int = OK, text: str = "") -> None:
+        """End the call behind the messages that were sent, with a status of gRPC."""
+        if not self.is_over:
+            self.is_over = True
+            self._connection.end(self, status, text)
+
+
+class Service(Protocol):
+    """The methods behind the calls of one connection."""
+
+    def begins(self, call: Call) -> bool:
+        """Whether there is a method of this name; else the call is answered UNIMPLEMENTED."""
+
+    def handle(self, call: Call, message: bytes) -> None:
+        """Take one message of a call. Exceptions of it end the call with INTERNAL and are logged."""
+
+    def half_closed(self, call: Call) -> None:
+        """The peer sends no more messages on this call."""
+
+
+class _Http2(h2.connection.H2Connection):
+    """h2's connection, but one that goes on after the peer's GOAWAY: a client that is closing sends it first,
+    then ends its calls, and waits for their statuses. h2 takes GOAWAY for the end of all."""
+
+    def _receive_goaway_frame(self, frame: Any) -> tuple[list[Any], list[Any]]:
+        return [], []
+
+
+class Calls:
+    """The calls of one connection. `clock` gives seconds, `most_bytes` bounds one request."""
+
+    def __init__(
+        self, stream: DoorStream, service: Service, *, clock: Callable[[], float], most_bytes: int
+    ) -> None:
+        self._stream = stream
+        self._service = service
+        self._clock = clock
+        self._most_bytes = most_bytes
+        self._open: dict[int, Call] = {}
+        self._waiting: dict[int, Call] = {}  # whose answers wait for the peer's flow control
+        self._request_bytes = self._answer_bytes = 0
+        self._strikes, self._strikes_since = 0, clock()
+        self._is_stopping = False
+        config = h2.config.H2Configuration(
+            client_side=False,
+            header_encoding="utf-8",
+            validate_outbound_headers=False,
+            normalize_outbound_headers=False,
+        )
+        self._h2 = connection = _Http2(config)
+        codes = h2.settings.SettingCodes
+        connection.local_settings = h2.settings.Settings(
+            client=False,
+            initial_values={
+                codes.MAX_CONCURRENT_STREAMS: CALLS_MAX,
+                codes.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
+                codes.MAX_HEADER_LIST_SIZE: HEADER_BYTES,
+                codes.MAX_FRAME_SIZE: 16_384,
+            },
+        )
+        connection.decoder.max_header_list_size = HEADER_BYTES
+        connection.initiate_connection()
+        connection.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65_535)
+        self._flush()
+
+    # ---- bytes ----
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes of the peer. Raises RemoteProtocolError when they are not HTTP/2, or cost too much."""
+        try:
+            events = self._h2.receive_data(data)
+        except (h2.exceptions.ProtocolError, UnicodeError) as error:
+            self._flush()  # it says why
+            raise RemoteProtocolError(f"HTTP/2: {error or type(error).__name__}") from None
+        for event in events:
+            self._take(event)
+        self._flush()
+        if self._strikes > STRIKES_MAX:
+            self._h2.close_connection(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
+            self._flush()
+            raise RemoteProtocolError(f"{self._strikes} frames within {STRIKES_SECONDS:g} s only cost work")
+
+    def _flush(self) -> None:
+        data = self._h2.data_to_send()
+        if data:
+            self._stream.write(data)
+
+    def _take(self, event: Any) -> None:
+        if isinstance(event, h2.events.DataReceived):
+            self._on_data(event)
+        elif isinstance(event, h2.events.RequestReceived):
+            self._on_request(event)
+        elif isinstance(event, h2.events.StreamEnded):
+            call = self._open.get(event.stream_id)
+            if call is not None and not call.is_over:
+                self._end_of_request(call)
+        elif isinstance(event, h2.events.StreamReset):
+            self._strike(10)
+            self._forget(self._open.get(event.stream_id), is_cancelled=True)
+        elif isinstance(event, h2.events.WindowUpdated):
+            self._on_window(event.stream_id)
+        elif isinstance(event, h2.events.RemoteSettingsChanged):
+            self._strike(5)
+            self._on_window(0)
+        elif isinstance(event, h2.events.PingReceived):
+            self._strike(5)
+        elif isinstance(event, h2.events.PriorityUpdated):
+            self._strike(1)
+
+    def _strike(self, count: int) -> None:
+        now = self._clock()
+        if now - self._strikes_since > STRIKES_SECONDS:
+            self._strikes, self._strikes_since = 0, now
+        self._strikes += count
+
+    # ---- requests ----
+
+    def _on_request(self, event: Any) -> None:
+        headers = dict(event.headers)
+        call = Call(self, event.stream_id, headers.get(":path", ""), headers, self._clock())
+        self._open[event.stream_id] = call
+        kind = headers.get("content-type", "")
+        if headers.get(":method") != "POST" or not kind.startswith("application/grpc"):
+            self._refuse_http(call, kind)
+        elif self._is_stopping:
+            call.finish(UNAVAILABLE, "the broker is stopping")
+        elif not self._service.begins(call):
+            call.finish(UNIMPLEMENTED, f"there is no method {call.method}")
+
+    def _refuse_http(self, call: Call, kind: str) -> None:
+        """Answer a request that is none of gRPC's: a browser's, a probe's."""
+        call.is_over = True
+        text = f"this port speaks gRPC, not {kind or 'plain HTTP'}\n".encode()
+        headers = [(":status", "415"), ("content-type", "text/plain"), ("content-length", str(len(text)))]
+        self._h2.send_headers(call.stream_id, headers)
+        self._h2.send_data(call.stream_id, text, end_stream=True)
+        self._forget(call)
+
+    def _on_data(self, event: Any) -> None:
+        if event.flow_controlled_length:
+            self._acknowledge(event.flow_controlled_length, event.stream_id)
+        else:
+            self._strike(5)
+        call = self._open.get(event.stream_id)
+        if call is None or call.is_over:
+            return
+        call._inflow += event.data
+        self._request_bytes += len(event.data)
+        while not call.is_over and (message := self._next_message(call)) is not None:
+            self._serve(call, message)
+        if self._request_bytes > REQUESTS_BYTES and not call.is_over:
+            call.finish(RESOURCE_EXHAUSTED, f"{REQUESTS_BYTES} bytes of unfinished requests wait already")
+        self._stream.hold(self._request_bytes + self._answer_bytes)
+
+    def _acknowledge(self, count: int, stream_id: int) -> None:
+        try:
+            self._h2.acknowledge_received_data(count, stream_id)
+        except h2.exceptions.StreamClosedError:
+            self._h2.increment_flow_control_window(count)
+
+    def _next_message(self, call: Call) -> bytes | None:
+        buffer = call._inflow
+        if len(buffer) < 5:
+            return None
+        size = int.from_bytes(buffer[1:5], "big")
+        if size > self._most_bytes:
+            call.finish(RESOURCE_EXHAUSTED, f"a message of {size} bytes is longer than {self._most_bytes}")
+            return None
+        if len(buffer) < 5 + size:
+            return None
+        flag, message = buffer[0], bytes(buffer[5 : 5 + size])
+        del buffer[: 5 + size]
+        self._request_bytes -= 5 + size
+        if not flag:
+            return message
+        return self._decompressed(call, message)
+
+    def _decompressed(self, call: Call, message: bytes) -> bytes | None:
+        encoding = call.metadata.get("grpc-encoding", "identity")
+        if encoding not in ("gzip", "deflate"):
+            call.finish(UNIMPLEMENTED, f"messages compressed by {encoding} are not taken, by gzip they are")
+            return None
+        unpacking = zlib.decompressobj(47)
+        try:
+            data = unpacking.decompress(message, self._most_bytes + 1)
+        except zlib.error as error:
+            call.finish(INVALID_ARGUMENT, f"the message cannot be decompressed: {error}")
+            return None
+        if len(data) > self._most_bytes:
+            call.finish(RESOURCE_EXHAUSTED, f"the message is longer than {self._most_bytes} bytes")
+            return None
+        return data
+
+    def _serve(self, call: Call, message: bytes) -> None:
+        call.has_begun = True
+        try:
+            self._service.handle(call, message)
+        except Exception as error:
+            log.error("%s: %s failed: %s", self._stream.peer_address, call.method, error, exc_info=error)
+            call.finish(INTERNAL, f"{type(error).__name__}: see the log of the broker")
+
+    def _end_of_request(self, call: Call) -> None:
+        if call._inflow or not call.has_begun:
+            call.finish(INVALID_ARGUMENT, "the request ended before its message was complete")
+        else:
+            self._service.half_closed(call)
+
+    # ---- answers ----
+
+    def put(self, call: Call, data: bytes) -> None:
+        """Send bytes of an answer as far as the peer's flow control allows."""
+        self._begin(call)
+        call._outbox += data
+        self._answer_bytes += len(data)
+        self._push(call)
+        if self._answer_bytes > ANSWERS_BYTES:
+            self._stream.close(f"its peer does not take answers: {self._answer_bytes} bytes wait")
+        self._flush()
+
+    def end(self, call: Call, status: int, text: str) -> None:
+        """End a call, behind its answers that wait."""
+        trailers = [("grpc-status", str(status))]
+        if text:
+            trailers.append(("grpc-message", _percent(text)))
+        if call.stream_id not in self._open:
+            return
+        if not call._outbox and not self._has_headers(call):
+            head = [(":status", "200"), ("content-type", "application/grpc")]
+            self._try(self._h2.send_headers, call.stream_id, head + trailers, end_stream=True)
+            self._forget(call)
+        else:
+            call._trailers = trailers
+            self._push(call)
+        self._flush()
+
+    def _has_headers(self, call: Call) -> bool:
+        return call._trailers is not None
+
+    def _begin(self, call: Call) -> None:
+        if call._trailers is None:
+            call._trailers = []
+            head = [(":status", "200"), ("content-type", "application/grpc")]
+            self._try(self._h2.send_headers, call.stream_id, head)
+
+    def _try(self, send: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Send on a stream that the peer may have reset meanwhile."""
+        try:
+            send(*args, **kwargs)
+        except h2.exceptions.ProtocolError as error:
+            log.debug("%s: an answer is dropped: %s", self._stream.peer_address, error)
+
+    def _push(self, call: Call) -> None:
+        outbox, stream_id = call._outbox, call.stream_id
+        try:
+            while outbox:
+                room = min(self._h2.local_flow_control_window(stream_id), self._h2.max_outbound_frame_size)
+                if room <= 0:
+                    self._waiting[stream_id] = call
+                    return
+                piece = bytes(outbox[:room])
+                del outbox[:room]
+                self._answer_bytes -= len(piece)
+                self._h2.send_data(stream_id, piece)
+        except h2.exceptions.ProtocolError as error:
+            log.debug("%s: an answer is dropped: %s", self._stream.peer_address, error)
+            self._forget(call)
+            return
+        self._waiting.pop(stream_id, None)
+        if call.is_over:
+            self._try(self._h2.send_headers, stream_id, call._trailers or [], end_stream=True)
+            self._forget(call)
+
+    def _on_window(self, stream_id: int) -> None:
+        if stream_id:
+            call = self._waiting.get(stream_id)
+            if call is not None:
+                self._push(call)
+            return
+        for call in list(self._waiting.values()):
+            self._push(call)
+
+    # ---- ends ----
+
+    def _forget(self, call: Call | None, *, is_cancelled: bool = False) -> None:
+        if call is None or self._open.pop(call.stream_id, None) is None:
+            return
+        self._waiting.pop(call.stream_id, None)
+        self._request_bytes -= len(call._inflow)
+        self._answer_bytes -= len(call._outbox)
+        call._inflow.clear()
+        call._outbox.clear()
+        was_over, call.is_over = call.is_over, True
+        if is_cancelled and not was_over and call.on_cancel is not None:
+            call.on_cancel()
+
+    def expire(self) -> None:
+        """End calls whose request is not complete in time."""
+        now = self._clock()
+        for call in list(self._open.values()):
+            if not call.has_begun and not call.is_over and now - call.began > REQUEST_SECONDS:
+                call.finish(DEADLINE_EXCEEDED, f"the request was not complete after {REQUEST_SECONDS:g} s")
+
+    def closed(self) -> None:
+        """The connection has ended: its calls are given up."""
+        for call in list(self._open.values()):
+            self._forget(call, is_cancelled=True)
+
+    def goodbye(self) -> bytes:
+        """Bytes that end the connection in order: the peer sends its calls elsewhere."""
+        self._is_stopping = True
+        for call in list(self._open.values()):
+            call.finish(UNAVAILABLE, "the broker is stopping")
+        if self._h2.state_machine.state is not h2.connection.ConnectionState.CLOSED:
+            self._h2.close_connection()
+        data: bytes = self._h2.data_to_send()
+        return data
+
+
+def _timeout(text: str) -> float:
+    """Seconds of a `grpc-timeout`; infinite without one."""
+    if len(text) < 2 or text[-1] not in _UNITS or not text[:-1].isdecimal() or len(text) > 9:
+        return math.inf
+    return int(text[:-1]) * _UNITS[text[-1]]
+
+
+def _percent(text: str) -> str:
+    """The form of `grpc-message`: printable ASCII, the rest as percent signs and hex."""
+    data = text.encode("utf-8", "replace")[:2_000]
+    return "".join(chr(byte) if 32 <= byte < 127 and byte != 37 else f"%{byte:02X}" for byte in data)

@@ -1,0 +1,302 @@
+"""Messages: from the form of 5.x clients to the broker's, and back; and the rules for names and properties.
+
+Limits, names and codes are those of RocketMQ 5.3.3's proxy. A body that a producer has compressed is stored
+as it was before, so that clients of 4.x read it as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rmq.errors import InvalidName, InvalidType
+from rmq.message import (
+    PROPERTY_CHECK_IMMUNITY_TIME,
+    PROPERTY_DELAY_LEVEL,
+    PROPERTY_KEYS,
+    PROPERTY_PRODUCER_GROUP,
+    PROPERTY_TRANSACTION_PREPARED,
+    PROPERTY_UNIQUE_KEY,
+    RESERVED_PROPERTIES,
+    SYSTEM_TOPIC_PREFIX,
+    SYSTEM_TOPICS,
+    Message,
+    StoredMessage,
+    java_hash,
+    validate_group,
+    validate_topic,
+)
+from rmq.protocol.properties import (
+    INTERNAL_PROPERTIES,
+    PROPERTY_DELAY_MS,
+    PROPERTY_DELAY_SEC,
+    PROPERTY_DELIVER_MS,
+)
+from rmq_grpc import schema
+from rmq_grpc.statuses import Refused
+
+V2Message: Final = schema.message("Message")
+MessageType: Final = schema.enum("MessageType")
+Encoding: Final = schema.enum("Encoding")
+DigestType: Final = schema.enum("DigestType")
+
+PROPERTY_MESSAGE_GROUP: Final = "__SHARDINGKEY"
+PROPERTY_BORN_HOST: Final = "__BORNHOST"
+PROPERTY_BORN_TIMESTAMP: Final = "BORN_TIMESTAMP"
+PROPERTY_TRACE_CONTEXT: Final = "__TRACE_CONTEXT"
+PROPERTY_DEAD_LETTER_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
+PROPERTY_DEAD_LETTER_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
+PROPERTY_TAGS: Final = "TAGS"
+
+SYSTEM_PROPERTIES: Final = (
+    RESERVED_PROPERTIES
+    | INTERNAL_PROPERTIES
+    | {
+        PROPERTY_MESSAGE_GROUP,
+        PROPERTY_BORN_HOST,
+        PROPERTY_BORN_TIMESTAMP,
+        PROPERTY_TRACE_CONTEXT,
+        PROPERTY_DEAD_LETTER_TOPIC,
+        PROPERTY_DEAD_LETTER_ID,
+        PROPERTY_DELIVER_MS,
+        PROPERTY_DELAY_MS,
+        PROPERTY_DELAY_SEC,
+        "TIMER_OUT_MS",
+        "1ST_POP_TIME",
+        "POP_CK",
+    }
+)
+"""Properties that are RocketMQ's, and no application's."""
+
+BODY_BYTES: Final = 4 << 20
+PROPERTIES_MAX: Final = 128
+PROPERTIES_BYTES: Final = 16_384
+GROUP_BYTES: Final = 64
+DELAY_MS: Final = 24 * 3600 * 1000
+RECOVERY_SECONDS: Final = 3_600
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+
+
+def topic_of(resource: Any) -> str:
+    """The name of a topic. Raises Refused for one that applications may not use."""
+    name: str = resource.name
+    try:
+        validate_topic(name)
+    except (InvalidName, InvalidType) as error:
+        raise Refused("ILLEGAL_TOPIC", str(error)) from None
+    if name in SYSTEM_TOPICS or name.startswith(SYSTEM_TOPIC_PREFIX):
+        raise Refused("ILLEGAL_TOPIC", f"{name} is a topic of the system")
+    return name
+
+
+def group_of(resource: Any) -> str:
+    """The name of a consumer group. Raises Refused for one that applications may not use."""
+    name: str = resource.name
+    try:
+        validate_group(name)
+    except (InvalidName, InvalidType) as error:
+        raise Refused("ILLEGAL_CONSUMER_GROUP", str(error)) from None
+    if name.startswith(SYSTEM_GROUP_PREFIX):
+        raise Refused("ILLEGAL_CONSUMER_GROUP", f"{name} is a group of the system")
+    return name
+
+
+def has_control(text: str) -> bool:
+    """Whether a text has a control character, as Java counts them."""
+    return not text.isprintable() and any(ord(one) < 32 or 127 <= ord(one) < 160 for one in text)
+
+
+def _check_text(word: str, kind: str, text: str) -> None:
+    if text and not text.strip():
+        raise Refused(word, f"{kind} must not consist of blanks")
+    if has_control(text):
+        raise Refused(word, f"{kind} {text!r:.80} has a control character")
+
+
+# ---- from a producer ----
+
+
+def kind_of(message: Any) -> str:
+    """The type of a message, by its properties: NORMAL, FIFO, DELAY or TRANSACTION."""
+    system = message.system_properties
+    if system.message_type == MessageType["TRANSACTION"]:
+        return "TRANSACTION"
+    if system.HasField("delivery_timestamp"):
+        return "DELAY"
+    return "FIFO" if system.message_group else "NORMAL"
+
+
+def to_store(message: Any, now_ms: int, peer: str) -> Message:
+    """The message that the broker stores. Raises Refused when it breaks a rule."""
+    system = message.system_properties
+    topic = topic_of(message.topic)
+    properties = _user_properties(message)
+    properties[PROPERTY_UNIQUE_KEY] = system.message_id
+    properties[PROPERTY_BORN_HOST] = system.born_host or peer.rpartition(":")[0]
+    properties[PROPERTY_BORN_TIMESTAMP] = str(ms_of(system.born_timestamp) or now_ms)
+    if system.message_type == MessageType["TRANSACTION"]:
+        properties[PROPERTY_TRANSACTION_PREPARED] = "true"
+        if system.HasField("orphaned_transaction_recovery_duration"):
+            seconds = system.orphaned_transaction_recovery_duration.seconds
+            if seconds > RECOVERY_SECONDS:
+                raise Refused("BAD_REQUEST", f"the recovery of a transaction is at most {RECOVERY_SECONDS} s")
+            properties[PROPERTY_CHECK_IMMUNITY_TIME] = str(seconds)
+    properties[PROPERTY_PRODUCER_GROUP] = topic  # any producer of the topic may be asked
+    if group := system.message_group:
+        _check_text("ILLEGAL_MESSAGE_GROUP", "a message group", group)
+        if len(group.encode()) >= GROUP_BYTES:
+            raise Refused("ILLEGAL_MESSAGE_GROUP", f"a message group has less than {GROUP_BYTES} bytes")
+        properties[PROPERTY_MESSAGE_GROUP] = group
+    if system.trace_context:
+        properties[PROPERTY_TRACE_CONTEXT] = system.trace_context
+    deliver_at_ms = None
+    if system.HasField("delivery_timestamp"):
+        deliver_at_ms = ms_of(system.delivery_timestamp)
+        if deliver_at_ms - now_ms > DELAY_MS:
+            raise Refused("ILLEGAL_DELIVERY_TIME", f"a message is delayed by at most {DELAY_MS} ms")
+    return Message(
+        topic,
+        _body(message),
+        tags=system.tag or None,
+        keys=tuple(key for key in system.keys if key),
+        properties=properties,
+        deliver_at_ms=deliver_at_ms,
+    )
+
+
+def _user_properties(message: Any) -> dict[str, str]:
+    """The application's properties, once all rules for texts hold."""
+    system = message.system_properties
+    properties = dict(message.user_properties)
+    if len(properties) > PROPERTIES_MAX:
+        raise Refused("MESSAGE_PROPERTIES_TOO_LARGE", f"a message has at most {PROPERTIES_MAX} properties")
+    size = 0
+    for name, value in properties.items():
+        if name in SYSTEM_PROPERTIES:
+            raise Refused("ILLEGAL_MESSAGE_PROPERTY_KEY", f"the property {name} is the system's")
+        if not name:
+            raise Refused("ILLEGAL_MESSAGE_PROPERTY_KEY", "the name of a property is empty")
+        for text in (name, value):
+            if has_control(text):
+                raise Refused(
+                    "ILLEGAL_MESSAGE_PROPERTY_KEY", f"the property {name!r:.80} has a control character"
+                )
+            size += len(text.encode())
+    tag = system.tag
+    _check_text("ILLEGAL_MESSAGE_TAG", "a tag", tag)
+    if "|" in tag:
+        raise Refused("ILLEGAL_MESSAGE_TAG", "a tag must not contain |")
+    size += len(tag.encode())
+    for key in system.keys:
+        _check_text("ILLEGAL_MESSAGE_KEY", "a key", key)
+        if " " in key:
+            raise Refused("ILLEGAL_MESSAGE_KEY", f"the key {key!r:.80} has a blank")
+        size += len(key.encode())
+    if size > PROPERTIES_BYTES:
+        raise Refused(
+            "MESSAGE_PROPERTIES_TOO_LARGE",
+            f"properties, tag and keys have {size} bytes, at most {PROPERTIES_BYTES} are allowed",
+        )
+    if not system.message_id.strip():
+        raise Refused("ILLEGAL_MESSAGE_ID", "the message id is empty")
+    return properties
+
+
+def _body(message: Any) -> bytes:
+    body: bytes = message.body
+    if message.system_properties.body_encoding == Encoding["GZIP"]:
+        unpacking = zlib.decompressobj(47)
+        try:
+            body = unpacking.decompress(body, BODY_BYTES + 1)
+        except zlib.error as error:
+            raise Refused("MESSAGE_CORRUPTED", f"the body cannot be decompressed: {error}") from None
+    if not body:
+        raise Refused("MESSAGE_BODY_EMPTY", "the body of a message must not be empty")
+    if len(body) > BODY_BYTES:
+        raise Refused("MESSAGE_BODY_TOO_LARGE", f"the body has more than {BODY_BYTES} bytes")
+    return body
+
+
+def queue_of(message_group: str, queues: int) -> int:
+    """The queue of a message group, as RocketMQ's proxy chooses it: the jump consistent hash of Lamping and
+    Veach over Java's hash of the text, with Guava's generator.
+    """
+    state = java_hash(message_group) & 0xFFFF_FFFF_FFFF_FFFF
+    chosen = 0
+    while True:
+        state = (2862933555777941757 * state + 1) & 0xFFFF_FFFF_FFFF_FFFF
+        fraction = ((state >> 33) + 1) / 2147483648.0
+        following = int((chosen + 1) / fraction)
+        if not 0 <= following < queues:
+            return chosen
+        chosen = following
+
+
+# ---- to a consumer ----
+
+
+def to_client(message: StoredMessage, *, handle: str = "", attempt: int = 1, invisible_ms: int = 0) -> Any:
+    """A stored message in the form of 5.x clients."""
+    properties = message.properties
+    made = V2Message(body=message.body)
+    made.topic.name = message.topic
+    made.user_properties.update(
+        {name: value for name, value in properties.items() if name not in SYSTEM_PROPERTIES}
+    )
+    system = made.system_properties
+    if tags := properties.get(PROPERTY_TAGS):
+        system.tag = tags
+    system.keys.extend(properties.get(PROPERTY_KEYS, "").split())
+    system.message_id = message.message_id
+    system.body_digest.type = DigestType["MD5"]
+    system.body_digest.checksum = hashlib.md5(message.body, usedforsecurity=False).hexdigest().upper()
+    system.body_encoding = Encoding["IDENTITY"]
+    system.message_type = MessageType[_kind_of_stored(properties)]
+    put_ms(system.born_timestamp, _number(properties.get(PROPERTY_BORN_TIMESTAMP)) or message.born_timestamp)
+    system.born_host = properties.get(PROPERTY_BORN_HOST) or message.born_host
+    put_ms(system.store_timestamp, message.store_timestamp)
+    system.store_host = message.store_host
+    if deliver_ms := _number(properties.get(PROPERTY_DELIVER_MS)):
+        put_ms(system.delivery_timestamp, deliver_ms)
+    if group := properties.get(PROPERTY_MESSAGE_GROUP):
+        system.message_group = group
+    if handle:
+        system.receipt_handle = handle
+        put_ms(system.invisible_duration, invisible_ms)
+    system.queue_id = message.queue_id
+    system.queue_offset = message.queue_offset
+    system.delivery_attempt = attempt
+    if trace := properties.get(PROPERTY_TRACE_CONTEXT):
+        system.trace_context = trace
+    if origin := properties.get(PROPERTY_DEAD_LETTER_TOPIC):
+        system.dead_letter_queue.topic = origin
+        system.dead_letter_queue.message_id = properties.get(PROPERTY_DEAD_LETTER_ID, "")
+    return made
+
+
+def _kind_of_stored(properties: dict[str, str]) -> str:
+    if properties.get(PROPERTY_TRANSACTION_PREPARED) == "true":
+        return "TRANSACTION"
+    names: Sequence[str] = (PROPERTY_DELAY_LEVEL, PROPERTY_DELIVER_MS, PROPERTY_DELAY_SEC)
+    if any(name in properties for name in names):
+        return "DELAY"
+    return "FIFO" if PROPERTY_MESSAGE_GROUP in properties else "NORMAL"
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 18 else 0
+
+
+# ---- times ----
+
+
+def ms_of(time: Any) -> int:
+    """Milliseconds of a Timestamp or Duration."""
+    return int(time.seconds) * 1000 + int(time.nanos) // 1_000_000
+
+
+def put_ms(time: Any, ms: int) -> None:
+    """Set a Timestamp or Duration to milliseconds."""
+    time.seconds, time.nanos = ms // 1000, ms % 1000 * 1_000_000

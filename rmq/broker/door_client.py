@@ -1,0 +1,265 @@
+"""One client of a door's connection, as it stands in the broker's tables.
+
+A DoorClient is there the connection of a held read and of a group's member, and the holder of shares.
+RocketMQ's own requests to a client end here: that the members of a group have changed, or that a producer
+is asked how a transaction ended, becomes a call of the door; others are answered that a door cannot.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+
+from rmq.doors import (
+    OpenTransaction,
+)
+from rmq.errors import (
+    AccessDenied,
+    ResponseError,
+    StoreError,
+    for_code,
+)
+from rmq.message import (
+    PROPERTY_PRODUCER_GROUP,
+)
+from rmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData
+from rmq.protocol.codes import (
+    RequestCode,
+    ResponseCode,
+)
+from rmq.protocol.command import Command
+from rmq.protocol.headers import (
+    CheckTransactionStateRequestHeader,
+    NotifyConsumerIdsChangedRequestHeader,
+)
+from rmq.protocol.record import decode_records
+
+if TYPE_CHECKING:
+    from rmq.broker.broker import Broker
+    from rmq.broker.config import BrokerConfig
+    from rmq.doors import OnCheck, OnCommitted
+
+HEARTBEAT_SECONDS: Final = 30.0
+"""How often the broker renews the memberships of a connection that stands."""
+
+log = logging.getLogger("rmq.broker")
+
+
+class Stream(Protocol):
+    """The connection of a door, as its DoorPeer uses it."""
+
+    peer_address: str
+    local_address: str
+    state: dict[str, Any]
+    has_proved: bool
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection has ended."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether much waits to be sent."""
+
+    def close(self, reason: str = ...) -> None:
+        """End the connection behind the bytes that were written."""
+
+    def finish(self, reason: str) -> None:
+        """As `close`, after the door's goodbye."""
+
+
+class DoorClient:
+    """A client of a door's connection: its memberships, its account, and the answers that it waits for."""
+
+    def __init__(
+        self, broker: Broker, door: str, stream: Stream, connection: DoorClient | None = None
+    ) -> None:
+        self._broker = broker
+        self._door = door
+        self._stream = stream
+        self.peer_address, self.local_address = stream.peer_address, stream.local_address
+        self.state = stream.state if connection is None else dict(stream.state)
+        self._connection = connection
+        self._others: dict[DoorClient, None] = {}  # further clients of the connection
+        self._client_id = ""
+        self._joined: dict[str, tuple[ConsumerData, Callable[[str], None]]] = {}
+        self._producing: dict[str, OnCheck] = {}
+        self._asked: dict[int, OnCommitted] = {}
+        self._is_ended = False
+        if connection is None:
+            broker.on_door_open(door)
+
+    def closed(self) -> None:
+        """The connection has ended: forget all that is kept for it."""
+        for other in list(self._others):
+            other.end_client()
+        self._asked.clear()
+        self._joined.clear()
+        self._producing.clear()
+        self._broker.on_door_close(self._door, self)
+
+    def another_client(self) -> Self:
+        """As `rmq.doors.DoorHost.another_client`."""
+        first = self._connection or self
+        other = type(self)(self._broker, self._door, self._stream, first)
+        first._others[other] = None
+        return other
+
+    def end_client(self) -> None:
+        """As `rmq.doors.DoorHost.end_client`."""
+        first = self._connection
+        if first is not None and not self._is_ended:
+            del first._others[self]
+            self._is_ended = True
+            self.closed()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection has ended, or the client on it."""
+        return self._is_ended or self._stream.is_closed
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether so much waits to be sent that a read is to take one message only."""
+        return self._stream.is_busy
+
+    def reset_on_close(self) -> None:
+        """Nothing: a door's peer sees the end in order."""
+
+    def finish(self, reason: str) -> None:
+        """End the connection, after the door's goodbye."""
+        self._stream.finish(reason)
+
+    def close(self, reason: str = "closed by this side") -> None:
+        """End the connection."""
+        self._stream.close(reason)
+
+    def write(self, frame: object) -> None:
+        """Drop a frame of RocketMQ's: the peer speaks another protocol."""
+
+    def notify(self, command: Command) -> None:
+        """Take a request of the broker to a client."""
+        if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+            group = command.read(NotifyConsumerIdsChangedRequestHeader).consumer_group
+            if group in self._joined:
+                self._soon(partial(self._changed, group))
+        elif command.code == RequestCode.CHECK_TRANSACTION_STATE:
+            self._checked(command)
+        elif not command.is_oneway:
+            remark = f"the client is a peer of door {self._door}, which cannot be asked this"
+            refusal = command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+            self._soon(lambda: self._broker.pending_requests.on_response(refusal, self))
+
+    def reply(self, response: Command) -> None:
+        """Take the answer to a request that was made for the peer."""
+        on_done = self._asked.pop(response.opaque, None)
+        if on_done is not None:
+            error = for_code(response.code, response.remark or "") if response.code else None
+            self._call(on_done, error)
+
+    def _changed(self, group: str) -> None:
+        joined = self._joined.get(group)
+        if joined is not None:
+            self._call(joined[1], group)
+
+    def _soon(self, call: Callable[[], None]) -> None:
+        try:
+            self.defer(0.0, call)
+        except ResponseError as error:
+            log.warning("%s of door %s is not told: %s", self.peer_address, self._door, error)
+
+    def _call(self, call: Callable[..., None], *given: object) -> None:
+        """Call a function of the door; a failure ends the connection."""
+        try:
+            call(*given)
+        except Exception as error:
+            log.error("door %s failed with an answer: %s", self._door, error, exc_info=error)
+            self.close(f"door {self._door} failed")
+
+    @property
+    def config(self) -> BrokerConfig:
+        """The broker's configuration."""
+        return self._broker.config
+
+    def now_ms(self) -> int:
+        """Wall time in ms."""
+        return self._broker.now_ms()
+
+    def authenticate(self, user: str, secret: str, *, signed: bytes | None = None) -> None:
+        """As `rmq.doors.DoorHost.authenticate`."""
+        self._broker.hooks.authenticate(self, user, secret, signed)
+        self._stream.has_proved = True
+
+    def may(self, action: str, name: str) -> bool:
+        """As `rmq.doors.DoorHost.may`."""
+        return self._broker.hooks.may(self, action, name)
+
+    def _check(self, action: str, name: str) -> None:
+        if not self.may(action, name):
+            raise AccessDenied(remark=f"no permission to {action}: {name}")
+        self._stream.has_proved = True
+
+    def _checked(self, command: Command) -> None:
+        """Give a half message whose end is not known to the producer that it belongs to."""
+        header = command.read(CheckTransactionStateRequestHeader)
+        for message in decode_records(command.body):
+            on_check = self._producing.get(message.properties.get(PROPERTY_PRODUCER_GROUP, ""))
+            if on_check is not None:
+                name = f"{header.offset_msg_id}.{header.tran_state_table_offset}"
+                self._soon(partial(self._call, on_check, OpenTransaction(message, name)))
+
+    def _ask(self, code: int, header: object, on_done: OnCommitted | None) -> None:
+        """Have the broker handle a request for the peer; `on_done` gets the error of its answer."""
+        request = Command.request(code, header)
+        self._asked[request.opaque] = on_done or _nothing
+        handler: Callable[..., Command | None] = self._broker.handlers[code]
+        try:
+            response = handler(request, self, self.now_ms())
+        except ResponseError as error:
+            response = request.reply(error.code, error.remark)
+        except StoreError as error:
+            response = request.reply(ResponseCode.SYSTEM_ERROR, str(error))
+        if response is not None:
+            self.reply(response)
+
+    # ---- memberships ----
+
+    def _be_client(self, client_id: str) -> None:
+        """Have one client id for all memberships of the connection."""
+        if (self._joined or self._producing) and client_id != self._client_id:
+            raise for_code(
+                ResponseCode.SYSTEM_ERROR,
+                f"the connection is client {self._client_id} already, and cannot be {client_id} too",
+            )
+        if not self._client_id:
+            self.defer(HEARTBEAT_SECONDS, self._renew)
+        self._client_id = client_id
+
+    def _heartbeat(
+        self, client_id: str, groups: Sequence[ConsumerData], producing: Sequence[str] = ()
+    ) -> None:
+        data = HeartbeatData(client_id, [ProducerData(group) for group in producing], list(groups))
+        self._broker.clients.heartbeat(data, self, "OTHER", 0, self.now_ms())
+
+    def _renew(self) -> None:
+        """Say that the member is here: its connection stands."""
+        try:
+            if self._joined or self._producing:
+                groups = [data for data, _ in self._joined.values()]
+                self._heartbeat(self._client_id, groups, list(self._producing))
+        except (ResponseError, StoreError) as error:
+            log.warning("%s of door %s: its membership ends: %s", self.peer_address, self._door, error)
+            self.close(str(error))
+        else:
+            self.defer(HEARTBEAT_SECONDS, self._renew)
+
+    def defer(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+        """As `rmq.doors.DoorHost.defer`."""
+        holders = self._broker.settings.holders_of(self)
+        return self._broker.deferrals.add(self, holders, seconds, call)
+
+
+def _nothing(error: ResponseError | None) -> None:
+    pass
