@@ -1,8 +1,8 @@
 """The calls of `apache.rocketmq.v2.MessagingService`, for the clients of one connection.
 
 Each answer is given when the broker has done its part; no call has a task. RocketMQ's proxy refuses a
-consumer whose settings it has not received yet; this service takes the settings of the group instead, as the
-official Python client may ask for messages before it has sent its own.
+consumer before its settings have come; this service takes the settings of the group instead, as the official
+Python client may ask for messages first.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ Resolution: Final = schema.enum("TransactionResolution")
 
 @define
 class _Method:
-    """A method: the classes of its request and of its answer, and the name of the function that serves it."""
+    """A method: the classes of its request and of its answer, and the name of the function that serves the method."""
 
     name: str
     request: Any
@@ -114,7 +114,7 @@ METHODS: Final = _methods()
 
 @define
 class _Lease:
-    """A message whose lease is renewed until it is acknowledged."""
+    """The lease of a message, renewed until the acknowledgement."""
 
     group: str
     topic: str
@@ -125,8 +125,8 @@ class _Lease:
 
 @define
 class _Client:
-    """A client of the connection: the broker as it may use it, its Telemetry call, the groups and topics that
-    it has joined, and the last signature that was checked."""
+    """A client of the connection: its host, its Telemetry call, its group, the topics to which the client is a
+    producer, and the last signature that was checked."""
 
     client_id: str
     host: DoorHost
@@ -192,7 +192,7 @@ class Session:
             _answer(call, method.answer(status=of_error(error)))
 
     def _client(self, call: Call) -> _Client:
-        """The client that makes a call. Raises Refused when it does not name itself."""
+        """The client that makes a call. Raises Refused without a client id."""
         client_id = call.metadata.get("x-mq-client-id", "").strip()
         if not client_id:
             raise Refused("CLIENT_ID_REQUIRED", "the metadata x-mq-client-id is missing")
@@ -206,7 +206,7 @@ class Session:
         return client
 
     def _end(self, client: _Client) -> None:
-        """Forget a client: the messages that it has taken are given back."""
+        """Forget a client, and give its messages back."""
         if self._clients.pop(client.client_id, None) is not None:
             client.host.end_client()
 
@@ -504,7 +504,7 @@ class Session:
         self._end_receive(call, None)
 
     def _end_receive(self, call: Call, given: Any | None) -> None:
-        """End a receive: by a status where there is none yet, and the time of the broker."""
+        """End a receive: by a status, unless None is given, and the time of the broker."""
         answer = METHODS[f"/{schema.SERVICE}/ReceiveMessage"].answer
         if given is not None:
             call.send(answer(status=given).SerializeToString())
@@ -601,7 +601,7 @@ def _check(client: _Client, transaction: OpenTransaction) -> None:
 
 
 def _renew(host: DoorHost, lease: _Lease, now: float) -> bool:
-    """Renew a lease; returns whether it is to be renewed again."""
+    """Renew a lease; returns whether to go on with the lease."""
     try:
         lease.handle = host.extend(lease.group, lease.topic, lease.handle, LEASE_MS)
     except EXPECTED as error:
@@ -618,7 +618,7 @@ def _answer(call: Call, answer: Any) -> None:
 
 
 def _conclude(answer: Any) -> None:
-    """Set the status of an answer from those of its entries."""
+    """Set the status of an answer from the statuses of its entries."""
     codes = {entry.status.code for entry in answer.entries}
     if len(codes) > 1:
         answer.status.CopyFrom(status("MULTIPLE_RESULTS"))
@@ -629,12 +629,12 @@ def _conclude(answer: Any) -> None:
 
 
 def _types_of(topic: TopicView) -> Sequence[str]:
-    """The types of messages that a topic takes: all, unless it names one."""
+    """The types of messages that a topic takes: all, unless the topic names a type."""
     return TYPES if topic.message_type in ("", "MIXED") else (topic.message_type,)
 
 
 def _permissions(topic: TopicView) -> list[str]:
-    """The permission of each queue: those for reading only come first, as in RocketMQ's proxy."""
+    """The permission of each queue: queues for reading only come first, as in RocketMQ's proxy."""
     reads, writes = topic.read_queues, topic.write_queues
     if topic.can_read and topic.can_write:
         both = min(reads, writes)
