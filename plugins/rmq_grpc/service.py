@@ -125,8 +125,8 @@ class _Lease:
 
 @define
 class _Client:
-    """A client of the connection: its host, its Telemetry call, its group, the topics to which the client is a
-    producer, and the last signature that was checked."""
+    """A client of the connection: its host, its Telemetry call, its group, the topics that the client sends
+    to, and the last signature that was checked."""
 
     client_id: str
     host: DoorHost
@@ -574,8 +574,8 @@ class Session:
 
 
 def _authenticate(client: _Client, call: Call) -> None:
-    """Have the client work for the account that signed the call. An unsigned call has none; clients that are
-    not configured for accounts send a header without a signature."""
+    """Have the client work for the account that signed the call. An unsigned call has none; clients without
+    accounts send a header that holds no signature."""
     text = call.metadata.get("authorization", "")
     date = call.metadata.get("x-mq-date-time", "")
     match = _SIGNED.fullmatch(text)
