@@ -76,7 +76,7 @@ Resolution: Final = schema.enum("TransactionResolution")
 
 @define
 class _Method:
-    """A method: the classes of its request and of its answer, and the name of the function that serves the method."""
+    """A method: the classes of its request and answer, and the name of the function behind the method."""
 
     name: str
     request: Any
