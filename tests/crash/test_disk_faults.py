@@ -31,6 +31,8 @@ pytestmark = pytest.mark.crash
 CYCLES = int(os.environ.get("RMQ_FAULT_CYCLES", "50"))
 SEED = int(os.environ.get("RMQ_KILL_SEED", "1"))
 IMPATIENT = ClientConfig(send_timeout_ms=2000, retry_times=0)
+LONG_SECONDS = 4.0
+"""A fault that lasts for longer than a producer tries: it says why it was refused."""
 MAX_MIB = 200  # of the broker's memory
 
 # fault -> what a refusal must name
@@ -112,7 +114,8 @@ def test_a_bad_disk_is_refused_and_recovered_from(
     most = 0.0
     for number in range(CYCLES):
         victim = broker if number % 5 == 3 else None
-        trio.run(cycle, disk, senders, word, 0.2 + chance.random(), victim)
+        seconds = LONG_SECONDS if number % 10 == 5 else 0.2 + chance.random()
+        trio.run(cycle, disk, senders, word, seconds, victim)
         if victim is not None:
             broker = disk.start()
         assert broker.child.poll() is None, broker.said()
