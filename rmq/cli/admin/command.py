@@ -117,10 +117,27 @@ def java_text(value: Any) -> str:
     return str(value)
 
 
+LATER_FIELDS: Final = frozenset(
+    (
+        "creation",
+        "attributes",
+        "consumeMessageOrderly",
+        "groupRetryPolicy",
+        "groupSysFlag",
+        "consumeTimeoutMinute",
+    )
+)
+"""Fields that the classes of 4.9's mqadmin lack; printed where they are set."""
+
+
 def _body_text(body: Any) -> str:
     fields = attrs.fields(type(body))
     pairs = ((java_name(field), getattr(body, field.name)) for field in fields)
-    texts = (f"{name}={_java_perm(item) if name == 'perm' else java_text(item)}" for name, item in pairs)
+    texts = (
+        f"{name}={_java_perm(item) if name == 'perm' else java_text(item)}"
+        for name, item in pairs
+        if item is not None or name not in LATER_FIELDS
+    )
     return f"{type(body).__name__} [{', '.join(texts)}]"
 
 

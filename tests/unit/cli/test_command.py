@@ -10,8 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from rmq.cli import SECTIONS, SUBCOMMANDS, command
+from rmq.cli.admin.command import java_text
 from rmq.cli.broker import operations
 from rmq.cli.controller import operations as controller_operations
+from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 
 HEAVY = {"trio", "anyio", "rich", "yaml", "attrs", "rmq.broker", "rmq.client", "rmq.remoting", "rmq.protocol"}
 
@@ -108,3 +110,15 @@ def test_probes_that_no_broker_takes_end_with_1(
 
     monkeypatch.setattr("rmq.cli.cluster._rt", probes)
     assert CliRunner().invoke(command, ["cluster", "rt"]).exit_code == status
+
+
+def test_values_are_printed_as_javas_tools_of_49_print_them() -> None:
+    topic = TopicConfig("Made", 3, 2)
+    text = java_text(topic)
+    assert text.startswith("TopicConfig [topicName=Made, readQueueNums=3, writeQueueNums=2, perm=RW-,")
+    assert "creation" not in text
+    assert "attributes" not in text
+    assert "attributes={message.type=FIFO}" in java_text(
+        TopicConfig("Made", 3, 2, attributes={"message.type": "FIFO"})
+    )
+    assert "Retry" not in java_text(SubscriptionGroupConfig("G"))
