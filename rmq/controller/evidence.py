@@ -29,7 +29,7 @@ log = logging.getLogger("rmq.controller")
 
 
 GATHER_SECONDS: Final = 10.0
-SAVE_SECONDS: Final = 10.0
+SAVE_SECONDS: Final = 2.0
 """Between two entries of the log that keep confirmed points."""
 SAVED_SETS: Final = 1_000
 """Confirmed points in one entry."""

@@ -223,3 +223,34 @@ async def test_half_a_record_that_a_power_cut_took_is_no_lost_disk(
                 assert await found.master() is second
             assert found.stored(second) == ["both have it"]
             nursery.cancel_scope.cancel()
+
+
+async def test_after_a_restart_of_everything_a_table_that_went_back_takes_what_brokers_had_written_down(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The slave had heard that it is in sync no more, and comes alone; the table says that it is."""
+    async with controlled_set(2, replica_lag_ms=2_000) as (found, client):
+        first, second = found.nodes
+        await found.begin(client)
+        await found.until(inSync=[1, 2])
+        older = images(found)
+        async with client.producer("P") as producer:
+            found.network.partition(first.host, second.host)  # it hears the controllers
+            await found.sent(producer, "without the slave")
+            await found.until(inSync=[1])
+            await trio.sleep(3)
+            for node in (first, second):
+                left = node.disk.copy()
+                found.cut_off(node)
+                await found.kill(node, left=left)
+            found.network.heal()
+            await restart_controllers(found, older)
+            found.start_later(second)
+            await trio.sleep(40)
+            assert not found.acting(), "the slave lacks messages"
+            await found.start(first)
+            assert await found.master() is first
+            await found.until(inSync=[1, 2])
+            await trio.sleep(1)
+            assert found.stored(first) == found.stored(second)
+            assert set(found.acknowledged) <= set(found.stored(first))

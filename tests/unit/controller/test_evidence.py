@@ -53,7 +53,7 @@ def test_what_was_confirmed_is_known_to_the_next_leader_and_gone_after_an_unclea
     elections = Elections(3.0)
     elections.begin(0.0)
     elections.hear(evolve(heartbeat(1, reach=90), confirmed=(1, 70)), known, 1.0)
-    assert elections.evidence.unsaved(sets.sets, 5.0) == []
+    assert elections.evidence.unsaved(sets.sets, 1.5) == []
     assert elections.evidence.unsaved(sets.sets, 10.0) == [{"s": (1, 70)}]
     do(sets, Confirmed({"s": (1, 70), "t": (1, 1)}))
     assert elections.evidence.unsaved(sets.sets, 20.0) == []

@@ -1,17 +1,23 @@
 """Replica manager of a broker in a set with controllers: its identity, its epoch, how far it may acknowledge.
 
 `config/controller.json` in the store's folder has the broker's identity, the number of its starts, and the
-offsets at which epochs begin in its log. Each change is on the disk before anything depends on it. The rules
-are in `rmq.controller.replica`; this module applies them to a broker.
+offsets at which epochs begin in its log. Each change is on the disk before anything depends on it. The set
+as it was told last is beside it, written soon after (`ToldSet`). The rules are in `rmq.controller.replica`;
+this module applies them to a broker.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from rmq.broker.replication.sessions import Diverged, Expired, MasterLog, begin
 from rmq.controller.controller import Answer
@@ -29,8 +35,51 @@ if TYPE_CHECKING:
     from rmq.store.disk import Disk
     from rmq.store.store import Store
 
+log = logging.getLogger("rmq.broker")
+
 SAMPLES: Final = 256
 """So many looks at the log's end are kept, to tell since when a slave has what was there."""
+
+
+class ToldSet:
+    """`config/controllerSet.json`: the set as this replica was told it last. After a restart of everything no
+    broker remembers in memory what a controllers' table lacks that has gone back.
+    """
+
+    def __init__(self, disk: Disk, folder: str) -> None:
+        self._disk = disk
+        self._path = os.path.join(folder, "config", "controllerSet.json")
+        self.broker_set: BrokerSet | None = None
+        try:
+            if (data := disk.load(self._path)) is not None:
+                self.broker_set = msgspec.json.decode(data, type=BrokerSet)
+        except (StoreError, msgspec.MsgspecError) as error:
+            log.warning("%s cannot be read, and is made again: %s", self._path, error)
+
+    def latest(self, known: BrokerSet | None) -> BrokerSet | None:
+        """The latest version of the set `known` that this replica was told, now or in an earlier life."""
+        kept = self.broker_set
+        if known is None or kept is None or known.began != kept.began:
+            return known
+        return max(known, kept, key=_version)
+
+    def writing(self, known: BrokerSet | None) -> Callable[[], None] | None:
+        """A write of the latest version, for a thread; None when the file has it."""
+        latest, kept = self.latest(known), self.broker_set
+        if latest is None or latest is kept:
+            return None
+        if kept is not None and (latest.began, _version(latest)) == (kept.began, _version(kept)):
+            return None
+        return partial(self.save, latest)
+
+    def save(self, broker_set: BrokerSet) -> None:
+        """Keep this version. Blocks: call it in a thread. Raises StoreError."""
+        self._disk.replace(self._path, msgspec.json.encode(broker_set))
+        self.broker_set = broker_set
+
+
+def _version(broker_set: BrokerSet) -> tuple[int, int]:
+    return broker_set.epoch, broker_set.version
 
 
 class ReplicaIdentity:
@@ -48,6 +97,7 @@ class ReplicaIdentity:
         self.began = ""
         """Which set it was of last (`BrokerSet.began`)."""
         self._chance = chance
+        self.told = ToldSet(disk, folder)
         data = disk.load(self._path)
         if data is not None:
             self._read(data)
@@ -125,8 +175,7 @@ class ReplicaManager:
         self._name = config.broker_name
         self._least = config.min_in_sync_replicas
         self._lag_s = config.replica_lag_ms / 1000
-        member = Member(file.identity, file.incarnation, address, ha_address)
-        self._member = member
+        self._member = Member(file.identity, file.incarnation, address, ha_address)
         self._cluster = config.broker_cluster_name
         self._is_founder = is_founder
         self.replica: Replica | None = None
@@ -238,7 +287,7 @@ class ReplicaManager:
         self._check_lease()
         self._flushed = self.flushed()
         epoch = max(replica.epoch, self._file.last)
-        known = replica.broker_set
+        known = self._file.told.latest(self._replica.broker_set)
         return Heartbeat(
             self._name,
             replica.number,
@@ -269,8 +318,12 @@ class ReplicaManager:
     def adopt(self) -> Adopt | None:
         """The set that the controllers must adopt, because their table is older than the set that this
         replica knows."""
-        known = self._replica.broker_set
+        known = self._file.told.latest(self._replica.broker_set)
         return None if known is None else Adopt(known)
+
+    def untold(self) -> Callable[[], None] | None:
+        """A write of the set as it was told last, for a thread; None when its file has that version."""
+        return self._file.told.writing(self._replica.broker_set)
 
     def heard(self, answer: Answer, asked_at: float) -> None:
         """Take the answer to a heartbeat that was sent at `asked_at`. Raises StoreCopied."""
