@@ -90,9 +90,7 @@ class Messages(Groups):
             return await self._by_unique_key(topic, message_id)
         # A unique id may have the length of an offset id: then what is at that place decides.
         try:
-            header = ViewMessageRequestHeader(physical_offset)
-            answer = await self._ask(address, RequestCode.VIEW_MESSAGE_BY_ID, header)
-            return decode_record(answer.body, body_max=self._session.config.max_body_size)
+            return await self.message_in_log(address, physical_offset)
         except (RmqError, OSError) as error:
             if topic:
                 return await self._by_unique_key(topic, message_id)
@@ -100,6 +98,15 @@ class Messages(Groups):
                 text = f"no message has the offset id {message_id}; look for a producer's id in its topic"
                 raise QueryNotFound(None, text, address) from error
             raise
+
+    async def message_in_log(self, broker: str, physical_offset: int) -> StoredMessage:
+        """The message at a place in a broker's log. Raises SystemFailure when there is none,
+        CorruptRecord.
+        """
+        address = await self._broker_address(broker)
+        header = ViewMessageRequestHeader(physical_offset)
+        answer = await self._ask(address, RequestCode.VIEW_MESSAGE_BY_ID, header)
+        return decode_record(answer.body, body_max=self._session.config.max_body_size)
 
     async def _by_unique_key(self, topic: str, message_id: str) -> StoredMessage:
         found = (await self.query_unique_key(topic, message_id)).messages

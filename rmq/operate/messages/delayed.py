@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rmq.client.admin import Admin
     from rmq.client.client import Client
     from rmq.message import StoredMessage
+    from rmq.protocol.bodies import TopicOffset
 
 PROPERTY_OUT_MS: Final = "TIMER_OUT_MS"
 """When a message with a delivery time of its own is due, in ms since 1970."""
@@ -95,7 +96,10 @@ def delays_of(levels: str) -> dict[int, int]:
 
 
 async def delay_levels(admin: Admin, *, cluster: str = "", broker: str = "") -> list[DelayLevel]:
-    """List the delay levels of all masters with the messages that wait; two requests to each master.
+    """List the delay levels of all masters with the messages that wait; three requests to each master.
+
+    RocketMQ's brokers tell the progress of levels that have delivered a message; others begin at their first
+    one.
 
     Raises ConfigError for a cluster or broker that is not known.
     """
@@ -104,21 +108,36 @@ async def delay_levels(admin: Admin, *, cluster: str = "", broker: str = "") -> 
         name, address = place
         metrics = await admin.broker_runtime(address)
         delays = delays_of((await admin.broker_config(address)).get("messageDelayLevel", ""))
-        return levels_of(name, metrics, delays)
+        return levels_of(name, metrics, delays, ends)
 
+    try:
+        ends = await admin.topic_stats(SCHEDULE_TOPIC)
+    except (NoRoute, TopicNotExist):
+        ends = {}
     places = (await masters(admin, cluster=cluster, broker=broker)).items()
     return [row for rows in (await ask_each(places, look)).values() for row in rows]
 
 
-def levels_of(broker: str, metrics: Mapping[str, str], delays: Mapping[int, int]) -> list[DelayLevel]:
-    """The delay levels of a broker by its metrics, sorted."""
-    found = []
+def levels_of(
+    broker: str,
+    metrics: Mapping[str, str],
+    delays: Mapping[int, int],
+    ends: Mapping[MessageQueue, TopicOffset] | None = None,
+) -> list[DelayLevel]:
+    """The delay levels of a broker, sorted: their progress by its metrics, and by the ends of their
+    queues.
+    """
+    found = {}
+    for level, delay_ms in delays.items():
+        known = (ends or {}).get(MessageQueue(SCHEDULE_TOPIC, broker, level - 1))
+        if known is not None:
+            found[level] = DelayLevel(broker, level, delay_ms, known.min_offset, known.max_offset)
     for name, text in metrics.items():
-        level, (offset, _, end) = name.removeprefix(PROGRESS), text.partition(",")
-        if name.startswith(PROGRESS) and level.isdecimal() and offset.isdecimal() and end.isdecimal():
-            number = int(level)
-            found.append(DelayLevel(broker, number, delays.get(number, 0), int(offset), int(end)))
-    return sorted(found, key=lambda one: one.level)
+        word, (offset, _, end) = name.removeprefix(PROGRESS), text.partition(",")
+        if name.startswith(PROGRESS) and word.isdecimal() and offset.isdecimal() and end.isdecimal():
+            level = int(word)
+            found[level] = DelayLevel(broker, level, delays.get(level, 0), int(offset), int(end))
+    return sorted(found.values(), key=lambda one: one.level)
 
 
 async def waiting_at_level(

@@ -11,7 +11,15 @@ from attrs import frozen
 
 from rmq.client.admin.messages import TOOLS_GROUP
 from rmq.client.reading.discarded import DiscardedHalf, read_discarded
-from rmq.errors import NoRoute, QueryNotFound, TopicNotExist
+from rmq.errors import (
+    CorruptRecord,
+    NoRoute,
+    QueryNotFound,
+    RemoteProtocolError,
+    ResponseError,
+    SystemFailure,
+    TopicNotExist,
+)
 from rmq.message import (
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_REAL_TOPIC,
@@ -23,6 +31,7 @@ from rmq.message import (
     MessageQueue,
 )
 from rmq.operate.messages.pages import read_page
+from rmq.operate.several import ask_each
 from rmq.operate.topics import masters
 
 if TYPE_CHECKING:
@@ -30,11 +39,14 @@ if TYPE_CHECKING:
     from rmq.client.client import Client
     from rmq.client.reading.pull_consumer import PullConsumer
     from rmq.message import StoredMessage
+    from rmq.protocol.bodies import TopicOffset
 
 OPS_MAX: Final = 20_000
 """Ends of transactions that are read of a broker; brokers keep about as many."""
 HALVES_MAX: Final = 10_000
 """Half messages that are looked at of a broker."""
+UNITS_MAX: Final = 1000
+"""Ends that are read one by one."""
 PULLED: Final = 32
 
 
@@ -82,8 +94,9 @@ class DiscardedPage:
 async def open_halves(client: Client, *, broker: str = "", most: int = 1000) -> list[OpenHalves]:
     """List half messages without a decision, by broker; at most `most` of each.
 
-    It reads each broker's half messages and ends behind the part that the broker has settled, so it costs the
-    more the further that is behind. Raises as `PullConsumer.pull`.
+    It reads the half messages and ends behind the part that the broker has settled, so it costs the more the
+    further that is behind. A broker of RocketMQ has none to show before its first check-back pass, a minute
+    after its first half message. Raises as `PullConsumer.pull`.
     """
     found = []
     async with client.pull_consumer(TOOLS_GROUP) as pulls:
@@ -93,33 +106,59 @@ async def open_halves(client: Client, *, broker: str = "", most: int = 1000) -> 
 
 
 async def _of_broker(admin: Admin, pulls: PullConsumer, name: str, address: str, most: int) -> OpenHalves:
-    offsets = await admin.broker_offsets(address)
-    try:
-        ends = {
-            topic: (await admin.topic_stats(topic)).get(MessageQueue(topic, name, 0))
-            for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
-        }
-    except (NoRoute, TopicNotExist):
-        return OpenHalves(name, [], True)
-    half_ends, op_ends = ends[TRANS_HALF_TOPIC], ends[TRANS_OP_HALF_TOPIC]
-    if half_ends is None:
-        return OpenHalves(name, [], True)
-    settled = offsets.get(f"{TRANS_HALF_TOPIC}@{TRANSACTION_GROUP}", {}).get(0, half_ends.min_offset)
-    ended: set[int] = set()
-    if op_ends is not None:
-        first = offsets.get(f"{TRANS_OP_HALF_TOPIC}@{TRANSACTION_GROUP}", {}).get(0, op_ends.min_offset)
-        first = max(first, op_ends.max_offset - OPS_MAX)
-        queue = MessageQueue(TRANS_OP_HALF_TOPIC, name, 0)
-        for message in await _read(pulls, queue, first, op_ends.max_offset):
-            ended |= ended_by(message.body)
     queue = MessageQueue(TRANS_HALF_TOPIC, name, 0)
-    last = min(half_ends.max_offset, settled + HALVES_MAX)
+    ends = await _ends(admin, queue)
+    if ends is None:
+        return OpenHalves(name, [], True)
+    offsets = await admin.broker_offsets(address)
+    settled = offsets.get(f"{TRANS_HALF_TOPIC}@{TRANSACTION_GROUP}", {}).get(0, ends.min_offset)
+    passed = offsets.get(f"{TRANS_OP_HALF_TOPIC}@{TRANSACTION_GROUP}", {}).get(0, 0)
+    op_queue = MessageQueue(TRANS_OP_HALF_TOPIC, name, 0)
+    ended = await _ended(admin, pulls, op_queue, address, passed)
+    last = min(ends.max_offset, settled + HALVES_MAX)
     halves = [
         read_half(message)
         for message in await _read(pulls, queue, settled, last)
         if message.queue_offset not in ended
     ]
-    return OpenHalves(name, halves[:most], last == half_ends.max_offset and len(halves) <= most)
+    return OpenHalves(name, halves[:most], last == ends.max_offset and len(halves) <= most)
+
+
+async def _ends(admin: Admin, queue: MessageQueue) -> TopicOffset | None:
+    """The ends of a queue; None when name servers or broker do not know the topic."""
+    try:
+        return (await admin.topic_stats(queue.topic)).get(queue)
+    except (NoRoute, TopicNotExist):
+        return None
+
+
+async def _ended(
+    admin: Admin, pulls: PullConsumer, queue: MessageQueue, address: str, passed: int
+) -> set[int]:
+    """The offsets of half messages whose ends the broker has not taken into account yet."""
+    ends = await _ends(admin, queue)
+    if ends is not None:
+        first = max(passed, ends.min_offset, ends.max_offset - OPS_MAX)
+        bodies = [message.body for message in await _read(pulls, queue, first, ends.max_offset)]
+    else:  # RocketMQ's brokers have the queue without a topic, so that it cannot be pulled
+        bodies = await _bodies_by_units(admin, queue, address, passed)
+    return {offset for body in bodies for offset in ended_by(body)}
+
+
+async def _bodies_by_units(admin: Admin, queue: MessageQueue, address: str, first: int) -> list[bytes]:
+    """The bodies of a queue from an offset on, at most `UNITS_MAX`, one request for each."""
+    try:
+        units = (await admin.consume_queue(queue, first, UNITS_MAX, broker=address)).queue_data
+    except (ResponseError, RemoteProtocolError):  # no such queue: nothing has ended yet
+        return []
+
+    async def body(physical_offset: int) -> bytes:
+        try:
+            return (await admin.message_in_log(address, physical_offset)).body
+        except (SystemFailure, CorruptRecord):  # removed meanwhile
+            return b""
+
+    return list((await ask_each((unit.physic_offset for unit in units), body)).values())
 
 
 def ended_by(body: bytes) -> set[int]:

@@ -7,6 +7,7 @@ import pytest
 import rmq
 from rmq.errors import ConfigError, LocalProtocolError, ResponseError
 from rmq.operate.messages import delayed
+from rmq.protocol.bodies import TopicOffset
 from rmq.testing.cluster import Cluster
 
 
@@ -71,6 +72,18 @@ async def test_a_message_with_a_time_of_its_own_is_seen_and_recalled(
 
 def test_delays_are_read_as_a_broker_writes_them() -> None:
     assert delayed.delays_of("1s 5m 2h 1d x") == {1: 1000, 2: 300_000, 3: 7_200_000, 4: 86_400_000, 5: 0}
+
+
+def test_a_level_without_progress_begins_at_its_first_message() -> None:
+    queue = rmq.MessageQueue("SCHEDULE_TOPIC_XXXX", "broker-a", 17)
+    ends = {
+        queue: TopicOffset(3, 5, 0),
+        rmq.MessageQueue("SCHEDULE_TOPIC_XXXX", "other", 17): TopicOffset(0, 9, 0),
+    }
+    (one,) = delayed.levels_of("broker-a", {}, {18: 7_200_000}, ends)
+    assert (one.level, one.offset, one.waiting) == (18, 3, 2)
+    (told,) = delayed.levels_of("broker-a", {"scheduleMessageOffset_18": "4,6"}, {18: 7_200_000}, ends)
+    assert (told.offset, told.waiting) == (4, 2)
 
 
 def test_javas_metrics_have_the_same_levels() -> None:
