@@ -46,8 +46,11 @@ if TYPE_CHECKING:
     from rmq.client.reading.dead_letters import Letters as Letters
     from rmq.client.reading.dead_letters import Redriven as Redriven
     from rmq.client.reading.discarded import DiscardedHalf as DiscardedHalf
+    from rmq.client.reading.leased_consumer import LeasedConsumer as LeasedConsumer
     from rmq.client.reading.pull_consumer import PullConsumer as PullConsumer
     from rmq.client.reading.pull_consumer import PullResult as PullResult
+    from rmq.client.reading.simple_consumer import ReceivedMessage as ReceivedMessage
+    from rmq.client.reading.simple_consumer import SimpleConsumer as SimpleConsumer
     from rmq.client.session.events import Assigned as Assigned
     from rmq.client.session.events import Connected as Connected
     from rmq.client.session.events import Disconnected as Disconnected
@@ -106,7 +109,9 @@ _MODULES = {
     "rmq.client.session.results": "SendResult",
     "rmq.client.produce.pipeline": "Pipeline",
     "rmq.client.produce.producer": "Producer",
+    "rmq.client.reading.leased_consumer": "LeasedConsumer",
     "rmq.client.reading.pull_consumer": "PullConsumer PullResult",
+    "rmq.client.reading.simple_consumer": "ReceivedMessage SimpleConsumer",
     "rmq.client.consume.retry": "Backoff Retry",
     "rmq.client.consume.subscription": "Sql sql",
     "rmq.client.handlers": "Middleware Next",

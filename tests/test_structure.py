@@ -179,6 +179,7 @@ ROOTS: Final = "puts the parts of its folder together"
 MANY_SIBLINGS: Final = {
     "rmq/broker/broker.py": ROOTS,
     "rmq/broker/consume/per_message/deliveries.py": ROOTS,
+    "rmq/client/app.py": "handlers on consumers of both kinds",
     "rmq/client/client.py": ROOTS,
     "rmq/client/consume/assignments.py": "takes, pulls and gives up queues",
     "rmq/client/consume/delivery.py": "not divided yet: deliveries in flight, their failures, rates",

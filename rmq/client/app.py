@@ -40,6 +40,7 @@ from rmq.client.handlers import (
 from rmq.client.produce.outgoing import delivery_time
 from rmq.client.produce.producer import Producer
 from rmq.client.produce.transactional import CheckBack, Transaction, TransactionalProducer
+from rmq.client.reading.leased_consumer import LeasedConsumer
 from rmq.client.session.results import SendResult
 from rmq.errors import ConfigError, LocalProtocolError, check_callable, check_number, check_type
 from rmq.message import Message, StoredMessage, validate_group
@@ -132,7 +133,7 @@ class App(Generic[S]):
         self._blocks: AsyncExitStack | None = None
         self._stopping: anyio.Event | None = None
         self._is_open = False
-        self._consumers: dict[str, Consumer] = {}
+        self._consumers: dict[str, Consumer | LeasedConsumer] = {}
 
     def __repr__(self) -> str:
         return f"<App {self.group} with {', '.join(self._registered) or 'no consumers'}>"
@@ -257,7 +258,7 @@ class App(Generic[S]):
         return self._producer
 
     @property
-    def consumers(self) -> Mapping[str, Consumer]:
+    def consumers(self) -> Mapping[str, Consumer | LeasedConsumer]:
         """The consumers that are open, by their groups."""
         return self._consumers
 
@@ -478,7 +479,8 @@ class App(Generic[S]):
         try:
             with unwrap_groups():
                 async with anyio.create_task_group() as tasks:
-                    member = client.consumer(group, registration.topics, **registration.options)
+                    options: Any = registration.options
+                    member: Consumer | LeasedConsumer = client.consumer(group, registration.topics, **options)
                     async with member as consumer:
                         self._consumers[group] = consumer
                         left.append(end)

@@ -33,9 +33,10 @@ from rmq.client.consume.isolation import Snapshot
 from rmq.client.produce import producer as async_producer
 from rmq.client.produce import transactional as async_transactional
 from rmq.client.reading import pull_consumer as async_pull_consumer
+from rmq.client.reading import simple_consumer as async_simple_consumer
 from rmq.client.session.results import SendResult
 from rmq.client.threads.loop_thread import LoopThread, loop_thread, wait_for
-from rmq.errors import LocalProtocolError
+from rmq.errors import ConfigError, LocalProtocolError
 from rmq.message import Message, MessageQueue, StoredMessage
 from rmq.remoting.loop import thread_safe_call, unwrap_groups
 
@@ -291,6 +292,22 @@ class Consumer(_Entered[async_consumer.Consumer]):
     run_batches = _Waiting(async_consumer.Consumer.run_batches)
 
 
+def _consumer_of(portal: BlockingPortal, inner: Any) -> Consumer:
+    """The twin of a consumer. Raises ConfigError with `per_message`: `simple_consumer` is its way here."""
+    if not isinstance(inner, async_consumer.Consumer):
+        raise ConfigError("per_message", True, "not here: without async use client.simple_consumer")
+    return Consumer(portal, inner)
+
+
+class SimpleConsumer(_Entered[async_simple_consumer.SimpleConsumer]):
+    """See `rmq.SimpleConsumer`. Messages are acknowledged by the consumer: `consumer.ack(message)`."""
+
+    receive = _Waiting(async_simple_consumer.SimpleConsumer.receive)
+    ack = _Waiting(async_simple_consumer.SimpleConsumer.ack)
+    nack = _Waiting(async_simple_consumer.SimpleConsumer.nack)
+    extend = _Waiting(async_simple_consumer.SimpleConsumer.extend)
+
+
 class PullConsumer(_Entered[async_pull_consumer.PullConsumer]):
     """See `rmq.PullConsumer`."""
 
@@ -475,8 +492,9 @@ class Client:
 
     producer = _Making(async_client.Client.producer, Producer)
     transactional_producer = _Making(async_client.Client.transactional_producer, TransactionalProducer)
-    consumer = _Making(async_client.Client.consumer, Consumer)
+    consumer = _Making(async_client.Client.consumer, _consumer_of)
     pull_consumer = _Making(async_client.Client.pull_consumer, PullConsumer)
+    simple_consumer = _Making(async_client.Client.simple_consumer, SimpleConsumer)
 
     ready = _Waiting(async_client.Client.ready)
     health = _InLoop(async_client.Client.health)

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from types import NoneType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, cast, overload
 from weakref import WeakSet
 
 import anyio
@@ -29,7 +29,9 @@ from rmq.client.produce.transactional import (
 )
 from rmq.client.reading.dead_letters import ALL_LETTERS, DeadLetter, Letters, Progress, Redrive, Redriven
 from rmq.client.reading.discarded import DiscardedHalf, discarded_halves, resume
+from rmq.client.reading.leased_consumer import LeasedConsumer
 from rmq.client.reading.pull_consumer import PullConsumer
+from rmq.client.reading.simple_consumer import SimpleConsumer
 from rmq.client.session.endpoint import ClientEndpoint
 from rmq.client.session.events import OnEvent
 from rmq.client.session.health import Health, health_of, until_ready
@@ -39,7 +41,7 @@ from rmq.client.session.session import Session
 from rmq.client.settings.contexts import Context
 from rmq.client.settings.target import resolve
 from rmq.clock import wall_clock_ms
-from rmq.errors import InvalidType, LocalProtocolError, check_callable, check_number, check_type
+from rmq.errors import ConfigError, InvalidType, LocalProtocolError, check_callable, check_number, check_type
 from rmq.message import UniqueIds, validate_group, validate_topic, with_namespace
 from rmq.protocol import engine
 from rmq.protocol.command import Command
@@ -348,6 +350,36 @@ class Client(AsyncResource):
         `rmq.COMMIT`, `rmq.ROLLBACK` or `rmq.UNKNOWN`. Raises InvalidName."""
         return self._making(TransactionalProducer(self._entered(), self._full(group), check_back))
 
+    @overload
+    def consumer(
+        self,
+        group: str,
+        topics: Mapping[str, str | Sql],
+        *,
+        per_message: Literal[False] = False,
+        consume_from: str | int = "last",
+        broadcasting: bool = False,
+        on_error: OnError = "retry",
+        strategy: Strategy = averagely,
+        ordered: bool = False,
+        max_reconsume_times: int | None = None,
+        retry: Backoff | None = None,
+        on_assignment: OnAssignment | None = None,
+        require_topics: bool = False,
+    ) -> Consumer: ...
+    @overload
+    def consumer(
+        self,
+        group: str,
+        topics: Mapping[str, str | Sql],
+        *,
+        per_message: Literal[True],
+        consume_from: str | int = "last",
+        on_error: OnError = "retry",
+        ordered: bool = False,
+        retry: Backoff | None = None,
+        lease: float = 60.0,
+    ) -> LeasedConsumer: ...
     def consumer(
         self,
         group: str,
@@ -362,7 +394,9 @@ class Client(AsyncResource):
         retry: Backoff | None = None,
         on_assignment: OnAssignment | None = None,
         require_topics: bool = False,
-    ) -> Consumer:
+        per_message: bool = False,
+        lease: float = 60.0,
+    ) -> Consumer | LeasedConsumer:
         """A member of a consumer group, to be entered with `async with`.
 
         `topics` says what of each topic: ``"*"``, tags as ``"a || b"``, or `rmq.sql(...)`; all members of a
@@ -397,9 +431,50 @@ class Client(AsyncResource):
             retry=retry,
             on_assignment=on_assignment,
             require_topics=require_topics,
+            per_message=per_message,
+            lease=lease,
         )
         wanted = full_topics(topics, self.config.namespace)
+        if per_message:
+            leased = LeasedConsumer(
+                self._entered(),
+                self._full(group),
+                wanted,
+                in_order=ordered,
+                from_first=consume_from == "first",
+                on_error=on_error,
+                retry=retry,
+                lease=lease,
+            )
+            return self._making(leased)
         return self._making(Consumer(self._entered(), self._full(group), wanted, options))
+
+    def simple_consumer(
+        self,
+        group: str,
+        topics: Mapping[str, str | Sql],
+        *,
+        in_order: bool = False,
+        consume_from: str = "last",
+    ) -> SimpleConsumer:
+        """A consumer that receives messages one by one and acknowledges each, to be entered with `async
+        with`.
+
+        `topics` is as for `consumer`. `in_order`: a message waits while another one of its message group
+        (`__SHARDINGKEY`) is out. `consume_from` is ``"first"`` or ``"last"``, for a group that the broker
+        does not know yet. Raises InvalidName, InvalidType, ConfigError.
+        """
+        if consume_from not in ("first", "last"):
+            raise ConfigError("consume_from", consume_from, "'first' or 'last'")
+        wanted = full_topics(topics, self.config.namespace)
+        made = SimpleConsumer(
+            self._entered(),
+            self._full(group),
+            wanted,
+            in_order=in_order,
+            from_first=consume_from == "first",
+        )
+        return self._making(made)
 
     def pull_consumer(self, group: str) -> PullConsumer:
         """A consumer that owns its offsets, to be entered with `async with`. Raises InvalidName."""

@@ -22,6 +22,11 @@ else:
 
     from rmq.lazy_attrs import define, frozen
 
+GIVES_BACK: Final = "rmqGivesBack"
+"""Header field of ours in CHANGE_MESSAGE_INVISIBLETIME: the message is given back, and its attempt has
+failed. `BY_POLICY`: it comes again by the retry policy of its group, else after the time of the request.
+RocketMQ's brokers do not look at it, and let the message come again after that time."""
+BY_POLICY: Final = "policy"
 INIT_FROM_FIRST: Final = 0
 """`init_mode` of a new group that begins at the first message; 1 begins at the end."""
 
@@ -230,7 +235,7 @@ def parse_start_offsets(text: str | None) -> dict[int, int]:
     """Read such a text. Raises RemoteProtocolError."""
     try:
         words = [one.split(" ") for one in (text or "").split(";") if one]
-        return {int(queue_id): int(offset) for _, queue_id, offset in words}
+        return {int(queue_id): int(offset) for kind, queue_id, offset in words if kind == "0"}
     except ValueError:
         raise RemoteProtocolError(f"the offsets {text!r:.100} of a pop cannot be read") from None
 

@@ -1,8 +1,8 @@
 """Per-message delivery against a model: whatever is taken, acknowledged, lost or restarted, in any order.
 
-The model knows each message's state. Checked: an acknowledged message never comes again, a leased one comes to
-nobody else, the others come at their time with their attempts counted, in order by message group where that is
-asked for, and in the end each message is finished or a dead letter.
+The model knows each message's state. Checked: an acknowledged message never comes again, a leased one comes
+to nobody else, the others come at their time with their attempts counted, in order by message group where
+that is asked for, and in the end each message is finished or a dead letter.
 """
 
 from __future__ import annotations

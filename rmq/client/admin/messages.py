@@ -7,7 +7,7 @@ from typing import Final
 from attrs import frozen
 
 from rmq.client.admin.groups import Groups
-from rmq.client.consume.message_view import found_messages
+from rmq.client.consume.message_view import FoundMessage, found_messages
 from rmq.client.reading.pull_consumer import PullConsumer
 from rmq.errors import (
     ConsumerNotOnline,
@@ -155,7 +155,7 @@ class Messages(Groups):
                 continue
             indexed_until = answer.read(QueryMessageResponseHeader).index_last_update_timestamp
             index_timestamp = max(index_timestamp, indexed_until)
-            messages += found_messages(answer.body, name)
+            messages += found_messages(answer.body, name, FoundMessage)
         messages.sort(key=lambda message: message.store_timestamp)
         return Lookup(messages, index_timestamp)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from struct import error as struct_error
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 from zlib import crc32
 
 from rmq.client.consume.process_queue import ProcessQueue
@@ -199,8 +199,11 @@ class FoundMessage(PulledMessage):
         self._body = body
 
 
-def found_messages(buffer: bytes, broker_name: str) -> list[FoundMessage]:
-    """The messages of a query's answer. Raises CorruptRecord."""
+F = TypeVar("F", bound=FoundMessage)
+
+
+def found_messages(buffer: bytes, broker_name: str, kind: type[F]) -> list[F]:
+    """The messages of a query's answer, as objects of `kind`. Raises CorruptRecord."""
     messages = []
     at, end = 0, len(buffer)
     while at < end:
@@ -209,7 +212,7 @@ def found_messages(buffer: bytes, broker_name: str) -> list[FoundMessage]:
         size, magic, queue_offset = _START.unpack_from(buffer, at)
         if magic != MESSAGE_MAGIC or not FIXED_SIZE <= size <= end - at:
             raise CorruptRecord(f"the answer of {broker_name}", at, "no message begins here")
-        message = FoundMessage.__new__(FoundMessage)
+        message = kind.__new__(kind)
         message._buffer, message._at, message._body, message._properties = buffer, at, None, None
         message._topic_at, message.window = 0, None
         message.size, message.queue_offset, message.broker_name = size, queue_offset, broker_name

@@ -43,6 +43,8 @@ class ConsumerSettings(TypedDict, total=False):
     retry: Backoff | None
     on_assignment: OnAssignment | None
     require_topics: bool
+    per_message: bool
+    lease: float
 
 
 @frozen
@@ -66,6 +68,9 @@ class ConsumerOptions:
     on_assignment: OnAssignment | None = None
     require_topics: bool = False
     """Topics that are not there are an error."""
+    per_message: bool = False
+    """Messages one by one, each leased for `lease` seconds."""
+    lease: float = 60.0
 
     def __attrs_post_init__(self) -> None:
         if isinstance(self.consume_from, str) and self.consume_from not in ("first", "last"):
@@ -78,6 +83,10 @@ class ConsumerOptions:
         check_type("broadcasting", self.broadcasting, bool, "True or False")
         check_type("ordered", self.ordered, bool, "True or False")
         check_type("require_topics", self.require_topics, bool, "True or False")
+        check_type("per_message", self.per_message, bool, "True or False")
+        check_number("lease", self.lease, 3, whole=False)
+        if self.per_message:
+            self._check_per_message()
         if self.max_reconsume_times is not None:
             check_number("max_reconsume_times", self.max_reconsume_times, 0)
         check_type("retry", self.retry, (Backoff, NoneType), "an rmq.Backoff, or None")
@@ -88,6 +97,17 @@ class ConsumerOptions:
             check_callable("on_assignment", self.on_assignment, "a function of an rmq.Assigned")
         if self.on_error not in ("retry", "raise"):
             raise ConfigError("on_error", self.on_error, "'retry' or 'raise'")
+
+    def _check_per_message(self) -> None:
+        """Raises ConfigError for options that mean nothing where there are no queues of one's own."""
+        if self.consume_from not in ("first", "last"):
+            raise ConfigError("consume_from", self.consume_from, "'first' or 'last' with per_message")
+        for name in ("broadcasting", "on_assignment"):
+            if getattr(self, name):
+                raise ConfigError(name, getattr(self, name), "nothing with per_message")
+        if self.max_reconsume_times is not None:
+            expected = "nothing with per_message: the group's retryMaxTimes says it"
+            raise ConfigError("max_reconsume_times", self.max_reconsume_times, expected)
 
     @property
     def retries(self) -> int | None:

@@ -18,6 +18,8 @@ from rmq.errors import ResponseError, for_code
 from rmq.protocol import codes
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.pop import (
+    BY_POLICY,
+    GIVES_BACK,
     INIT_FROM_FIRST,
     AckMessageRequestHeader,
     BatchAckMessageRequestBody,
@@ -41,9 +43,6 @@ if TYPE_CHECKING:
     from rmq.remoting.connection import Connection
 
 INVISIBLE_MAX_MS: Final = 12 * 3_600_000
-RETRY_DELAY: Final = "rmqRetryDelay"
-"""Header field of ours in CHANGE_MESSAGE_INVISIBLETIME: `policy` gives a message back by the retry policy of
-its group, whatever the time of the request is."""
 
 
 @define(eq=False)
@@ -181,11 +180,12 @@ class PopRequests:
         header = request.read(ChangeInvisibleTimeRequestHeader)
         group, topic, text = header.consumer_group, header.topic, header.extra_info
         delay_ms: int | None = header.invisible_time
-        if by_policy := request.ext.get(RETRY_DELAY) == "policy":
+        gives_back = request.ext.get(GIVES_BACK)
+        if gives_back == BY_POLICY:
             delay_ms = None
         else:
             _check_invisible(header.invisible_time, least=0)
-        if by_policy or header.invisible_time == 0 or request.ext.get(RETRY_DELAY):
+        if gives_back or header.invisible_time == 0:
             (outcome,) = self._deliveries.give_back(group, topic, [text], delay_ms)
             if outcome is not None:
                 raise outcome
