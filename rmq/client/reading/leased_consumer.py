@@ -1,4 +1,4 @@
-"""LeasedConsumer: handlers run on messages one by one, with leases that are renewed while they work."""
+"""LeasedConsumer: handlers run on single messages, with leases that are renewed during the work."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ log = logging.getLogger("rmq.client.consumer")
 
 
 class LeasedConsumer(AsyncResource):
-    """Consumes messages one by one: `client.consumer(group, topics, per_message=True)`.
+    """Consumes single messages: `client.consumer(group, topics, per_message=True)`.
 
     Members of a group share the topics whatever the number of queues, and a slow message holds up no other. A
     message is leased for `lease` seconds, and the lease is renewed while its handler works. A handler that
-    returns acknowledges its message; one that fails gives it back, for a retry after the time that a `Retry`
-    or the consumer's `retry` says, else by the policy of the group.
+    returns acknowledges its message; a failed handler gives the message back, for a retry after the time that
+    a `Retry` or the consumer's `retry` says, else by the policy of the group.
     """
 
     def __init__(
@@ -78,21 +78,21 @@ class LeasedConsumer(AsyncResource):
         self._threads = ThreadWaits()
 
     async def __aenter__(self) -> LeasedConsumer:
-        """Begin. Cancelled: it is not open."""
+        """Begin. Cancelled: the consumer is not open."""
         await self._inner.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop: handlers are cancelled, their messages come again."""
+        """Stop: handlers are cancelled, their messages are redelivered."""
         self._is_stopping = True
         for scope in self._running:
             scope.cancel()
         await self._inner.__aexit__(kind, error, trace)
 
     def check_ready(self) -> None:
-        """Nothing keeps it from working: there are no queues to be given."""
+        """Return: a member needs no queues."""
 
     @property
     def in_flight(self) -> int:
@@ -101,8 +101,8 @@ class LeasedConsumer(AsyncResource):
 
     async def drain(self, timeout: float | None = None) -> bool:
         """Receive nothing more, and let the handlers that run end, within `timeout` seconds
-        (`drain_timeout_ms` without it). Messages that wait for a handler are given back. Returns whether all
-        ended by themselves. Cancelled: it has stopped, and handlers may still run.
+        (by default `drain_timeout_ms`). Messages that wait for a handler are given back. Returns whether all
+        ended by themselves. Cancelled: the consumer has stopped, and handlers may still run.
         """
         if timeout is None:
             timeout = self._drain_seconds
@@ -124,7 +124,7 @@ class LeasedConsumer(AsyncResource):
         return is_done
 
     def _wake_all(self) -> None:
-        """There is to be an end: wake the tasks of all runs."""
+        """Wake the tasks of all runs, so that the runs end."""
         for _ in range(self._workers):
             self._messages.release()
         self._has_room.set()
@@ -134,9 +134,9 @@ class LeasedConsumer(AsyncResource):
         """Call `handler` with each message, up to `concurrency` at a time, until the consumer drains or its
         block is left.
 
-        Returning means acknowledged. An exception is logged and the message comes again; with
-        `on_error="raise"` it then comes out of here, but for a `Retry`. An ordinary function runs in a worker
-        thread. Cancelled: handlers are cancelled; their messages come again.
+        Returning means acknowledged. An exception is logged and the message is redelivered; with
+        `on_error="raise"` the exception is raised, but for a `Retry`. An ordinary function runs in a worker
+        thread. Cancelled: handlers are cancelled; their messages are redelivered.
         """
         check_number("concurrency", concurrency, 1)
         check_callable("handler", handler, "a function of a message")
@@ -163,7 +163,7 @@ class LeasedConsumer(AsyncResource):
     # ---- the tasks of a run ----
 
     async def _receive(self, concurrency: int) -> None:
-        """Keep as many messages at hand as there are handlers."""
+        """Keep a message at hand for each handler."""
         while not self._is_stopping:
             room = concurrency - len(self._waiting)
             if room <= 0:
@@ -231,13 +231,13 @@ class LeasedConsumer(AsyncResource):
             log.warning("%s: %s comes again when its time ends: %s", self.group, message.message_id, error)
 
     async def _acknowledge(self) -> None:
-        """Send acknowledgements, those that have come meanwhile together."""
+        """Send acknowledgements, in batches."""
         while True:
             await self._has_acks.wait()
             await self._flush()
 
     async def _flush(self) -> None:
-        """Send what there is; what cannot be sent is tried again as long as its lease lasts."""
+        """Send the acknowledgements; a failed one is retried as long as its lease lasts."""
         while self._acks:
             some, self._acks = self._acks[:ACKS_MAX], self._acks[ACKS_MAX:]
             try:
@@ -253,7 +253,7 @@ class LeasedConsumer(AsyncResource):
                     await anyio.sleep(FAILED_SECONDS)
 
     async def _renew(self) -> None:
-        """Extend the leases of all messages that are here, before a third of their time is left."""
+        """Extend the leases of all messages of this consumer, before a third of their time is left."""
         while True:
             await anyio.sleep(self._lease / 3)
             soon = self._session.now() + 2 * self._lease / 3

@@ -1,7 +1,8 @@
-"""SimpleConsumer: messages one by one, each acknowledged by itself (per-message delivery).
+"""SimpleConsumer: single messages, each acknowledged by itself (per-message delivery).
 
 Any number of consumers of a group share the topics, whatever the number of queues. A message that is received
-is this consumer's for a time; then, or when the connection ends, it comes again to any of them.
+is this consumer's for a time; then, or when the connection ends, the message is redelivered to any of these
+consumers.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class _Place:
 
 class ReceivedMessage(FoundMessage):
     """A message that a SimpleConsumer has received. `attempt` is 1 on its first delivery; `expires_at`, in
-    seconds of the event loop's clock, is when it comes again if nothing is said of it.
+    seconds of the event loop's clock, is when it is redelivered.
     """
 
     __slots__ = ("_consumer", "attempt", "expires_at", "handle", "start", "taken_topic")
@@ -77,38 +78,38 @@ class ReceivedMessage(FoundMessage):
     taken_topic: str
 
     async def ack(self) -> None:
-        """Acknowledge: the message never comes again. Raises as `SimpleConsumer.ack`. Cancelled: it may or
-        may not be acknowledged.
+        """Acknowledge: the message is never redelivered. Raises as `SimpleConsumer.ack`. Cancelled: the
+        message may or may not be acknowledged.
         """
         await self._consumer.ack(self)
 
     async def nack(self, *, after: float | None = None) -> None:
-        """Give the message back: the attempt has failed, and it comes again after so many seconds; None: by
-        the retry policy of its group. Raises as `SimpleConsumer.ack`. Cancelled: it comes again at the latest
-        when its time ends.
+        """Give the message back: the attempt has failed, and the message is redelivered after so many
+        seconds; None: by the retry policy of its group. Raises as `SimpleConsumer.ack`. Cancelled: it comes
+        again at the latest when its time ends.
         """
         await self._consumer.nack(self, after=after)
 
     async def extend(self, seconds: float) -> None:
-        """Keep the message for so many seconds from now on. Raises as `SimpleConsumer.ack`. Cancelled: it may
-        or may not be kept longer.
+        """Keep the message for so many seconds from now on. Raises as `SimpleConsumer.ack`. Cancelled: the
+        lease may or may not be longer.
         """
         await self._consumer.extend(self, seconds)
 
 
 class SimpleConsumer(AsyncResource):
-    """Receives messages one by one: `async with client.simple_consumer("billing", {"Orders": "*"}) as
+    """Receives single messages: `async with client.simple_consumer("billing", {"Orders": "*"}) as
     consumer`.
 
         for message in await consumer.receive(32, wait=10, invisible=60):
             await bill(message)
             await message.ack()
 
-    A message that is not acknowledged within `invisible` seconds comes again, to any consumer of the group,
-    with its attempt counted; after the group's last attempt it becomes a dead letter. With `in_order`, a
-    message waits while another one of its message group (`__SHARDINGKEY`) is out.
+    A message that is not acknowledged within `invisible` seconds is redelivered, to any consumer of the
+    group, with its attempt counted; after the group's last attempt the message becomes a dead letter. With
+    `in_order`, a message waits while another one of its message group (`__SHARDINGKEY`) is out.
 
-    It needs brokers of ours, or RocketMQ's from 5.0 on; others refuse it (ResponseError).
+    The brokers must be ours, or RocketMQ's from 5.0 on; older brokers refuse (ResponseError).
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class SimpleConsumer(AsyncResource):
         self._error: Exception | None = None
 
     async def __aenter__(self) -> SimpleConsumer:
-        """Begin. Cancelled: it is not open."""
+        """Begin. Cancelled: the consumer is not open."""
         await self._scope.__aenter__()
         self._session.arrive()
         self._is_open = True
@@ -145,7 +146,9 @@ class SimpleConsumer(AsyncResource):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give back what was not handed to the application; what it has comes again when its time ends."""
+        """Give back what was not handed to the application; messages that the application has are redelivered
+        when their leases end.
+        """
         self._is_open = False
         try:
             with anyio.CancelScope(shield=True), anyio.move_on_after(self._session.brokers.timeout):
@@ -164,11 +167,11 @@ class SimpleConsumer(AsyncResource):
     async def receive(
         self, max_messages: int = 32, *, wait: float = 10.0, invisible: float = 60.0
     ) -> list[ReceivedMessage]:
-        """The next messages, at most so many; none when there are none for `wait` seconds. Each is this
+        """The next messages, at most so many; none when no message comes for `wait` seconds. Each is this
         consumer's for `invisible` seconds.
 
         Raises NoRoute, a network error or the ResponseError of a broker when no broker could be asked, and
-        ConfigError. Cancelled: no message is lost; those that arrive meanwhile are kept for the next call.
+        ConfigError. Cancelled: no message is lost; messages that arrive later are kept for the next call.
         """
         check_number("max_messages", max_messages, 1)
         check_number("wait", wait, 0, whole=False)
@@ -195,7 +198,7 @@ class SimpleConsumer(AsyncResource):
                 return []
 
     def _take(self, most: int) -> list[ReceivedMessage]:
-        """Messages that have arrived and are still this consumer's."""
+        """Messages that have arrived and are still leased."""
         now = self._session.now()
         kept = [message for message in self._ready if message.expires_at > now]
         taken, self._ready = kept[:most], kept[most:]
@@ -219,7 +222,7 @@ class SimpleConsumer(AsyncResource):
                 self._scope.tasks.start_soon(self._ask, place, most, wait, invisible)
 
     async def _ask(self, place: _Place, most: int, wait: float, invisible: float) -> None:
-        """Poll a broker once; what it has is ready then."""
+        """Poll a broker once, and keep its messages."""
         try:
             self._ready += await self._pop(place, most, wait, invisible)
             self._paused.pop(place, None)
@@ -284,7 +287,7 @@ class SimpleConsumer(AsyncResource):
     # ---- acknowledge, give back, extend ----
 
     async def ack(self, *messages: ReceivedMessage) -> None:
-        """Acknowledge messages: they never come again. Those of one broker are one request.
+        """Acknowledge messages: acknowledged messages are never redelivered. One broker gets one request.
 
         Raises ResponseError (NO_MESSAGE) when the time of one has ended or another consumer has it; the
         others are acknowledged. Raises NoRoute and network errors. Cancelled: they may or may not be
