@@ -55,7 +55,7 @@ from rmq.broker.tables.offsets import Offsets
 from rmq.broker.tables.queue_locks import Locks
 from rmq.broker.tables.stats import Stats
 from rmq.broker.tables.topics import Topics
-from rmq.broker.tables.versioned import Changes, Slices, at_once, run_to_end
+from rmq.broker.tables.versioned import Changes, OnReplicated, Slices, at_once, response_when, run_to_end
 from rmq.broker.transactions import Transactions
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import StoreError
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from rmq.protocol.server_auth import ServerAuth
     from rmq.remoting.acceptor import Acceptor
     from rmq.remoting.connection import Connection
-    from rmq.shares import Holders
+    from rmq.shares import Holders, Holding
     from rmq.store.reader import GetResult
     from rmq.store.store import Arrival, Store
 
@@ -719,16 +719,15 @@ class Broker(Endpoint):
                 self._commit()
             self.commit_pending()
 
-    def _when_replicated(
-        self, table: str, changes: Changes, request: Command, connection: Connection, response: Command
-    ) -> Command | None:
-        return self.acknowledgement.rows.answer(table, changes, request, connection, response)
+    def _when_replicated(self, table: str, changes: Changes, peer: Holding, on_done: OnReplicated) -> bool:
+        return self.acknowledgement.rows.wait(table, changes, peer, on_done)
 
     def _agreed(
         self, table: str, request: Command, connection: Connection, response: Command
     ) -> Command | None:
         changes = self.files.versioned[table].changes
-        return self._when_replicated(table, changes, request, connection, response)
+        wait = partial(self._when_replicated, table)
+        return response_when(wait, changes, request, connection, response)
 
     def append_soon(
         self, message: Message, on_done: OnAppended, maker: Holders, *, queue_id: int | None, account: str

@@ -29,6 +29,7 @@ from rmq.errors import (
     InvalidName,
     LocalProtocolError,
     ResponseError,
+    StoreError,
     for_code,
 )
 from rmq.message import (
@@ -293,8 +294,21 @@ class DoorPeer(DoorClient):
         """As `rmq.doors.DoorHost.commit`."""
         self._check(SUBSCRIBE, topic)
         self._check(JOIN, group)
+
+        def done(error: ResponseError | None) -> None:
+            if on_done is not None and not self.is_closed:
+                self._call(on_done, error)
+
         header = UpdateConsumerOffsetRequestHeader(group, topic, queue_id, offset)
-        self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, header, on_done)
+        try:
+            is_later = self._broker.offsets.commit_for(self, header, done)
+        except ResponseError as error:
+            done(error)
+        except StoreError as error:
+            done(for_code(ResponseCode.SYSTEM_ERROR, str(error)))
+        else:
+            if not is_later:
+                done(None)
 
     def join(
         self,

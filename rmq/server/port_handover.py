@@ -16,11 +16,11 @@ from rmq.remoting.stream import Listener, Stream
 
 
 class KeptPorts(Network):
-    """A network whose listeners at these ports are only closed by `aclose`."""
+    """A network whose listeners are only closed by `aclose`, but for those at the ports of `closing`."""
 
-    def __init__(self, network: Network, ports: Container[int]) -> None:
+    def __init__(self, network: Network, closing: Container[int]) -> None:
         self._network = network
-        self._ports = ports
+        self._closing = closing
         self._kept: dict[str, Listener] = {}
 
     async def dial(self, address: str) -> Stream:
@@ -28,7 +28,7 @@ class KeptPorts(Network):
 
     async def listen(self, address: str, *, held: bool = False) -> Listener:
         """As of any network; an address that was listened at before has its listener still."""
-        if split_address(address).port not in self._ports:
+        if split_address(address).port in self._closing:
             return await self._network.listen(address, held=held)
         if address not in self._kept:
             self._kept[address] = await self._network.listen(address, held=held)

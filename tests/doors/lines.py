@@ -56,8 +56,8 @@ class Line:
         return self.answers()[count]
 
     def answers(self) -> list[str]:
-        """The lines that are no messages."""
-        return [line for line in self.said if not line.startswith("MSG ")]
+        """The lines that are neither messages nor word of an acknowledgement."""
+        return [line for line in self.said if not line.startswith(("MSG ", "ACKED "))]
 
     def messages(self) -> list[tuple[int, int, str]]:
         """Queue, offset and body of each message that has come."""

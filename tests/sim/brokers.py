@@ -122,6 +122,7 @@ class Set:
         **settings: Any,
     ) -> None:
         self.cluster, self.pool, self.nursery, self.settings = cluster, pool, nursery, settings
+        self.plugin_settings: dict[str, str] = settings.pop("plugin_settings", {})
         assert isinstance(cluster.network, MemoryNetwork)
         self.network = cluster.network
         self.nodes = [Node(number) for number in range(1, size + 1)]
@@ -165,6 +166,7 @@ class Set:
                 clock=partial(self.clock, node),
                 stop=node.stop,
                 on_opened=partial(self._opened, node),
+                plugin_settings=self.plugin_settings,
                 task_status=task_status,
             )
         except StoreError as error:

@@ -27,7 +27,7 @@ import anyio.abc
 from attrs import evolve
 
 from rmq.broker.broker import Broker
-from rmq.broker.config import VIP_PORT_DISTANCE, BrokerConfig
+from rmq.broker.config import BrokerConfig
 from rmq.broker.membership.members import ConsumerGroup
 from rmq.broker.replication.failover.replica_manager import ReplicaIdentity, ReplicaManager, forget_epochs
 from rmq.broker.replication.failover.role import FailoverReplica
@@ -122,7 +122,8 @@ async def run(
     """
     stop, health = anyio.Event() if stop is None else stop, health or Health()
     wire = network or TcpNetwork()
-    ports = KeptPorts(wire, (config.listen_port, config.listen_port - VIP_PORT_DISTANCE))
+    # Clients and peers of doors wait for the next service; slaves and probes are refused in between.
+    ports = KeptPorts(wire, (config.listen_port + 1, config.metrics_port))
     beneath: Callable[..., Any] = partial(
         service.run,
         tls=tls,

@@ -65,6 +65,7 @@ from rmq.broker.runtime.startup import (
     own_limits,
     upgrades,
 )
+from rmq.broker.tables.offsets import log_losses
 from rmq.broker.wakeups import Wakeups
 from rmq.clock import wall_clock_ms
 from rmq.errors import (
@@ -429,7 +430,7 @@ class _Service:
                 await self._remove_expired()
             except StoreError as error:
                 log.error("expired files cannot be removed: %s", error)
-            await run_cooperatively(self.broker.offsets.log_losses())
+            await run_cooperatively(log_losses(self.broker.offsets, self.store))
 
     async def _remove_expired(self) -> None:
         """Remove expired files singly: a GiB takes half a second, and a single file may make enough room.

@@ -26,7 +26,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.broker.tables.versioned import Changes, Quota, Slices, WhenReplicated, at_once, run_to_end
+from rmq.broker.tables.versioned import (
+    Changes,
+    OnReplicated,
+    Quota,
+    Slices,
+    WhenReplicated,
+    at_once,
+    response_when,
+    run_to_end,
+)
 from rmq.errors import ResponseError, for_code
 from rmq.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANSACTION_GROUP
 from rmq.protocol.bodies import ConsumerOffsetSerializeWrapper
@@ -43,6 +52,7 @@ if TYPE_CHECKING:
     from rmq.broker.config import Settings
     from rmq.broker.role import Role
     from rmq.broker.tables.topics import Topics
+    from rmq.protocol.bodies import TopicConfig
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
     from rmq.store.store import Store
@@ -327,25 +337,6 @@ class Offsets:
         """All pairs of a topic and a group that has offsets in it."""
         return list(self._keys())
 
-    def log_losses(self) -> Slices[None]:
-        """Log which groups have lost messages that they had not consumed, as files of the log went."""
-        lost: dict[tuple[str, str], int] = {}
-        for topic, queue_id, first, start in self._store.lost():
-            for group in self.groups_of(topic):
-                offset = self.get(group, topic, queue_id)
-                if 0 <= offset < start:
-                    lost[group, topic] = lost.get((group, topic), 0) + start - max(offset, first)
-            yield
-        for (group, topic), count in list(lost.items())[:LOSSES_LOGGED]:
-            log.warning(
-                "group %s has lost %d messages of topic %s unread: their file of the log is gone",
-                group,
-                count,
-                topic,
-            )
-        if len(lost) > LOSSES_LOGGED:
-            log.warning("and %d more groups and topics", len(lost) - LOSSES_LOGGED)
-
     def delete_topic(self, topic: str) -> None:
         """Forget the offsets of a topic."""
         self._forget([(topic, group) for group in self.groups_of(topic)])
@@ -543,17 +534,28 @@ class Offsets:
         header = request.read(UpdateConsumerOffsetRequestHeader)
         if request.is_oneway and f"{header.topic}@{header.consumer_group}" in self._watched:
             return None
-        if self._role.refuses_commits() and not request.is_oneway:
-            remark = f"offset {header.commit_offset} is not kept: another master takes over, commit it there"
+        if not request.is_oneway:
+            _check_role(self._role, header)
+        self._take(header, connection)
+        return response_when(self._when_replicated, self.changes, request, connection, request.reply())
+
+    def commit_for(self, peer: Any, header: UpdateConsumerOffsetRequestHeader, on_done: OnReplicated) -> bool:
+        """Keep the offset that a peer commits, by the rules of a client's request. Returns whether `on_done`
+        is called, later, when the replicas of a set have it; else it is kept as safely as it ever will be.
+
+        Raises ResponseError, also at a slave: its offsets are its master's.
+        """
+        if self._is_slave:
+            remark = (
+                f"offset {header.commit_offset} is not kept: this broker is a slave, commit at its master"
+            )
             raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
-        config = self._topics.get(header.topic)
-        if config is None:
-            raise _refused(header, "this broker has no such topic")
-        queues = max(config.read_queue_nums, config.write_queue_nums)
-        if not 0 <= header.queue_id < queues:
-            raise _refused(header, f"the topic has {queues} queues")
-        if header.commit_offset < 0:
-            raise _refused(header, "it is negative")
+        _check_role(self._role, header)
+        self._take(header, peer)
+        return self._when_replicated(self.changes, peer, on_done)
+
+    def _take(self, header: UpdateConsumerOffsetRequestHeader, connection: Any) -> None:
+        _check_place(header, self._topics.get(header.topic))
         end = self._store.max_offset(header.topic, header.queue_id)
         if header.commit_offset > end and not self._is_slave:
             place = header.topic, header.queue_id, header.commit_offset
@@ -575,10 +577,29 @@ class Offsets:
             connection.peer_address,
             connection,
         )
-        return self._when_replicated(self.changes, request, connection, request.reply())
 
     def _on_get_all(self, request: Command, connection: Any, now: int) -> Command:
         return request.reply(body=self._last_text or self.to_json())
+
+
+def log_losses(offsets: Offsets, store: Store) -> Slices[None]:
+    """Log which groups have lost messages that they had not consumed, as files of the log went."""
+    lost: dict[tuple[str, str], int] = {}
+    for topic, queue_id, first, start in store.lost():
+        for group in offsets.groups_of(topic):
+            offset = offsets.get(group, topic, queue_id)
+            if 0 <= offset < start:
+                lost[group, topic] = lost.get((group, topic), 0) + start - max(offset, first)
+        yield
+    for (group, topic), count in list(lost.items())[:LOSSES_LOGGED]:
+        log.warning(
+            "group %s has lost %d messages of topic %s unread: their file of the log is gone",
+            group,
+            count,
+            topic,
+        )
+    if len(lost) > LOSSES_LOGGED:
+        log.warning("and %d more groups and topics", len(lost) - LOSSES_LOGGED)
 
 
 def _remove(table: dict[str, dict[str, None]], key: str, name: str) -> None:
@@ -586,6 +607,24 @@ def _remove(table: dict[str, dict[str, None]], key: str, name: str) -> None:
     names.pop(name, None)
     if not names:
         del table[key]
+
+
+def _check_role(role: Role, header: UpdateConsumerOffsetRequestHeader) -> None:
+    """Raises ResponseError while commits would be lost with this master."""
+    if role.refuses_commits():
+        remark = f"offset {header.commit_offset} is not kept: another master takes over, commit it there"
+        raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+
+
+def _check_place(header: UpdateConsumerOffsetRequestHeader, config: TopicConfig | None) -> None:
+    """Raises ResponseError for a queue that is not there, and for an offset that no queue has."""
+    if config is None:
+        raise _refused(header, "this broker has no such topic")
+    queues = max(config.read_queue_nums, config.write_queue_nums)
+    if not 0 <= header.queue_id < queues:
+        raise _refused(header, f"the topic has {queues} queues")
+    if header.commit_offset < 0:
+        raise _refused(header, "it is negative")
 
 
 def _refused(header: UpdateConsumerOffsetRequestHeader, reason: str) -> ResponseError:

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.broker.tables.versioned import Changes, WhenReplicated, at_once
+from rmq.broker.tables.versioned import Changes, WhenReplicated, at_once, response_when
 from rmq.errors import InvalidName, RemoteProtocolError, for_code
 from rmq.message import MessageQueue, validate_text
 from rmq.protocol import json
@@ -208,7 +208,7 @@ class Locks:
             body.consumer_group, body.mq_set, body.client_id, self._ms(), self._holders_of(connection)
         )
         response = request.reply(body=LockBatchResponseBody(got).to_json())
-        return self._when_replicated(self.changes, request, connection, response)
+        return response_when(self._when_replicated, self.changes, request, connection, response)
 
     def _on_unlock(self, request: Command, connection: Any, now: int) -> Command:
         body = UnlockBatchRequestBody.from_request(request.body)

@@ -21,6 +21,7 @@ from rmq.protocol.fields import Body
 from rmq.shares import NOBODY, Holders, Shares, is_account
 
 if TYPE_CHECKING:
+    from rmq.errors import ResponseError
     from rmq.protocol.command import Command
 
 
@@ -118,14 +119,31 @@ class Changes:
         return names[::-1]
 
 
-WhenReplicated = Callable[[Changes, "Command", Any, "Command"], "Command | None"]
-"""From the changes of a table, the request that has changed it, its connection and the response: the
-response, or None when it is sent once the replicas have the change."""
+OnReplicated = Callable[["ResponseError | None"], None]
+"""Called once: with None when the replicas of a set have a change, or with the reason for which that is not
+known."""
+WhenReplicated = Callable[[Changes, Any, OnReplicated], bool]
+"""From the changes of a table and the connection that made the last one: whether the replicas are waited for.
+`on_done` is called then, later; else not at all. Raises ResponseError when too many wait."""
 
 
-def at_once(changes: Changes, request: Command, connection: Any, response: Command) -> Command | None:
-    """Respond without waiting for replicas."""
-    return response
+def at_once(changes: Changes, connection: Any, on_done: OnReplicated) -> bool:
+    """Wait for no replica."""
+    return False
+
+
+def response_when(
+    replicated: WhenReplicated, changes: Changes, request: Command, connection: Any, response: Command
+) -> Command | None:
+    """The response to a request that has changed a table; None when it is sent once the replicas have the
+    change."""
+    if replicated is at_once or request.is_oneway:
+        return response
+
+    def done(error: ResponseError | None) -> None:
+        connection.reply(response if error is None else request.reply(error.code, error.remark))
+
+    return None if replicated(changes, connection, done) else response
 
 
 SLICE_ROWS: Final = 50

@@ -12,7 +12,7 @@ from rmq.testing.network import MemoryNetwork
 
 async def test_who_connects_in_between_is_served_by_the_next(autojump_clock: trio.testing.MockClock) -> None:
     network = MemoryNetwork()
-    ports = KeptPorts(network, (10911,))
+    ports = KeptPorts(network, (10912,))
     first = await ports.listen("127.0.0.1:10911", held=True)
     with pytest.raises(ConnectionRefusedError):
         await network.dial("127.0.0.1:10911")
@@ -33,7 +33,7 @@ async def test_who_connects_in_between_is_served_by_the_next(autojump_clock: tri
 
 async def test_other_ports_are_closed(autojump_clock: trio.testing.MockClock) -> None:
     network = MemoryNetwork()
-    ports = KeptPorts(network, (10911,))
+    ports = KeptPorts(network, (10912,))
     other = await ports.listen("127.0.0.1:10912")
     await other.aclose()
     with pytest.raises(ConnectionRefusedError):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
+from rmq.errors import for_code
 from rmq.protocol.codes import ResponseCode
 from rmq.server.deferred import Deferred
 from rmq.shares import HoldersOf, by_account_and_address
@@ -20,9 +21,8 @@ from rmq.shares import HoldersOf, by_account_and_address
 if TYPE_CHECKING:
     from rmq.broker.replication.links import Replicas
     from rmq.broker.replication.sessions import MasterSession
-    from rmq.broker.tables.versioned import Changes
-    from rmq.protocol.command import Command
-    from rmq.remoting.connection import Connection
+    from rmq.broker.tables.versioned import Changes, OnReplicated
+    from rmq.shares import Holding
 
 WAITING_MAX: Final = 20_000
 """Answers of one account or address that may wait, of all tables together; others may have some beside it."""
@@ -31,13 +31,11 @@ LACKING_SECONDS: Final = 1.0
 
 
 @frozen
-class _Answer:
-    """A response that is sent once the change `serial` of its table is at the replicas."""
+class _Change:
+    """The change `serial` of a table: `on_done` is called once the replicas have it."""
 
-    request: Command
-    connection: Connection
-    response: Command
     serial: int
+    on_done: OnReplicated
 
 
 class TableAcks:
@@ -53,7 +51,7 @@ class TableAcks:
         holders_of: HoldersOf | None = None,
     ) -> None:
         self._holders_of = holders_of or by_account_and_address()
-        self._waiting: Deferred[str, _Answer] = Deferred(
+        self._waiting: Deferred[str, _Change] = Deferred(
             2 * WAITING_MAX, "the changes that wait for the replicas of this set", on_deadline=on_deadline
         )
         self._replicas = replicas
@@ -67,25 +65,21 @@ class TableAcks:
         """The number of answers that wait."""
         return len(self._waiting)
 
-    def answer(
-        self, table: str, changes: Changes, request: Command, connection: Connection, response: Command
-    ) -> Command | None:
-        """The response to a request that changed rows; None when it comes later. Raises ResponseError when
-        too many requests wait: the change holds all the same."""
+    def wait(self, table: str, changes: Changes, connection: Holding, on_done: OnReplicated) -> bool:
+        """Have `on_done` called when the replicas have the changes of a table; False when they have them, and
+        it is not called. Raises ResponseError when too many wait: the change holds all the same."""
         serial = changes.serial
-        if request.is_oneway:
-            return response
         if self._replicas.have_rows(table) >= serial:
             self._answered[table] = serial
-            return response
+            return False
         holders = self._holders_of(connection)
         self._waiting.check(holders)
         now = self._clock()
         self._lacking.setdefault(table, (serial, now))
-        waiting = _Answer(request, connection, response, serial)
-        self._waiting.add(table, waiting, holders=holders, deadline=now + self._seconds())
+        change = _Change(serial, on_done)
+        self._waiting.add(table, change, holders=holders, deadline=now + self._seconds())
         self._replicas.grown()
-        return None
+        return True
 
     def is_awaited(self, table: str, serial: int) -> bool:
         """Whether a client waits for a change after that one."""
@@ -101,7 +95,7 @@ class TableAcks:
             while (row := self._waiting.first(table)) is not None and row.value.serial <= had:
                 self._waiting.take(row)
                 self._answered[table] = row.value.serial
-                self._send(row.value, is_known=self._replicas.has_lease())
+                self._end(row.value, is_known=self._replicas.has_lease())
             del self._lacking[table]
             if row is not None:
                 self._lacking[table] = row.value.serial, row.deadline - self._seconds()
@@ -109,7 +103,7 @@ class TableAcks:
     def step(self, now: float) -> float:
         """Answer the requests whose deadline has passed; return the next deadline, infinite without any."""
         for row in self._waiting.due(now):
-            self._send(row.value, is_known=False)
+            self._end(row.value, is_known=False)
         return self._waiting.deadline
 
     def is_in_time(self, session: MasterSession) -> bool:
@@ -120,9 +114,9 @@ class TableAcks:
             at > since or session.rows_had(table) >= serial for table, (serial, at) in self._lacking.items()
         )
 
-    def _send(self, waiting: _Answer, *, is_known: bool) -> None:
-        if is_known:
-            waiting.connection.reply(waiting.response)
-            return
-        remark = "it is kept here, but not known to be at the replicas: ask again"
-        waiting.connection.reply(waiting.request.reply(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
+    def _end(self, change: _Change, *, is_known: bool) -> None:
+        error = None
+        if not is_known:
+            remark = "it is kept here, but not known to be at the replicas: ask again"
+            error = for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+        change.on_done(error)

@@ -3,11 +3,11 @@
     LOGIN user secret   OK | ERR reason
     PUB topic body      OK id | ERR reason, once the message is as safe as the broker's settings ask
     SUB group topic     OK, then MSG topic queue offset body for each message
-    ACK topic queue offset
+    ACK topic queue offset   ACKED topic queue offset | ERR reason, once it is as safe
     PING                PONG
 
-What was not acknowledged when a connection ends comes again. `linePort` is its own port; on the port for
-clients a connection begins with `LINE` and a line's end. When the broker stops, the last line is BYE.
+A message without acknowledgement comes again after a connection ends. `linePort` is its own port; that for
+clients takes what begins with `LINE` and a line's end. When the broker stops, the last line is BYE.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from rmq import Message, StoredMessage
 from rmq.errors import RmqError
 from rmq.plugin import Appended, Door, DoorHost, DoorStream, Plugin, ReadRequest, ReadResult
 
-LINE_BYTES = 65_536
 WINDOW = 16
 """Messages of one queue that are not acknowledged yet."""
-WAIT_SECONDS = 20.0
 
 
 class LinePlugin(Plugin):
@@ -69,7 +67,7 @@ class Session:
             "SUB": self.subscribe,
             "ACK": self.acknowledge,
         }
-        while (line := await self.stream.receive_until(b"\n", LINE_BYTES)) is not None:
+        while (line := await self.stream.receive_until(b"\n", 65_536)) is not None:
             word, _, rest = line.decode("utf-8", "replace").rstrip("\r").partition(" ")
             try:
                 commands.get(word, self.unknown)(rest)
@@ -83,7 +81,7 @@ class Session:
         raise ValueError("no such command; there are LOGIN, PUB, SUB, ACK and PING")
 
     def login(self, rest: str) -> None:
-        user, secret = rest.split(" ")
+        user, _, secret = rest.partition(" ")
         self.host.authenticate(user, secret)
         self.say("OK")
 
@@ -97,8 +95,7 @@ class Session:
     def subscribe(self, rest: str) -> None:
         group, topic = rest.split(" ")
         topics = [*self.topics.get(group, ()), topic]
-        client = f"line@{self.stream.peer_address}"
-        self.host.join(group, client, dict.fromkeys(topics, "*"), self.shared)
+        self.host.join(group, f"line@{self.stream.peer_address}", dict.fromkeys(topics, "*"), self.shared)
         self.topics[group] = topics
         self.say("OK")
         self.shared(group)
@@ -121,9 +118,8 @@ class Session:
     def read(self, queue: Queue) -> None:
         if queue.is_mine and not queue.is_reading and len(queue.open) < WINDOW:
             queue.is_reading = True
-            room = WINDOW - len(queue.open)
-            wanted = ReadRequest(queue.group, queue.topic, queue.number, queue.next, room)
-            self.host.hold(wanted, partial(self.found, queue), WAIT_SECONDS)
+            wanted = ReadRequest(queue.group, queue.topic, queue.number, queue.next, WINDOW - len(queue.open))
+            self.host.hold(wanted, partial(self.found, queue), 20.0)
 
     def found(self, queue: Queue, result: ReadResult | RmqError) -> None:
         queue.is_reading = False
@@ -138,13 +134,17 @@ class Session:
 
     def deliver(self, queue: Queue, message: StoredMessage) -> None:
         queue.open.add(message.queue_offset)
-        body = message.body.decode("utf-8", "replace")
-        self.say(f"MSG {queue.topic} {queue.number} {message.queue_offset} {body}")
+        place = f"{queue.topic} {queue.number} {message.queue_offset}"
+        self.say(f"MSG {place} {message.body.decode('utf-8', 'replace')}")
 
     def acknowledge(self, rest: str) -> None:
         topic, number, offset = rest.split(" ")
         queue = self.queues.get((topic, int(number)))
         if queue is not None and int(offset) in queue.open:
             queue.open.remove(int(offset))
-            self.host.commit(queue.group, topic, queue.number, min(queue.open, default=queue.next))
+            done = min(queue.open, default=queue.next)
+            self.host.commit(queue.group, topic, queue.number, done, partial(self.acknowledged, rest))
             self.read(queue)
+
+    def acknowledged(self, rest: str, error: RmqError | None) -> None:
+        self.say(f"ACKED {rest}" if error is None else f"ERR {error}")
