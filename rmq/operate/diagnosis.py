@@ -165,6 +165,9 @@ def _broker_findings(broker: BrokerFacts) -> Iterator[Finding]:
         count = int(broker.runtime.get(key, "0") or 0)
         if count:
             yield Finding("wrong", where, f"{count} {what}: messages are lost or late", todo)
+    if broker.is_master and (hidden := broker.runtime.get("hiddenMessages", "")):
+        todo = "`rmq topic update TOPIC --read-queues N` gives a topic its queues back, to have them read"
+        yield Finding("note", where, f"topics hide messages that no group has read: {hidden}", todo)
     yield from _certificate(where, broker)
     yield from _replication(where, broker)
     yield from _pitfalls(where, broker)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from rmq.broker.admin.unread import hidden_by, kept_beyond, unread
+from rmq.broker.admin.unread import hidden_by, hidden_now, kept_beyond, unread
 from rmq.broker.tables.groups import check_group
 from rmq.broker.tables.topic_attributes import changed_attributes
 from rmq.broker.tables.topics import check_name
@@ -352,6 +352,8 @@ class Admin:
     def runtime(self, now: int) -> dict[str, str]:
         """The rows that brokerStatus shows, under RocketMQ's names; thread pools, absent here, are idle."""
         config, idle = self._settings.broker, dict.fromkeys(("send", "pull", "query"), "0")
+        rows = hidden_now(self._store, self._tables)
+        hidden = "; ".join(f"{topic}: {text}" for topic, text in rows.items())
         return {
             "brokerVersionDesc": VERSION_NAME,
             "brokerVersion": str(VERSION),
@@ -371,6 +373,7 @@ class Admin:
             **self._store_counts(),
             **self._stats.runtime(now),
             **self._gauges(),
+            **({"hiddenMessages": hidden} if hidden else {}),
         }
 
     def _store_counts(self) -> dict[str, str]:

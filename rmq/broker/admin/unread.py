@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 LOOKS_MAX: Final = 100_000
 """Pairs of a group and a queue that are looked at to answer one change of a topic: some 100 ms."""
 GROUPS_NAMED: Final = 10
+TOPICS_NAMED: Final = 10
 
 
 def unread(store: Store, topic: str, queue_id: int, offset: int) -> int:
@@ -61,6 +62,23 @@ def hidden_by(store: Store, tables: Tables, topic: str, queues: int) -> str:
             texts.append("maybe those of more groups")
             break
     return ", ".join(texts) if texts and texts != ["maybe those of more groups"] else ""
+
+
+def hidden_now(store: Store, tables: Tables) -> dict[str, str]:
+    """The topics that hide messages which no group has read, with how many in which queues, as text; at most
+    `TOPICS_NAMED`. What a group has left in such queues is in its lag.
+    """
+    found: dict[str, str] = {}
+    for name, topic in tables.topics.table.items():
+        if store.queue_end(name) <= topic.read_queue_nums or tables.topics.is_system(name):
+            continue
+        beyond = list(kept_beyond(store, name, topic.read_queue_nums))
+        if beyond and not (tables.offsets.groups_of(name) or tables.clients.groups_of(name)):
+            count = sum(unread(store, name, queue_id, 0) for queue_id in beyond)
+            found[name] = f"{count} messages in {_named(beyond)}"
+            if len(found) >= TOPICS_NAMED:
+                break
+    return found
 
 
 def _named(queues: list[int]) -> str:

@@ -91,6 +91,18 @@ def test_messages_that_no_group_reads_are_named_too() -> None:
     assert change(rig, 4, 2).code == 0
 
 
+def test_the_runtime_rows_name_topics_that_hide_what_no_group_has_read() -> None:
+    rig = Rig()
+    rig.topic("T", 4)
+    for queue_id in (1, 2, 2, 3):
+        rig.put("T", queue_id)
+    assert "hiddenMessages" not in rig.admin.runtime(rig.now_ms)
+    assert change(rig, 2, 2, **{HIDE_UNREAD: "true"}).code == 0
+    assert rig.admin.runtime(rig.now_ms)["hiddenMessages"] == "T: 3 messages in queues 2 to 3"
+    rig.offsets.commit("readers", "T", 1, 1)  # from now on its lag says so
+    assert "hiddenMessages" not in rig.admin.runtime(rig.now_ms)
+
+
 def test_a_change_of_a_cut_topic_is_not_refused_again(rig: Rig) -> None:
     change(rig, 2, 2, **{HIDE_UNREAD: "true"})
     assert change(rig, 2, 1).code == 0
