@@ -114,6 +114,13 @@ def long(session: nox.Session) -> None:
 
 
 @nox.session
+def browser(session: nox.Session) -> None:
+    """The dashboard in headless Chromium (Debian's, or RMQ_CHROMIUM), and its API by schemathesis."""
+    session.install("-e", ".[test]", "playwright>=1.50", "axe-playwright-python>=0.1.4", "schemathesis>=4")
+    session.run("python", "-m", "pytest", "-m", "browser", "-n", "0", "tests/browser", *session.posargs)
+
+
+@nox.session
 def runbooks(session: nox.Session) -> None:
     """The drills of docs/runbooks.md on real processes, the long ones too."""
     session.install("-e", ".[test]")

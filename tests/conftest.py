@@ -21,7 +21,7 @@ settings.register_profile("explore", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "checks"))
 
 
-LONG = ("interop", "crash", "campaign", "packages", "runbooks")
+LONG = ("interop", "crash", "campaign", "packages", "runbooks", "browser")
 """Marks of tests without the time limit of pyproject.toml."""
 
 TOGETHER = ("tests/spark/", "tests/sim/")
@@ -35,6 +35,7 @@ SESSIONS = {
     "campaign": "fuzz, nox -s hostile",
     "packages": "packages",
     "runbooks": "runbooks",
+    "browser": "browser",
 }
 """The nox session for each mark that the default run leaves out."""
 

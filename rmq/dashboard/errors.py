@@ -122,6 +122,12 @@ def status_of(error: RmqError | OSError) -> int:
     return next((status for kinds, status in _STATUSES if isinstance(error, kinds)), 502)
 
 
+INTERNAL: Final = Problem(
+    "InternalError", 0, "the dashboard failed inside", "see its log, which has the traceback, and report it"
+)
+"""For an error that nobody has foreseen."""
+
+
 def problem_of(error: RmqError | OSError) -> Problem:
     """The error as a value."""
     if not isinstance(error, RmqError):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import urlsplit
 
+import msgspec
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rmq.dashboard.config import DashboardConfig
+from rmq.dashboard.errors import Problem, ProblemBody
 
 POLICY: Final = "; ".join(
     (
@@ -52,7 +54,9 @@ class Guard:
             return
         headers = Headers(scope=scope)
         if refusal := self._refusal(scope, headers):
-            await PlainTextResponse(refusal, 403, dict(HEADERS))(scope, receive, send)
+            problem = ProblemBody(Problem("Forbidden", 0, refusal, "see docs/dashboard.md, Access"))
+            response = Response(msgspec.json.encode(problem), 403, dict(HEADERS), "application/json")
+            await response(scope, receive, send)
             return
 
         async def send_guarded(message: Message) -> None:
@@ -70,19 +74,19 @@ class Guard:
     def _refusal(self, scope: Scope, headers: Headers) -> str:
         host = headers.get("host", "")
         if not self._config.is_host(host):
-            return "This dashboard is not served under this host name; see --allowed-host.\n"
+            return "This dashboard is not served under this host name; see --allowed-host"
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > BODY_MAX:
-            return f"The body of a request may have {BODY_MAX} bytes.\n"
+            return f"The body of a request may have {BODY_MAX} bytes"
         if scope["method"] in SAFE_METHODS:
             return ""
         origin = headers.get("origin")
         if origin is None and "authorization" in headers and "cookie" not in headers:
             return ""
         if origin is None or urlsplit(origin).netloc.lower() != host.lower():
-            return "Changes are taken from this dashboard's own pages only (Origin).\n"
+            return "Changes are taken from this dashboard's own pages only (Origin)"
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            return "Changes are taken from this dashboard's own pages only (Sec-Fetch-Site).\n"
+            return "Changes are taken from this dashboard's own pages only (Sec-Fetch-Site)"
         return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -12,10 +13,13 @@ from starlette.routing import Route
 
 from rmq.dashboard.api.openapi import description
 from rmq.dashboard.desk import Desk
-from rmq.dashboard.errors import BadRequest, DashboardError, ProblemBody, problem_of, status_of
+from rmq.dashboard.errors import INTERNAL, BadRequest, DashboardError, ProblemBody, problem_of, status_of
 from rmq.dashboard.operations.catalog import OPERATIONS
 from rmq.dashboard.operations.operation import Operation
 from rmq.errors import RmqError
+from rmq.printable import printable
+
+log = logging.getLogger(__name__)
 
 PREFIX: Final = "/api/v1/clusters/{cluster}"
 Handler = Callable[[Request], Awaitable[Response]]
@@ -100,5 +104,8 @@ def _guarded(handler: Handler) -> Handler:
             if isinstance(error, DashboardError) and error.status == 401:
                 response.headers["www-authenticate"] = "Bearer"
             return response
+        except Exception:
+            log.exception("%s %s failed", request.method, printable(request.url.path))
+            return _answer(ProblemBody(INTERNAL), 500)
 
     return guarded

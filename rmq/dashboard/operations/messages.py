@@ -79,12 +79,12 @@ async def messages(
     until_ms: Millis = 0,
     newest_first: bool = True,
     tags: Annotated[str, msgspec.Meta(description="Tags, as in a subscription: a || b.")] = "*",
-    contains: Annotated[str, msgspec.Meta(description="Only bodies that contain this text.")] = "",
+    text: Annotated[str, msgspec.Meta(description="Only bodies that contain this text.")] = "",
     count: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50,
     cursor: Annotated[str, msgspec.Meta(description="That of the page before.")] = "",
 ) -> MessagePage:
     """A page of a topic's messages by time; the queues are read only as far as the page needs it."""
-    wanted = contains.encode()
+    wanted = text.encode()
     page = await pages.read_page(
         call.client,
         topic,

@@ -112,12 +112,8 @@ def operation(
             else:
                 fields.append((parameter.name, kind, parameter.default))
         name = function.__name__
-        arguments = msgspec.defstruct(
-            "".join(word.title() for word in name.split("_")),
-            fields,
-            kw_only=True,
-            forbid_unknown_fields=True,
-        )
+        title = "".join(word.title() for word in name.split("_"))
+        arguments = msgspec.defstruct(f"{title}Arguments", fields, kw_only=True, forbid_unknown_fields=True)
         text = inspect.getdoc(function) or ""
         OPERATIONS[name] = Operation(
             name,

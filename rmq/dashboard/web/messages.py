@@ -10,7 +10,7 @@ from starlette.responses import Response
 from rmq.dashboard.operations.messages import Step, TraceView
 from rmq.dashboard.web.page import Page, page
 
-SEARCH: Final = ("topic", "since_ms", "until_ms", "tags", "contains", "count", "cursor", "newest_first")
+SEARCH: Final = ("topic", "since_ms", "until_ms", "tags", "text", "count", "cursor", "newest_first")
 PLACE: Final = ("topic", "id", "broker", "queue", "offset")
 WIDTH: Final = 900
 LANE: Final = 34

@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from rmq.dashboard.access.guard import SAFE_METHODS
 from rmq.dashboard.access.sessions import Notice
 from rmq.dashboard.desk import Caller, Desk
-from rmq.dashboard.errors import BadRequest, problem_of, status_of
+from rmq.dashboard.errors import BadRequest, Problem, problem_of, status_of
 from rmq.dashboard.operations.operation import Call
 from rmq.dashboard.web.render import link
 from rmq.errors import RmqError
@@ -90,7 +90,11 @@ class Page:
 
     def error(self, error: RmqError | OSError) -> Response:
         """The page of an error."""
-        return self._html("error.html", status_of(error), {"problem": problem_of(error)})
+        return self.failed(problem_of(error), status_of(error))
+
+    def failed(self, problem: Problem, status: int) -> Response:
+        """The page of a problem."""
+        return self._html("error.html", status, {"problem": problem})
 
     def _html(self, template: str, status: int, values: dict[str, Any]) -> Response:
         session = self.caller.session

@@ -16,12 +16,13 @@ from starlette.types import Scope
 from rmq.dashboard.access.guard import SAFE_METHODS
 from rmq.dashboard.access.sessions import Identity
 from rmq.dashboard.desk import Caller, Desk, address_of
-from rmq.dashboard.errors import Forbidden, LoginNeeded, NotFound, problem_of, status_of
+from rmq.dashboard.errors import INTERNAL, Forbidden, LoginNeeded, NotFound, problem_of, status_of
 from rmq.dashboard.logins import NOBODY
 from rmq.dashboard.web import catalog as catalog
 from rmq.dashboard.web.page import PAGES, Handler, Page, read_form, theme_of
 from rmq.dashboard.web.render import STATIC, environment, link
 from rmq.errors import RmqError
+from rmq.printable import printable
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,9 @@ def _endpoint(desk: Desk, templates: Environment, handler: Handler) -> Endpoint:
             if isinstance(error, LoginNeeded) and caller.identity is NOBODY and request.method == "GET":
                 return RedirectResponse(link("login", next=_here(request)), 303)
             return Page(desk, request, templates, caller, cluster).error(error)
+        except Exception:
+            log.exception("%s %s failed", request.method, printable(request.url.path))
+            return Page(desk, request, templates, caller, cluster).failed(INTERNAL, 500)
 
     return endpoint
 

@@ -65,7 +65,7 @@ async def events(page: Page) -> Response:
 
 async def _events(page: Page) -> AsyncIterator[str]:
     topic, tags = page.path("topic"), page.query.get("tags", "").strip() or "*"
-    wanted = page.query.get("contains", "").encode()
+    wanted = page.query.get("text", "").encode()
     limit = int(page.query.get("limit", "0") or 0)
     try:
         async with page.call() as call, call.client.pull_consumer(TOOLS_GROUP) as pulls:

@@ -47,7 +47,7 @@ PATHS = (
     "/messages",
     "/messages?topic=Orders",
     "/messages?topic=Orders&key=order-1",
-    "/messages?topic=Orders&contains=book&newest_first=false",
+    "/messages?topic=Orders&text=book&newest_first=false",
     "/dead-letters",
     "/dead-letters?group=billing",
     "/brokers",
@@ -313,7 +313,7 @@ async def test_the_live_tail_sends_what_comes_as_data() -> None:
         events: list[str] = []
 
         async def follow() -> None:
-            answer = await made.browser().get("/c/test/topics/Orders/events?limit=2&contains=book")
+            answer = await made.browser().get("/c/test/topics/Orders/events?limit=2&text=book")
             events.extend(answer.text.split("\n\n"))
 
         async with anyio.create_task_group() as tasks:

@@ -1,0 +1,116 @@
+"""A real `rmq dev` with its dashboard, and headless Chromium (`nox -s browser`)."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from attrs import define, field
+
+CHROMIUM = os.environ.get("RMQ_CHROMIUM") or shutil.which("chromium") or ""
+
+
+@define
+class Dev:
+    """An `rmq dev` that runs: its addresses, and the link that logs in."""
+
+    link: str
+    namesrv: str
+    process: Any = field(repr=False)
+
+    @property
+    def base(self) -> str:
+        """The dashboard's address."""
+        return self.link.partition("/login")[0]
+
+
+@pytest.fixture(scope="session")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
+    """`rmq dev` on free ports."""
+    folder = tmp_path_factory.mktemp("dev")
+    ports = ("--namesrv-port", "0", "--broker-port", "0", "--dashboard-port", "0")
+    command = [sys.executable, "-m", "rmq", "dev", "--data-dir", str(folder / "data"), *ports]
+    log = folder / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
+    try:
+        yield _started(log, process)
+    finally:
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=30)
+        assert process.returncode == 0, rest + log.read_text()
+
+
+def _started(log: pathlib.Path, process: Any) -> Dev:
+    """Reads the banner to its end."""
+    text = ""
+    for line in process.stdout:
+        text += line
+        if "from Java" in line:
+            break
+    link = re.search(r"dashboard +(http\S+)", text)
+    namesrv = re.search(r"name server +(\S+)", text)
+    assert link, text + log.read_text()
+    assert namesrv, text
+    return Dev(link[1], namesrv[1], process)
+
+
+@define
+class Watcher:
+    """What a page must not do: break the policy, log an error, fail, open a dialog."""
+
+    found: list[str] = field(factory=list)
+
+    def watch(self, page: Any) -> None:
+        """Look at one page."""
+        page.on("console", lambda message: self._console(message))
+        page.on("pageerror", lambda error: self.found.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: self.found.append(f"dialog: {dialog.message}"))
+        page.on("request", lambda request: self._request(request))
+
+    def _console(self, message: Any) -> None:
+        if message.type in ("error", "warning") and "status of 4" not in message.text:
+            self.found.append(f"{message.type}: {message.text}")
+
+    def _request(self, request: Any) -> None:
+        if not request.url.startswith(("http://127.0.0.1:", "data:")):
+            self.found.append(f"request: {request.url}")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """Debian's Chromium, or the one that RMQ_CHROMIUM names."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    if not CHROMIUM:
+        pytest.skip("no chromium: apt-get install chromium, or name it in RMQ_CHROMIUM")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def watcher() -> Iterator[Watcher]:
+    """Fails the test when a page does what it must not."""
+    made = Watcher()
+    yield made
+    assert made.found == []
+
+
+@pytest.fixture
+def page(chromium: Any, dev: Dev, watcher: Watcher) -> Iterator[Any]:
+    """A page of a visitor who has logged in by the link."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 860}, base_url=dev.base)
+    made = context.new_page()
+    watcher.watch(made)
+    made.goto(dev.link)
+    yield made
+    context.close()

@@ -1,0 +1,194 @@
+"""The HTTP API: every operation, its description, and errors as the client's."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("hypercorn")
+pytest.importorskip("jinja2")
+
+from rmq.dashboard.access.roles import Role
+from rmq.dashboard.api.openapi import description
+from rmq.dashboard.history.history import History, Sample
+from rmq.dashboard.operations.catalog import OPERATIONS
+from rmq.message import Message
+from rmq.testing.cluster import Cluster
+
+from .site import BASE, Browser, site
+
+API = "/api/v1/clusters/test"
+
+
+async def _change(browser: Browser, method: str, path: str, **arguments: Any) -> Any:
+    headers = {"origin": BASE, "x-csrf-token": browser.csrf}
+    if method == "DELETE":
+        return await browser.http.request(method, API + path, params=arguments, headers=headers)
+    return await browser.http.request(method, API + path, json=arguments, headers=headers)
+
+
+def test_the_description_is_valid_and_names_every_operation() -> None:
+    validator = pytest.importorskip("openapi_spec_validator")
+    found = description(list(OPERATIONS.values()))
+
+    validator.validate(found)
+    ids = [one["operationId"] for path in found["paths"].values() for one in path.values()]
+    assert sorted(ids) == sorted({*OPERATIONS, "clusters"})
+    summaries = [one["summary"] for path in found["paths"].values() for one in path.values()]
+    assert all(text.endswith(".") for text in summaries)
+
+
+def test_what_changes_something_needs_more_than_a_reader() -> None:
+    assert [name for name, one in OPERATIONS.items() if one.changes and one.role is Role.READER] == []
+
+
+async def test_every_reading_operation_answers_as_its_description_says() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    found = description(list(OPERATIONS.values()))
+    samples = {
+        "topic": "Orders",
+        "group": "billing",
+        "broker": "shop-a",
+        "figure": "cluster_in",
+        "key": "k",
+        "client_id": "nobody",
+        "id": "0A000101000029F90000000000000000",
+        "account": "nobody",
+        "kind": "topic",
+        "name": "Orders",
+        "action": "PUB",
+    }
+    async with Cluster("shop-a", topics={"Orders": 2}) as cluster, cluster.connect() as client:
+        await client.admin.create_group("billing")
+        async with client.producer("checkout") as producer:
+            await producer.send(Message("Orders", b"one", keys="k"))
+        async with site(cluster) as made:
+            admin = await made.admin()
+            for path, methods in found["paths"].items():
+                if "get" not in methods:
+                    continue
+                one = methods["get"]
+                needed = [item["name"] for item in one.get("parameters", ()) if item["required"]]
+                query = {
+                    name: samples[name] for name in needed if f"{{{name}}}" not in path and name != "cluster"
+                }
+                url = re.sub(r"{(\w+)}", lambda match: {"cluster": "test", **samples}[match[1]], path)
+                answer = await admin.http.get(f"/api/v1{url}", params=query)
+                schema = one["responses"][str(answer.status_code)]["content"]["application/json"]["schema"]
+                jsonschema.validate(answer.json(), {**schema, "components": found["components"]})
+                assert answer.status_code in (200, 400, 403, 404, 502), (url, answer.text)
+
+
+async def test_the_api_has_the_powers_of_the_pages() -> None:
+    async with Cluster("shop-a", topics={}) as cluster, site(cluster) as made:
+        admin = await made.admin()
+        await admin.get("/c/test")
+
+        preview = await _change(admin, "PUT", "/topics/Orders", queues=3, preview=True)
+        assert preview.json()["after"][0]["read_queues"] == 3
+        assert (await admin.http.get(f"{API}/topics")).json()["total"] == 0
+        assert (await _change(admin, "PUT", "/topics/Orders", queues=3)).json()["done"] is True
+        sent = (
+            await _change(admin, "POST", "/topics/Orders/messages", body="one", properties={"a": "b"})
+        ).json()
+        shown = (
+            await admin.http.get(f"{API}/message", params={"topic": "Orders", "id": sent["message_id"]})
+        ).json()
+        assert (shown["text"], shown["properties"]["a"]) == ("one", "b")
+        await _change(admin, "PUT", "/groups/billing", retries=3)
+        reset = await _change(admin, "POST", "/groups/billing/reset", topic="Orders", to="last", preview=True)
+        assert reset.json()["skipped"] == 1
+        assert (await _change(admin, "DELETE", "/topics/Orders", confirm="no")).status_code == 400
+        assert (await _change(admin, "DELETE", "/topics/Orders", confirm="Orders")).json()["name"] == "Orders"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "name", "named"),
+    [
+        ("/topics/Nothing", 404, "NoRoute", "Nothing"),
+        ("/topics?size=many", 400, "BadRequest", "size"),
+        ("/topics?size=100000", 400, "BadRequest", "size"),
+        ("/topics?colour=red", 400, "BadRequest", "colour"),
+        ("/messages", 400, "BadRequest", "topic"),
+        ("/messages?topic=Orders&cursor=x", 400, "ConfigError", "cursor"),
+        ("/accounts", 401, "LoginNeeded", "admin"),
+        ("/message?id=7F00000100002A9F0000000000000000", 502, "ConnectFailed", "127.0.0.1"),
+    ],
+)
+async def test_errors_have_class_code_and_hint(path: str, status: int, name: str, named: str) -> None:
+    async with Cluster("shop-a", topics={"Orders": 2}) as cluster, site(cluster) as made:
+        answer = await made.browser().http.get(API + path)
+
+        error = answer.json()["error"]
+        assert (answer.status_code, error["name"]) == (status, name)
+        assert named in error["message"]
+        assert error["hint"]
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b"\xff"])
+async def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
+    async with Cluster("shop-a") as cluster, site(cluster) as made:
+        admin = await made.admin()
+        await admin.get("/c/test")
+        headers = {"origin": BASE, "x-csrf-token": admin.csrf}
+        answer = await admin.http.put(f"{API}/topics/Orders", content=body, headers=headers)
+
+        assert (answer.status_code, answer.json()["error"]["name"]) == (400, "BadRequest")
+
+
+async def test_a_failure_inside_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*arguments: object) -> None:
+        raise ZeroDivisionError("secret")
+
+    async with Cluster("shop-a") as cluster, site(cluster) as made:
+        monkeypatch.setattr("rmq.dashboard.desk.perform", fail)
+        for path in (f"{API}/topics", "/c/test"):
+            answer = await made.browser().get(path)
+            assert answer.status_code == 500
+            assert "InternalError" in answer.text
+            assert "secret" not in answer.text
+
+
+# --- history ---
+
+
+def test_points_are_thinned_out_and_forgotten() -> None:
+    history, hour = History(days=2), 3_600_000
+    for at in range(0, 72 * hour, 60_000):
+        history.add("test", at, [Sample("cluster_in", "", 1.0)])
+    history.add("test", 72 * hour, [Sample("cluster_in", "", 3.0)])
+
+    whole = history.read("test", "cluster_in", "", 0, 72 * hour)
+    assert whole.times[0] >= 23 * hour
+    assert len(whole.times) <= 721
+    last = history.read("test", "cluster_in", "", 71 * hour, 72 * hour)
+    assert len(last.times) == 61
+    assert last.values[-1] == 3.0
+    early = history.read("test", "cluster_in", "", 24 * hour, 25 * hour)
+    assert len(early.times) <= 13
+
+
+async def test_charts_have_what_was_sampled_and_only_for_who_may_see_it() -> None:
+    async with Cluster("shop-a", topics={"Orders": 2}) as cluster, cluster.connect() as client:
+        async with client.producer("checkout") as producer:
+            for _ in range(6):
+                await producer.send(Message("Orders", b"one"))
+        async with client.pull_consumer("billing") as consumer:
+            for queue in await consumer.message_queues("Orders"):
+                await consumer.commit(queue, 0)
+        async with site(cluster, sample_seconds=10) as made:
+            await cluster.advance(25)
+            browser = made.browser()
+
+            lag = await browser.http.get(
+                f"{API}/history", params={"figure": "group_lag", "subject": "billing"}
+            )
+            assert lag.json()["values"][-1] == 6.0
+            assert len(lag.json()["times"]) >= 2
+            other = await browser.http.get(
+                f"{API}/history", params={"figure": "group_lag", "subject": "other"}
+            )
+            assert other.status_code == 404
