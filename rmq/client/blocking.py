@@ -440,8 +440,8 @@ def connect(
     **options: Unpack[async_client.ConnectOptions],
 ) -> Client:
     """A client to be entered with `with`; the options are those of `rmq.connect`, and so is what counts
-    without them. `backend` is the event loop of its thread, ``"asyncio"`` or ``"trio"`` (which web sockets
-    need). Raises as `rmq.connect`."""
+    without them. `backend` is the event loop of its thread, ``"asyncio"`` or ``"trio"``.
+    Raises as `rmq.connect`."""
     async_client.check_known(options, async_client.ConnectOptions.__annotations__, "blocking.connect")
     return Client(async_client.connect(namesrv, **options), backend)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from rmq.errors import ConfigError, ConnectFailed, RmqError
+from rmq.errors import ConnectFailed, RmqError
 from rmq.remoting import tcp
 from rmq.remoting.address import Address, split_address
 from rmq.remoting.limits import Limits
@@ -55,17 +55,13 @@ async def open_stream(
     """A stream to `address`, through TLS and WebSocket as its scheme says, closed at the end of the block.
 
     Raises ConnectFailed, which names the stage that failed, also when the stream is not ready within
-    `limits.connect_seconds`. It is a block because a WebSocket reads in a task of its own.
+    `limits.connect_seconds`. It is a block because on trio a WebSocket reads in a task of its own.
     """
     limits = limits or Limits()
     target = split_address(address)
-    if target.is_websocket and current_loop().name != "trio":
-        raise ConfigError(
-            "address", address, "host:port or tls://host:port; WebSocket needs trio, this is asyncio"
-        )
     async with AsyncExitStack() as stack:
         nursery = None
-        if target.is_websocket:
+        if target.is_websocket and current_loop().name == "trio":
             import trio  # for those who need it
 
             stack.enter_context(unwrap_groups())
@@ -119,6 +115,11 @@ class _Dial:
 
             self._stage = "WebSocket handshake"
             self._stream = stream = await websocket.connect_websocket(nursery, stream, target.plain)
+        elif target.is_websocket:
+            from rmq.remoting import websocket_client
+
+            self._stage = "WebSocket handshake"
+            self._stream = stream = await websocket_client.connect_websocket(stream, target.plain)
         return stream
 
 
