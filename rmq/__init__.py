@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from rmq.errors import MessageIllegal as MessageIllegal
     from rmq.errors import NoPermission as NoPermission
     from rmq.errors import NoRoute as NoRoute
+    from rmq.errors import NotNameServers as NotNameServers
     from rmq.errors import NotReady as NotReady
     from rmq.errors import RemoteProtocolError as RemoteProtocolError
     from rmq.errors import ReplyTimeout as ReplyTimeout
@@ -123,7 +124,8 @@ _MODULES = {
         "AccessDenied AskerGone ConfigError ConnectFailed ConnectionLost CorruptRecord InvalidBody"
         " InvalidMessage InvalidMessageType InvalidName InvalidType LocalProtocolError MessageIllegal"
         " NoPermission"
-        " NoRoute NotReady RemoteProtocolError ReplyTimeout RequestTimeout ResponseError RmqError SendFailed"
+        " NoRoute NotNameServers NotReady RemoteProtocolError ReplyTimeout RequestTimeout ResponseError"
+        " RmqError SendFailed"
         " ServiceNotAvailable StrayCancellation SubscriptionParseFailed SystemBusy TopicNotExist Unreachable"
         " WindowFull"
     ),

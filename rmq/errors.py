@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 class RmqError(Exception):
@@ -89,7 +89,7 @@ class InvalidName(RmqError, ValueError):
 class LocalProtocolError(RmqError):
     """What is to be sent breaks the protocol: a wrong argument of the caller, or a bug in rmq."""
 
-    hint = "correct the call; if it is right, this is a bug of rmq"
+    hint = "correct the call: the error says what it lacks"
 
 
 class RemoteProtocolError(RmqError):
@@ -127,14 +127,20 @@ class ConnectionLost(RmqError, ConnectionError):
             self.hint = "try again; the request was not sent"
 
 
+MUTE: Final = ", and never said anything: is it a server of RocketMQ?"
+"""What is added to an error of a peer that was never heard."""
+
+
 class RequestTimeout(RmqError, TimeoutError):
     """`address` did not answer request `code` within `seconds`. It may have been carried out."""
 
     retriable = True
     hint = "try again or wait longer; the request may have been carried out"
 
-    def __init__(self, address: str, code: int, seconds: float) -> None:
-        super().__init__(f"{address} did not answer request {code} within {seconds:g} s")
+    def __init__(self, address: str, code: int, seconds: float, *, is_mute: bool = False) -> None:
+        """`is_mute`: nothing was ever heard from there."""
+        text = f"{address} did not answer request {code} within {seconds:g} s"
+        super().__init__(text + MUTE if is_mute else text)
         self.address, self.code, self.seconds = address, code, seconds
         self.broker = address
 
@@ -444,6 +450,19 @@ class Unreachable(NoRoute, ConnectionError):
         asked = f" for the route of topic {topic!r}" if topic else ""
         self.args = (f"no name server could be asked{asked}: {why}",)
         self.hint = type(self).hint
+
+
+class NotNameServers(NoRoute):
+    """What answers at these addresses does not know requests for routes: brokers, most likely."""
+
+    retriable = False
+
+    def __init__(self, topic: str, asked: Sequence[str]) -> None:
+        super().__init__(topic, asked)
+        what = "is no name server: a broker" if len(asked) == 1 else "are no name servers: brokers"
+        self.args = (f"{', '.join(asked)} {what}, as it seems; requests for routes are not known there",)
+        self.hint = "give the address of a name server: its port is 9876 by default, a broker's 10911"
+        self.refused = True
 
 
 class NotReady(RmqError):

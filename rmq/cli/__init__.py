@@ -10,6 +10,7 @@ import errno
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Final
 
 import click
@@ -75,6 +76,39 @@ SECTIONS: Final = {
 """Headings of `rmq --help`, and what stands below each."""
 
 
+OTHER_WORDS: Final[Mapping[str, Sequence[str]]] = {
+    "publish": ["pub"],
+    "produce": ["pub"],
+    "producer": ["pub"],
+    "send": ["pub"],
+    "put": ["pub", "create"],
+    "subscribe": ["sub"],
+    "consume": ["sub", "tail"],
+    "consumer": ["sub", "group"],
+    "listen": ["sub", "tail"],
+    "watch": ["tail"],
+    "topics": ["topic"],
+    "groups": ["group"],
+    "consumers": ["group"],
+    "brokers": ["cluster"],
+    "message": ["msg"],
+    "messages": ["msg"],
+    "nameserver": ["namesrv"],
+    "mqadmin": ["admin"],
+    "check": ["doctor"],
+    "status": ["doctor", "cluster"],
+    "add": ["create"],
+    "new": ["create"],
+    "make": ["create"],
+    "remove": ["delete"],
+    "rm": ["delete"],
+    "ls": ["list"],
+    "describe": ["show"],
+    "get": ["show"],
+}
+"""How other tools call it."""
+
+
 class LazyGroup(click.Group):
     """A group that imports a command's module only to run it or to show its own help.
 
@@ -137,7 +171,16 @@ def _one_line(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "rmq"
     text = " ".join(error.format_message().split())
+    if context and isinstance(context.command, click.Group) and text.startswith("No such command "):
+        text = text.rstrip(".") + _suggestion(text.split("'")[1], context.command.list_commands(context))
     return f"{path}: {text}" + (f"; see {path} --help" if error.exit_code == EXIT_USAGE else "")
+
+
+def _suggestion(name: str, known: Sequence[str]) -> str:
+    """Which commands may be meant."""
+    other = [one for one in OTHER_WORDS.get(name.lower(), ()) if one in known]
+    near = list(dict.fromkeys([*other, *get_close_matches(name, known, 2)]))
+    return f": did you mean {' or '.join(near)}?" if near else ""
 
 
 @click.command(

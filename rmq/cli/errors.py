@@ -71,7 +71,7 @@ ADVICE: Final = {
 LOCAL_ADVICE: Final = {
     "ConfigError": "Correct the setting: the text names it, its value and what is expected.",
     "InvalidName": "Use 1 to 127 letters, digits and % | _ -.",
-    "LocalProtocolError": "Correct the call; if it is right, report a bug of rmq.",
+    "LocalProtocolError": "Correct the call: the error says what it lacks.",
     "RemoteProtocolError": "Is it a RocketMQ server that listens there, and do both sides agree on TLS?",
     "ConnectFailed": "Does the server run, and can the address be reached from here? `rmq doctor` looks.",
     "ConnectionLost": "Try again; the request may have been carried out.",

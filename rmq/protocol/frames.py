@@ -109,9 +109,15 @@ def _bad_kind(kind: int) -> RemoteProtocolError:
     return RemoteProtocolError(f"serialization type {kind} is neither 0 (JSON) nor 1 (ROCKETMQ)")
 
 
+_OTHER_SERVERS: Final = {b"HTTP": "an HTTP server", b"SSH-": "an SSH server", b"-ERR": "a Redis server"}
+"""By the first bytes that they say, which would be the length of a frame."""
+
+
 def _bad_length(
     length: int, header_length: int, max_frame: int, max_header: int = 0xFF_FFFF
 ) -> RemoteProtocolError:
+    if (server := _OTHER_SERVERS.get((length & 0xFFFF_FFFF).to_bytes(4, "big"))) is not None:
+        return RemoteProtocolError(f"{server} speaks there, none of RocketMQ: check the address and the port")
     if length > max_frame:
         return RemoteProtocolError(f"a frame of {length} bytes is over the limit of {max_frame}")
     if length < 4:

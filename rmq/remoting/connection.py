@@ -22,7 +22,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from rmq.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, RequestTimeout
+from rmq.errors import MUTE, ConnectionLost, LocalProtocolError, RemoteProtocolError, RequestTimeout
 from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, Framed, encode
@@ -593,13 +593,15 @@ class Connection:
     def _time_out(self, over: list[PendingRequest], now: float) -> None:
         """Fail the calls whose time is over, and end a connection over which nothing comes any more."""
         for waiter, _, code, seconds, _ in over:
-            waiter.fail(RequestTimeout(self.peer_address, code, seconds))
+            is_mute = self._heard_at == -math.inf
+            waiter.fail(RequestTimeout(self.peer_address, code, seconds, is_mute=is_mute))
         if self._rest or self._decoder.has_more or self._budget.is_tight:
             return  # the peer may have said something that was not read yet
         if self._silence.is_broken(over, self._heard_at, now):
             self.fell_silent = True
             silent = now - self._silence.since
-            self.abort(f"its peer has been silent for {silent:.3g} s, since a request that it did not answer")
+            reason = f"its peer has been silent for {silent:.3g} s, since a request that it did not answer"
+            self.abort(reason + MUTE if self._heard_at == -math.inf else reason)
 
     # --- the end ----------------------------------------------------------------------------------
 

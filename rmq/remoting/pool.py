@@ -255,9 +255,10 @@ class Pool:
     def _failed(self, link: _Link, cause: object) -> None:
         pause = exponential_backoff(FIRST_PAUSE_SECONDS, link.failures, LONGEST_PAUSE_SECONDS)
         link.failures += 1
+        level = logging.DEBUG if link.failures > 1 and str(link.error) == str(cause) else logging.INFO
         link.error = cause
         link.retry_at = self._now() + pause * self._chance.uniform(0.5, 1.0)
-        log.info("no connection to %s, %d failure(s) in a row: %s", link.address, link.failures, cause)
+        log.log(level, "no connection to %s, %d failure(s) in a row: %s", link.address, link.failures, cause)
 
     def _tell(self, link: _Link) -> None:
         if link.dialled is not None:

@@ -1,7 +1,7 @@
-"""WebSocket of a client on asyncio: a byte stream in binary messages, whose bounds mean nothing. wsproto has
-the protocol; servers, and clients on trio, have `websocket`.
+"""WebSocket of a client on asyncio: a byte stream in binary messages, with no meaning in their bounds.
+wsproto has the protocol; servers, and clients on trio, have `websocket`.
 
-It answers pings and a close while somebody reads, as a connection always does.
+Pings and close frames are answered during `receive_some`, which a connection always calls.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from rmq.remoting.loop import broken, closed, disconnect_or_close_errors
 from rmq.remoting.stream import ByteStream, Stream
 
 MESSAGE_BYTES = 64 * 1024
-"""What we send in one message, and read at once."""
+"""The longest message that is sent, and the bytes of one read."""
 ANSWER_SECONDS = 5.0
-"""For the answer to a ping, or to a close. A server that does not take it is not served by waiting longer."""
+"""Time for the answer to a ping, and for the server's close frame."""
 RESOURCE = "/"
 CLEAN = (1000, 1001, 1005)
 """Codes of an end in good order: normal, going away, none given."""
@@ -79,7 +79,7 @@ class WebSocketClientStream(ByteStream):
     # --- receiving ---
 
     def take(self, events: list[Event]) -> None:
-        """Note what has come."""
+        """Handle events of the protocol."""
         for event in events:
             if isinstance(event, BytesMessage):
                 self._received += event.data

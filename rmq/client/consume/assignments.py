@@ -26,7 +26,7 @@ from rmq.client.consume.message_view import PulledMessage
 from rmq.client.consume.process_queue import ASKED_PART, ProcessQueue
 from rmq.client.consume.pull import Puller, PullTemplate, first_since
 from rmq.client.consume.queue_locks import QueueLocks
-from rmq.client.consume.rebalance import Change, difference, plan
+from rmq.client.consume.rebalance import Change, difference, in_short, plan
 from rmq.client.consume.subscription import ConsumerOptions
 from rmq.client.session.events import Assigned
 from rmq.client.session.requests import FAILURES
@@ -284,7 +284,12 @@ class Assignments:
         lost, self._lost = self._lost, []
         if not change.added and not change.removed and not lost:
             return
-        log.info("%s in %s: gives up %s, takes %s", self._group, topic, change.removed, change.added)
+        level = logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.INFO
+        if log.isEnabledFor(level):
+            kept = {queue for queue in self.pullers if queue.topic == topic} - set(change.removed)
+            has = in_short([*kept, *change.added])
+            new, gone = in_short(change.added), in_short(change.removed)
+            log.log(level, "%s: has %s of %s; takes %s, gives up %s", self._group, has, topic, new, gone)
         dropped = [self._drop(queue) for queue in change.removed]
         if self._dispatch.is_ordered:
             assert self._tasks is not None, "only `run` rebalances"

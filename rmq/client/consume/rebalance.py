@@ -26,6 +26,24 @@ T = TypeVar("T")
 Strategy = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]
 
 
+def in_short(queues: Iterable[MessageQueue]) -> str:
+    """Queues of one topic for a log: ``queues 0-3, 5 of broker-a and 0-1 of broker-b``."""
+    by_broker: dict[str, list[int]] = {}
+    for queue in sorted(queues):
+        by_broker.setdefault(queue.broker_name, []).append(queue.queue_id)
+    parts = []
+    for broker, ids in by_broker.items():
+        runs: list[list[int]] = []
+        for one in ids:
+            if runs and one == runs[-1][-1] + 1:
+                runs[-1][1:] = [one]
+            else:
+                runs.append([one])
+        texts = ("-".join(map(str, run)) for run in runs)
+        parts.append(f"{', '.join(texts)} of {broker}")
+    return f"queues {' and '.join(parts)}" if parts else "none"
+
+
 def averagely(queues: Sequence[MessageQueue], clients: Sequence[str], client: str) -> list[MessageQueue]:
     """Equal shares of neighbouring queues; the first clients get the odd ones. RocketMQ's default."""
     if client not in clients:

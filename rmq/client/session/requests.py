@@ -24,6 +24,7 @@ from rmq.errors import (
     ConnectFailed,
     NoPermission,
     NoRoute,
+    NotNameServers,
     QueryNotFound,
     RemoteProtocolError,
     ResponseError,
@@ -112,6 +113,7 @@ class NameServers:
         self.addresses = list(addresses)
         self._pool = pool
         self._at = first % len(self.addresses)
+        self._troubles: dict[str, str] = {}
 
     async def route(self, topic: str, timeout: float) -> TopicRouteData:
         """The route of `topic`. Each server may take `timeout` seconds.
@@ -141,20 +143,29 @@ class NameServers:
         """What the first name server says that knows it; the next request begins at one that answered."""
         unreached: dict[str, Exception] = {}
         refusals: list[ResponseError] = []
+        others: list[str] = []
         count = len(self.addresses)
         for address in [self.addresses[(self._at + step) % count] for step in range(count)]:
             asked = Command(request.code, next_opaque(), request.flag, request.ext, request.body)
             try:
                 response = await self._pool.call(address, asked, timeout)
                 if response.code == ResponseCode.SUCCESS:
+                    self._troubles.pop(address, None)
                     return read(response)
             except (*NETWORK_ERRORS, RemoteProtocolError) as error:
-                log.info("name server %s: %s", address, error)
+                if self._troubles.get(address) != (trouble := str(error)):
+                    self._troubles[address] = trouble  # it is said once, not every 30 s
+                    log.info("name server %s: %s", address, error)
                 unreached[address] = error
                 self._at += 1
                 continue
-            if response.code != ResponseCode.TOPIC_NOT_EXIST:
+            self._troubles.pop(address, None)
+            if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                others.append(address)
+            elif response.code != ResponseCode.TOPIC_NOT_EXIST:
                 refusals.append(for_code(response.code, response.remark, address))
+        if others and len(others) + len(unreached) == count:
+            raise noted(NotNameServers(topic, others))
         if len(unreached) == count:
             raise noted(Unreachable(topic, unreached))
         for refusal in refusals:

@@ -214,6 +214,8 @@ class Session:
         self._route_requests: dict[str, RouteRequest] = {}
         self.searches: dict[str, RouteRequest] = {}
         """Topics whose routes senders wait for."""
+        self._unrefreshed: dict[str, str] = {}
+        """Why routes stay as they were."""
         self._stale: dict[str, None] = {}
         self._refresh_now = Wakeup()
         self._warnings: dict[tuple[str, str], str] = {}  # a broker's last word of a group; "": of producers
@@ -381,7 +383,11 @@ class Session:
             await self.refresh(topic)
         except (NoRoute, RemoteProtocolError, ResponseError) as error:
             # A name server that has just started knows nothing yet: what was known stays.
-            log.info("the route of %s stays as it was: %s", topic, error)
+            if self._unrefreshed.get(topic) != (reason := str(error)):
+                self._unrefreshed[topic] = reason  # it is said once, not every 30 s
+                log.info("the route of %s stays as it was: %s", topic, error)
+        else:
+            self._unrefreshed.pop(topic, None)
 
     # --- heartbeat --------------------------------------------------------------------------------
 

@@ -122,3 +122,20 @@ def test_values_are_printed_as_javas_tools_of_49_print_them() -> None:
         TopicConfig("Made", 3, 2, attributes={"message.type": "FIFO"})
     )
     assert "Retry" not in java_text(SubscriptionGroupConfig("G"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["publish"], "pub"),
+        (["Send", "T"], "pub"),
+        (["consume"], "sub or tail"),
+        (["topci"], "topic"),
+        (["topic", "make", "T"], "create"),
+        (["group", "rm", "g"], "delete"),
+    ],
+)
+def test_what_other_tools_call_it_is_suggested(arguments: list[str], found: str) -> None:
+    said = CliRunner().invoke(command, arguments)
+    assert said.exit_code == 2
+    assert f": did you mean {found}?" in said.output

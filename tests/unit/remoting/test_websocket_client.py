@@ -58,7 +58,17 @@ class Server:
         return b"".join(bytes(one.data) for one in self.heard if isinstance(one, BytesMessage))
 
 
-def play(scenario: Callable[[WebSocketClientStream, Server], Awaitable[None]]) -> None:
+Scenario = Callable[[WebSocketClientStream, Server], Awaitable[None]]
+Play = Callable[[Scenario], None]
+
+
+@pytest.fixture
+def in_memory() -> Play:
+    """Plays a scenario in virtual time."""
+    return play
+
+
+def play(scenario: Scenario) -> None:
     async def main() -> None:
         with virtual_time():
             client, far = MemoryNetwork(seed=1).pair()
@@ -72,7 +82,7 @@ def play(scenario: Callable[[WebSocketClientStream, Server], Awaitable[None]]) -
     anyio.run(main, backend="asyncio")
 
 
-def test_bytes_go_both_ways() -> None:
+def test_bytes_go_both_ways(in_memory: Play) -> None:
     async def scenario(stream: WebSocketClientStream, server: Server) -> None:
         data = bytes(range(256)) * 1000
         await stream.send_all(data)
@@ -85,10 +95,10 @@ def test_bytes_go_both_ways() -> None:
         assert [await stream.receive_some(2) for _ in range(3)] == [b"ab", b"cd", b"ef"]
         assert (stream.peer, stream.local) == (stream._stream.peer, stream._stream.local)
 
-    play(scenario)
+    in_memory(scenario)
 
 
-def test_pings_are_answered_also_while_others_send() -> None:
+def test_pings_are_answered_also_while_others_send(in_memory: Play) -> None:
     async def scenario(stream: WebSocketClientStream, server: Server) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stream.send_all, b"x" * 1_000_000)
@@ -101,11 +111,11 @@ def test_pings_are_answered_also_while_others_send() -> None:
         assert pongs == [b"%d" % number for number in range(5)]
         assert server.body == b"x" * 1_000_000
 
-    play(scenario)
+    in_memory(scenario)
 
 
 @pytest.mark.parametrize(("code", "clean"), [(1000, True), (1001, True), (1002, False), (1011, False)])
-def test_an_end_with_an_error_is_no_clean_end(code: int, clean: bool) -> None:
+def test_an_end_with_an_error_is_no_clean_end(in_memory: Play, code: int, clean: bool) -> None:
     async def scenario(stream: WebSocketClientStream, server: Server) -> None:
         await server.say(BytesMessage(data=b"x"), CloseConnection(code=code, reason="why"))
         assert await stream.receive_some() == b"x"
@@ -118,11 +128,11 @@ def test_an_end_with_an_error_is_no_clean_end(code: int, clean: bool) -> None:
         with pytest.raises(Broken, match="has closed"):
             await stream.send_all(b"y")
 
-    play(scenario)
+    in_memory(scenario)
 
 
 @pytest.mark.parametrize("end", ["text", "nonsense", "hangs up"])
-def test_a_server_that_breaks_the_protocol(end: str) -> None:
+def test_a_server_that_breaks_the_protocol(in_memory: Play, end: str) -> None:
     async def scenario(stream: WebSocketClientStream, server: Server) -> None:
         if end == "text":
             await server.say(TextMessage(data="hello"))
@@ -133,10 +143,10 @@ def test_a_server_that_breaks_the_protocol(end: str) -> None:
         with pytest.raises(Broken):
             await stream.receive_some()
 
-    play(scenario)
+    in_memory(scenario)
 
 
-def test_closing_says_so_and_ends_whoever_reads() -> None:
+def test_closing_says_so_and_ends_whoever_reads(in_memory: Play) -> None:
     async def scenario(stream: WebSocketClientStream, server: Server) -> None:
         async def read() -> None:
             with pytest.raises(Closed):
@@ -153,10 +163,10 @@ def test_closing_says_so_and_ends_whoever_reads() -> None:
             with pytest.raises(Closed):
                 await call
 
-    play(scenario)
+    in_memory(scenario)
 
 
-def test_a_server_that_does_not_close_is_not_waited_for() -> None:
+def test_a_server_that_does_not_close_is_not_waited_for(in_memory: Play) -> None:
     async def scenario(stream: WebSocketClientStream, server: Server) -> None:
         server.protocol = WSConnection(ConnectionType.SERVER)  # it has forgotten all
         began = anyio.current_time()
