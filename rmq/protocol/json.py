@@ -63,11 +63,14 @@ _TOKEN: Final = re.compile(
     r"|(?P<end>\Z))",
     re.DOTALL,
 )
-_NUMBER_KEY: Final = re.compile(
-    r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|([{,][ \t\r\n\f]*+)(-?\d++)(?=[ \t\r\n\f]*+:)',
+_NAME: Final = r'"[^"\\\x00-\x1f]*+"'
+_QUEUE: Final = rf'\{{"brokerName":{_NAME},"queueId":(?:0|-?[1-9]\d*+),"topic":{_NAME}\}}'
+_LOOSE_KEY: Final = re.compile(
+    r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)'
+    rf"|([{{,][ \t\r\n\f]*+)(?:(-?\d++)|({_QUEUE}))(?=[ \t\r\n\f]*+:)",
     re.DOTALL | re.ASCII,
 )
-"""A string, to its end, or a bare number that is a key."""
+"""A string, to its end; or a key that is a bare number, or a message queue as Java and `dumps` write it."""
 _ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _ESCAPED: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "0": "\0"}
 _INTEGER: Final = re.compile(r"[+-]?\d{1,400}\Z", re.ASCII)
@@ -124,10 +127,10 @@ def count_values(text: bytes | str) -> int:
 
 
 def _read_loose(text: str, most: int | None) -> Any:
-    """Bare numbers as keys, which tables have by the hundred thousand, are made strict in one pass."""
+    """Make keys strict in one pass that are numbers or message queues: tables have very many of them."""
     _check_loose(text, most)
     try:
-        value = json.loads(_NUMBER_KEY.sub(_quoted, text), strict=False)
+        value = json.loads(_LOOSE_KEY.sub(_quoted, text), strict=False)
     except (ValueError, RecursionError):
         return _Reader(text).read()
     if text.count("{") + text.count("[") <= MAX_DEPTH or not _is_deep(value):
@@ -143,8 +146,10 @@ def _check_loose(text: str, most: int | None) -> None:
 
 
 def _quoted(found: re.Match[str]) -> str:
-    before, key = found.groups()
-    return found[0] if key is None else f'{before}"{key}"'
+    before, number, queue = found.groups()
+    if number is not None:
+        return f'{before}"{number}"'
+    return found[0] if queue is None else f"{before}{encode_basestring(queue)}"
 
 
 def _is_deep(value: Any) -> bool:

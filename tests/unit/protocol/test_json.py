@@ -159,13 +159,20 @@ PIECES = (
     "{3:4}",
     "'",
     "x",
+    '{"brokerName":"a","queueId":0,"topic":"T"}',
+    '{"brokerName":"a\t","queueId":-0,"topic":"T"}',
+    '{"brokerName":"a","queueId":007,"topic":"T"}',
+    '{"brokerName":"a","queueId":12,"topic":"x{}:,"}:',
 )
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
 @example('{1:"a,2:b",2:{"x{3:":[{4:5}]}}')
 @example('{1:"\\",2:","}')
-def test_bare_numbers_as_keys_are_read_as_the_lenient_reader_reads_them(text: str) -> None:
+@example('{{"brokerName":"a","queueId":1,"topic":"T"} :5,{"brokerName":"b","queueId":-1,"topic":"é"}:{0:1}}')
+@example('["x",{"brokerName":"a","queueId":1,"topic":"T"}:5]')
+@example('{"a":{"brokerName":"a","queueId":1,"topic":"T"},"{\\"brokerName\\"":1}')
+def test_numbers_and_queues_as_keys_are_read_as_the_lenient_reader_reads_them(text: str) -> None:
     """They are read by the strict reader, much faster, once they stand in quotes."""
 
     def outcome(read: Callable[[], Any]) -> object:
