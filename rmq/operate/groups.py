@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from rmq.client.reading.pull_consumer import PullConsumer
     from rmq.protocol.bodies import QueueTimeSpan, SubscriptionGroupConfig
 
+PROGRESS_SECONDS: Final = 10.0
+"""What a broker may take to tell the progress of all groups: of 10,000 queues it is some 100 ms of
+its work.
+"""
 EARLIEST: Final = 0
 TO_THE_END: Final = -1
 """Times of a reset: the beginning and the end of every queue."""
@@ -178,7 +182,7 @@ async def groups(
     for name, address in places.items():
         for group, config in (await admin.group_configs(address, system=everything)).items():
             found.setdefault(group, {})[name] = config
-        progress += await admin.broker_consume_stats(address)
+        progress += await admin.broker_consume_stats(address, timeout=PROGRESS_SECONDS)
     rows = {name: Group(name, configs) for name, configs in sorted(found.items())}
     topics_of: dict[str, set[str]] = {}
     for part in progress:
