@@ -325,6 +325,7 @@ class Broker(Endpoint):
             settings,
             store,
             tables,
+            role=self.role,
             changes=self.changes,
             deferred_saves=self.deferred_saves,
             commit_pending=self.commit_pending,

@@ -46,7 +46,7 @@ class _Change:
 
     made: int
     asked: tuple[Command, Connection] | None
-    undo: Callable[[], None]
+    undo: Callable[[], None] | None
     then: Callable[[], None]
 
 
@@ -87,12 +87,12 @@ class PendingChanges:
         name: str,
         request: Command,
         connection: Connection,
-        undo: Callable[[], None],
+        undo: Callable[[], None] | None,
         then: Callable[[], None] = lambda: None,
     ) -> Command | None:
         """The answer to a request whose change of the table `name` holds already, None when it comes later.
-        `then` is what else is to be done once it is saved, `undo` takes it back. Raises StoreError when that
-        was done.
+        `then` is what else is to be done once it is saved, `undo` takes it back when it cannot be; without
+        `undo` it holds all the same, and is saved as soon as that is possible. Raises StoreError.
         """
         if self._add(name, (request, connection), undo, then):
             return None
@@ -105,7 +105,7 @@ class PendingChanges:
         replicas of the set have it. Raises ResponseError when too many wait for that."""
         return self._agreed(name, request, connection, response)
 
-    def later(self, name: str, undo: Callable[[], None], then: Callable[[], None]) -> None:
+    def later(self, name: str, undo: Callable[[], None] | None, then: Callable[[], None]) -> None:
         """As `answer`, for a change that nobody is told of."""
         self._add(name, None, undo, then)
 
@@ -113,7 +113,7 @@ class PendingChanges:
         self,
         name: str,
         asked: tuple[Command, Connection] | None,
-        undo: Callable[[], None],
+        undo: Callable[[], None] | None,
         then: Callable[[], None],
     ) -> bool:
         """Have a table saved; whether that is done later."""
@@ -127,7 +127,8 @@ class PendingChanges:
         try:
             run_to_end(self._files.saving(name))()
         except StoreError:
-            undo()
+            if undo is not None:
+                undo()
             raise
         table.saved(made)
         then()
@@ -166,8 +167,12 @@ class PendingChanges:
         """The table could not be saved."""
         table = self._files.versioned[name]
         for change in reversed(self._take(name, table.made)):
-            change.undo()
-            log.error("a change of the table %s is taken back: %s", name, error)
+            if change.undo is None:
+                log.error("a deletion in the table %s is not saved yet, and tried again: %s", name, error)
+                self._changes.add(name, _Change(change.made, None, None, change.then), holders=NOBODY)
+            else:
+                change.undo()
+                log.error("a change of the table %s is taken back: %s", name, error)
             if change.asked is not None:
                 request, connection = change.asked
                 self._respond(request, error_response(request, error), connection)

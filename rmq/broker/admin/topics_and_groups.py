@@ -42,6 +42,7 @@ from rmq.store.config import BrokerRole
 if TYPE_CHECKING:
     from rmq.broker.admin.pending_changes import PendingChanges
     from rmq.broker.config import BrokerConfig, Settings
+    from rmq.broker.role import Role
     from rmq.broker.state import Tables
     from rmq.protocol.command import Command
     from rmq.server.deferred import DeferredSaves
@@ -71,6 +72,7 @@ class Admin:
         store: Store,
         tables: Tables,
         *,
+        role: Role,
         changes: PendingChanges,
         deferred_saves: DeferredSaves,
         commit_pending: Callable[[], None],
@@ -81,6 +83,7 @@ class Admin:
     ) -> None:
         self._settings = settings
         self.config_version = bodies.DataVersion(tables.stats.boot_ms, 0)
+        self._role = role
         self._changes = changes
         self._deferred_saves = deferred_saves
         self._commit_pending = commit_pending
@@ -167,7 +170,9 @@ class Admin:
             self._forget_topic(topic)
             return self._changes.agreed("topics", request, connection, request.reply())
         undo, then = self._topics.change(topic, None, now), partial(self._forget_topic, topic)
-        return self._changes.answer("topics", request, connection, undo, then)
+        # Slaves that have heard of it have removed the queues: it is taken back nowhere then.
+        is_told = self._topics.changes.is_followed
+        return self._changes.answer("topics", request, connection, None if is_told else undo, then)
 
     def deleted_elsewhere(self, topics: Mapping[str, int]) -> None:
         """Delete topics that a replica of the set has deleted, if they are the very same ones: their
@@ -179,8 +184,8 @@ class Admin:
             if known is None or known.creation is None or known.creation.time_ms != created_ms:
                 continue
             log.warning("topic %s is deleted: the former master had begun to", topic)
-            undo = self._topics.change(topic, None)
-            self._changes.later("topics", undo, partial(self._forget_topic, topic))
+            self._topics.change(topic, None)
+            self._changes.later("topics", None, partial(self._forget_topic, topic))
 
     def _forget_topic(self, topic: str) -> None:
         if self._topics.get(topic) is not None:
@@ -201,9 +206,13 @@ class Admin:
             raise _refused(f"The topic[{topic}] is conflict with system topic.")
 
     def _check_change(self, what: str, connection: Any) -> None:
-        """Raises ResponseError at a slave, and when too many changes wait."""
+        """Raises ResponseError at a slave, at a master that may be none any more, and when too many changes
+        wait."""
         if self._settings.store.broker_role is BrokerRole.SLAVE:
             raise _refused(f"a slave's {what} are its master's: send this to the master broker")
+        if self._role.refuses_commits():
+            remark = f"{what} are not changed: another master takes over, change them there"
+            raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
         self._changes.check(connection)
 
     def _on_all_topics(self, request: Command, connection: Any, now: int) -> Command:

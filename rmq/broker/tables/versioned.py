@@ -89,16 +89,17 @@ class Changes:
         self.forgotten = 0
         """Changes up to this one are not known any more: who has not seen them copies all."""
         self._at: dict[str, int] = {}
-        self._is_followed = False
+        self.is_followed = False
+        """Somebody copies the table, or has."""
 
     def begin(self) -> int:
         """Somebody copies all rows now; returns what he has then seen."""
-        self._is_followed = True
+        self.is_followed = True
         return self.serial
 
     def add(self, names: Iterable[str]) -> None:
         """These rows have changed."""
-        if not self._is_followed:
+        if not self.is_followed:
             return
         for name in names:
             self.serial += 1

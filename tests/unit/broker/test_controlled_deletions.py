@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
 from rmq.client.client import Client
-from rmq.errors import RmqError
+from rmq.errors import RmqError, StoreError
 from rmq.message import Message
 from rmq.protocol.bodies import (
     SubscriptionGroupWrapper,
@@ -17,11 +18,12 @@ from rmq.protocol.bodies import (
     TopicConfigSerializeWrapper,
     TopicDeletion,
 )
-from rmq.protocol.codes import RequestCode
+from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
-from rmq.protocol.headers import DeleteTopicRequestHeader
+from rmq.protocol.headers import DeleteSubscriptionGroupRequestHeader, DeleteTopicRequestHeader
 from rmq.store.config import StoreConfig
 from rmq.store.store import Store
+from tests.sim.broker_controllers import CONTROLLERS
 from tests.sim.brokers import Node, Set, controlled_set
 
 from .rig import Rig, send
@@ -176,7 +178,57 @@ def test_queues_that_were_removed_for_lack_of_a_topic_stay_away_after_a_crash() 
     assert again.one(send("Lost", body=b"anew")).ext["queueOffset"] == "0"
 
 
-async def test_a_deletion_that_could_not_be_saved_is_no_deletion_at_the_slave_either(
+async def test_a_deletion_that_cannot_be_saved_holds_at_all_replicas_and_is_saved_later(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controlled_set(2) as (found, client):
+        first, second = found.nodes
+        await found.begin(client)
+        await client.admin.create_topic("Gone", broker="s", queues=1)
+        async with client.producer("P") as producer:
+            await producer.send(Message("Gone", b"x"))
+        await trio.sleep(1)
+        replace = first.disk.replace
+
+        def fails(path: str, *more: Any, **given: Any) -> None:
+            if path.endswith("topics.json"):
+                raise StoreError("the disk is full")
+            replace(path, *more, **given)
+
+        first.disk.replace = fails  # type: ignore[method-assign]
+        with pytest.raises(RmqError):
+            await client.admin.delete_topic("Gone")
+        await trio.sleep(1)
+        for node in (first, second):
+            assert node.broker is not None
+            assert "Gone" not in node.broker.topics.table
+        first.disk.replace = replace  # type: ignore[method-assign]
+        await trio.sleep(10)
+        assert _ends(first) == _ends(second)
+        assert ("Gone", 0) not in _ends(first)
+
+
+async def test_a_master_without_a_lease_changes_no_topic_and_no_group(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controlled_set(2) as (found, client):
+        first, _ = found.nodes
+        await found.begin(client)
+        for host in (one.partition(":")[0] for one in CONTROLLERS):
+            found.network.partition(first.host, host)
+        await trio.sleep(5)
+        for code, header in (
+            (RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader("T")),
+            (RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteSubscriptionGroupRequestHeader("G")),
+        ):
+            answer = await found.pool.call(f"{first.host}:10911", Command.request(code, header), 5)
+            assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert "another master takes over" in answer.remark
+        assert first.broker is not None
+        assert "T" in first.broker.topics.table
+
+
+async def test_a_deletion_that_is_taken_back_leaves_no_trace_at_the_slave(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with controlled_set(2) as (found, client):
