@@ -59,7 +59,10 @@ def tree_of(source: str) -> ast.Module:
     return ast.parse((ROOT / source).read_text("utf-8"))
 
 
-PAGES = sorted(str(path.relative_to(ROOT)) for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+)
 
 
 def test_async_stays_in_the_shells() -> None:

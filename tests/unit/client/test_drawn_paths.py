@@ -19,6 +19,7 @@ import rmq
 from rmq.message import Message
 from rmq.store.config import BrokerRole
 from rmq.testing.cluster import Cluster
+from tests.sim.brokers import controlled_set
 
 from .traffic import take
 
@@ -160,6 +161,45 @@ async def test_a_pull(clock: MockClock) -> None:
                 assert await take(consumer, 1) == [1]
                 await trio.sleep(10)
     check("pull", found.calls)
+
+
+async def test_the_commit_of_an_offset(clock: MockClock) -> None:
+    found = Followed()
+    async with Cluster("a") as made, made.connect() as client:
+        async with client.producer("p") as producer:
+            await producer.send(Message("T", b"1"))
+        async with client.consumer("g", {"T": "*"}, consume_from="first") as consumer:
+            assert await take(consumer, 1) == [1]
+            with found.followed():
+                await trio.sleep(10)
+    check("commit", found.calls)
+
+
+async def test_a_start(clock: MockClock) -> None:
+    found = Followed()
+    async with Cluster() as made:
+        with found.followed():
+            await made.start("a")
+    check("start", found.calls)
+
+
+async def test_a_hand_over_and_an_election(autojump_clock: MockClock) -> None:
+    found = Followed()
+    async with controlled_set(2) as (made, client):
+        first = await made.begin(client, queues=1)
+        (second,) = (node for node in made.nodes if node is not first)
+        with trio.fail_after(60), found.followed():
+            assert await made.want(second.number())
+            while await made.master() is not second:
+                await trio.sleep(0.05)
+        check("handover", found.calls)
+        await made.until(inSync=[1, 2])
+        found.calls.clear()
+        with trio.fail_after(60), found.followed():
+            await made.kill(second)
+            while await made.master() is not first:
+                await trio.sleep(0.05)
+        check("election", found.calls)
 
 
 def test_the_check_sees_what_is_drawn_wrong() -> None:
