@@ -1,16 +1,17 @@
-"""Evidence: what the heartbeats of a set's replicas say against an election by the controllers' table alone.
+"""Evidence: facts in the heartbeats of a set's replicas that speak against an election by the controllers'
+table alone.
 
-The table may be older than what was agreed on: an old journal was put back, or its last frame was damaged.
-Then it names replicas as in sync that are not. A replica's folder may be older than what was acknowledged,
-too: a copy was put back. So the leader compares:
+The table may be older than the agreed state: an old journal was put back, or its last frame was damaged. Such
+a table names replicas as in sync that are not. A replica's folder may also be older than the acknowledged
+messages: a copy was put back. So the leader compares:
 
-- the version of the set that a replica was told with the version in the table. Where a replica knows more,
-  nobody is elected before the table has what it knows (`Adopt` in `sets.py`);
-- the log of a replica in sync with the set's confirmed point: a record's end that all in sync had on their
-  disks, by the master's word. A replica that lacks it has lost messages, and is not elected. The point is in
-  the journal, too (`Confirmed`), at most `SAVE_SECONDS` old, so that the next leader knows it;
-- after a restart of everything, the logs of all in sync with each other, for `gather_s` at most;
-- where the table is in doubt, the logs of all replicas, however long that takes.
+- the version of the set that a replica knows with the version in the table. When a replica knows a later
+  version, no master is elected before the table has that version (`Adopt` in `sets.py`);
+- the log of a replica in sync with the set's confirmed point: a record's end that all replicas in sync had on
+  their disks, by the master's word. A replica that lacks it has lost messages, and is not elected. The point
+  is in the journal, too (`Confirmed`), at most `SAVE_SECONDS` old, so that the next leader knows it;
+- after a restart of everything, the logs of all replicas in sync with each other, for `gather_s` at most;
+- for a table in doubt, the logs of all replicas, however long that takes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Requests of RocketMQ 5.x for the settings of one topic or group, and for the way in which a group consumes.
+"""Requests of RocketMQ 5.x for the settings of a topic or group, and for the way in which a group consumes.
 
-How a group consumes a topic (PULL or POP) is an attribute of the group, `rmq.mode@TOPIC`, so that slaves and
-restarts know it.
+The mode in which a group consumes a topic (PULL or POP) is an attribute of the group, `rmq.mode@TOPIC`, so
+that slaves and restarts keep the mode.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ConfigRequests:
         self._changes = changes
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
-        """What this part answers."""
+        """Request codes and their handlers."""
         return {
             codes.GET_TOPIC_CONFIG: self._on_topic,
             codes.GET_SUBSCRIPTIONGROUP_CONFIG: self._on_group,
@@ -92,9 +92,8 @@ class ConfigRequests:
         return self._changes.answer("subscriptionGroup", request, connection, undo)
 
     def _on_assignment(self, request: Command, connection: Any, now: int) -> Command:
-        """The queues of a client that pops: all of this broker's, as one. A client that pulls is refused, and
-        shares the queues with the others by itself.
-        """
+        """The queues of a client that pops: all queues of this broker, as a single queue. A client that pulls
+        is refused, and then divides the queues among the members by itself."""
         body = QueryAssignmentRequestBody.from_request(request.body)
         if self._topics.get(body.topic) is None:
             raise unknown_topic(body.topic)

@@ -1,9 +1,9 @@
-"""How far queues and groups are: ends, lag, times, who consumes a topic, offsets copied and reset.
+"""Progress of queues and groups: ends, lag, times, groups that consume a topic, offsets copied and reset.
 
-Bodies that have a row for each queue are written as text: a topic may have thousands of queues, and anybody
-may ask again and again. The text is that of the bodies in rmq.protocol.bodies. An answer that takes long is
-made in slices, so that others are served in between: what fits into one slice is answered at once, the others
-wait in a line, in which a connection has a few places.
+Bodies with a row for each queue are written as text, since a topic may have thousands of queues and a client
+may repeat its request. The text equals that of the bodies in rmq.protocol.bodies. A long response is made in
+slices, so that other requests are served in between: a response that fits into a slice is sent at once, any
+other waits in a queue, in which a connection has a few places.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ LINE_OF_A_PEER: Final = 4
 
 @frozen
 class _Begun:
-    """An answer whose first slice is made."""
+    """A response whose first slice is made."""
 
     request: Command
     connection: Connection
@@ -141,9 +141,9 @@ class _Begun:
 
 
 class SlicedAnswers:
-    """The queue of answers that take longer than a slice. `on_wanted()` is called when one comes into it, so
-    that a task runs the slices of `finish` between other work; without it an answer is finished at once.
-    """
+    """The queue of responses that take longer than a slice. `on_wanted()` is called when a response joins the
+    queue, so that a task runs the slices of `finish` between other work; without `on_wanted` a response is
+    finished at once."""
 
     def __init__(
         self, on_wanted: Callable[[], None] | None = None, holders_of: HoldersOf | None = None
@@ -153,10 +153,10 @@ class SlicedAnswers:
         self._line: Deferred[Connection, _Begun] = Deferred(LINE_MAX, "the long answers that are being made")
 
     def answer(self, request: Command, connection: Connection, work: Slices[bytes]) -> Command | None:
-        """The answer with the body that `work` makes; None when that takes more than one slice: it is sent
-        then.
+        """The response whose body `work` makes; None when the work takes more than a slice: the response is
+        sent later.
 
-        Raises ResponseError when too many wait, and what `work` raises in its first slice.
+        Raises ResponseError when too many responses wait, and the errors of `work` in its first slice.
         """
         try:
             next(work)
@@ -219,7 +219,7 @@ class ConsumeProgress:
         self._stats_texts: dict[str, tuple[TopicConfig, bytes]] = {}
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
-        """What this part answers."""
+        """Request codes and their handlers."""
         return {
             RequestCode.GET_TOPIC_STATS_INFO: self._on_topic_stats,
             RequestCode.GET_CONSUME_STATS: self._on_consume_stats,
@@ -241,10 +241,8 @@ class ConsumeProgress:
         return self._sliced_answers.answer(request, connection, self._topic_stats(topic))
 
     def _topic_stats(self, topic: TopicConfig) -> Slices[bytes]:
-        """A row for each queue; of a topic that is asked for again before anything is stored, the last text.
-
-        Everybody may ask, and BenchmarkTest alone has 1,024 queues.
-        """
+        """A row for each queue. A repeated request before anything is stored gets the last text: any client
+        may send it, and BenchmarkTest alone has 1,024 queues."""
         state = self._store.min_physical_offset, self._store.max_physical_offset
         if self._stats_state != state:
             self._stats_state, self._stats_texts = state, {}
@@ -331,14 +329,13 @@ class ConsumeProgress:
         return consume_stats_list(groups, address, total_diff)
 
     def _consumed(self, group: str, names: Iterable[str]) -> list[TopicConfig]:
-        """Those of the topics that exist and that the group, if it is connected, still subscribes to."""
+        """The existing topics of these to which the group, if connected, still subscribes."""
         known = (self._topics.get(name) for name in sorted(names) if self._clients.is_subscribed(group, name))
         return [topic for topic in known if topic is not None]
 
     def _add_lags(self, rows: QueueRows, group: str, topic: TopicConfig) -> Iterator[tuple[int, int]]:
-        """Add a row for each queue of the topic, some at a time; yields what that was: how many looks it
-        took, and how many messages the group lacks in them.
-        """
+        """Add a row for each queue of the topic, some at a time. Yields the number of queues visited and the
+        group's backlog in them."""
         name = topic.topic_name
         offsets = self._offsets.of(group, name)
 
@@ -390,9 +387,8 @@ class ConsumeProgress:
         return b'{"consumeTimeSpanSet":[%b]}' % b",".join(parts)
 
     def _time_span(self, group: str, topic: str, queue_id: int, now: int) -> tuple[int, int, int, int]:
-        """When the first and the last message of a queue were stored, and the one that the group consumed
-        last; and for how long the next one has waited. -1 for what is not there.
-        """
+        """Store times of the first and the last message of a queue and of the message that the group consumed
+        last, and the age of the next message. -1 for a value that does not exist."""
         end = self._store.max_offset(topic, queue_id)
         offset = self._offsets.get(group, topic, queue_id)
         if end <= 0:
@@ -432,7 +428,7 @@ class ConsumeProgress:
         return request.reply()
 
     def _on_reset(self, request: Command, connection: Any, now: int) -> Command:
-        """Work out the offsets of a moment and send them to the group's members, who take and commit them."""
+        """Compute the offsets of a moment and send them to the members of the group, which commit them."""
         header = request.read(ResetOffsetRequestHeader)
         group = self._clients.consumer_group(header.group)
         offsets = self._reset_offsets(header)
@@ -452,9 +448,8 @@ class ConsumeProgress:
 
     def topic_deleted(self, topic: str, queue_ids: Collection[int]) -> None:
         """Send the members of all groups that subscribe to a deleted topic to the start of its queues, as a
-        reset does: the positions that they have are of messages that are gone, and would skip as many if the
-        topic is made again.
-        """
+        reset does. Their positions belong to deleted messages, and would skip as many messages if the topic
+        is created again."""
         table = {self._queue(topic, queue_id): 0 for queue_id in queue_ids}
         for name in self._clients.groups_of(topic) if table else ():
             group = self._clients.consumer_group(name)
@@ -511,13 +506,13 @@ def _reset_notice(
 
 
 def _sliced(queues: int) -> Iterator[range]:
-    """The queues from 0 on, as many at a time as one slice takes."""
+    """The queues from 0 on, in portions for a slice."""
     for begin in range(0, queues, SLICE_QUEUES):
         yield range(begin, min(begin + SLICE_QUEUES, queues))
 
 
 def _shown(queues: range, counted: int, is_shown: Callable[[int], bool]) -> Iterator[range]:
-    """Of these queues the ones below `counted` together, and each of the others that `is_shown`."""
+    """The queues below `counted` in a single sum, and each further queue that `is_shown`."""
     if queues.start < counted:
         yield range(queues.start, min(queues.stop, counted))
     for queue_id in range(max(queues.start, counted), queues.stop):

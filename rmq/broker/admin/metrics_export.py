@@ -1,6 +1,7 @@
-"""The broker's metrics: durations are counted when they happen, the others read from tables on demand.
+"""The broker's metrics: durations are counted as they happen, all other figures are read from tables on
+demand.
 
-They are read in slices: a broker of 10,000 queues that 500 groups consume has 100,000 figures.
+Figures are read in slices: a broker of 10,000 queues that 500 groups consume has 100,000 figures.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Measured(Protocol):
 
 
 def metrics_of(broker: Measured, *, queues: bool = False) -> Slices[list[Metric]]:
-    """All metrics of a broker; `queues`: with those of each queue, and not only their sums by topic."""
+    """All metrics of a broker; `queues`: with rows for each queue beside the sums by topic."""
     found: list[Metric] = []
     for metric in _traffic(broker):
         found.append(metric)
@@ -120,7 +121,7 @@ def gauges_of(broker: Measured) -> dict[str, str]:
 
 
 def _slave_lag(broker: Measured) -> str:
-    """`1=0 2=1024`: what each slave has not reported yet, in bytes of the log; -1 before its first report."""
+    """`1=0 2=1024`: the bytes of the log that each slave has not reported yet; -1 before its first report."""
     known = broker.acknowledgement.replicas.rows()
     names = slave_names(known, broker.replica.slave_ids)
     end = broker.store.max_physical_offset
@@ -128,7 +129,7 @@ def _slave_lag(broker: Measured) -> str:
 
 
 def _server(broker: Measured) -> Iterator[Metric]:
-    """What this broker is, how it was opened, who knows it."""
+    """Identity of this broker, the way its store was opened, and the name servers that know it."""
     config = broker.config
     row = (VERSION, config.broker_cluster_name, config.broker_name, str(config.broker_id))
     labels = ("version", "cluster", "broker", "broker_id")
@@ -326,7 +327,7 @@ def _durations(histograms: Histograms) -> Iterator[Metric]:
 
 
 def parts_text(broker: Measured) -> str:
-    """For an operator: what waits, and what is slow, a line each."""
+    """Waiting requests and slow work, for an operator, a line each."""
     lines = [f"{name}  {value}" for name, value in gauges_of(broker).items() if value]
     lines.append(f"connections  {broker.connections}")
     for metric in _durations(broker.histograms):

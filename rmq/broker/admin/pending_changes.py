@@ -1,8 +1,8 @@
-"""An administrator's changes of topics and groups, which are answered when they are saved.
+"""Pending changes of an administrator to topics and groups, which are answered when they are saved.
 
-A change holds at once, and its table is saved beside the loop, with all that was changed meanwhile: a save
-takes several syncs of the disk, and nobody else waits for these. When it cannot be saved, the change is taken
-back, and the administrator told. In a controlled set the answer waits for the replicas in sync, too.
+A change holds at once. Its table is saved beside the loop, together with later changes: a save takes several
+syncs of the disk, and other requests do not wait. A change that cannot be saved is reverted, and the
+administrator gets the error. In a set with controllers the response also waits for the replicas in sync.
 """
 
 from __future__ import annotations
@@ -51,11 +51,10 @@ class _Change:
 
 
 class PendingChanges:
-    """The changes that wait for their tables to be saved. `respond` sends an answer; `on_wanted()` is called
-    when a change comes, and without it the table is saved at once. `agreed(name, request, connection,
-    response)` gives the response, or None when it is sent once the replicas of the set have the change.
-    `holders_of` gives the names under which the changes of a connection count.
-    """
+    """Changes that wait for their tables to be saved. `respond` sends a response; `on_wanted()` is called
+    when a change comes, and without `on_wanted` the table is saved at once. `agreed(name, request,
+    connection, response)` gives the response, or None when it is sent once the replicas of the set have the
+    change. `holders_of` gives the names under which the changes of a connection count."""
 
     def __init__(
         self,
@@ -101,8 +100,9 @@ class PendingChanges:
     def agreed(
         self, name: str, request: Command, connection: Connection, response: Command
     ) -> Command | None:
-        """The response to a request whose change of the table `name` is saved, None when it comes once the
-        replicas of the set have it. Raises ResponseError when too many wait for that."""
+        """The response to a request whose change of the table `name` is saved; None when the response comes
+        once the replicas of the set have the change. Raises ResponseError when too many responses wait for
+        replicas."""
         return self._agreed(name, request, connection, response)
 
     def later(self, name: str, undo: Callable[[], None] | None, then: Callable[[], None]) -> None:
@@ -135,7 +135,7 @@ class PendingChanges:
         return False
 
     def save_now(self) -> None:
-        """Save at once what waits, and answer: for whoever stands in the loop and cannot wait."""
+        """Save and answer all pending changes at once, for a caller in the loop that cannot wait."""
         for name in self._changes.waiting_keys():
             table = self._files.versioned[name]
             made = table.made

@@ -55,7 +55,7 @@ class Query:
         self._role = role
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
-        """What this part answers."""
+        """Request codes and their handlers."""
         return {
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self._on_search_offset,
             RequestCode.GET_MAX_OFFSET: self._on_max_offset,

@@ -1,4 +1,4 @@
-"""What a broker tells name servers about itself, and what it takes from their answers."""
+"""Registration of a broker at name servers: its requests, and the effects of the responses."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ PAUSE_MAX: Final = 10.0
 
 
 class Registration:
-    """The requests by which a broker registers at name servers, and what it takes from their answers.
-    `address` and `ha_address` are what clients and slaves are told.
+    """Requests by which a broker registers at name servers, and the effects of their responses. `address` and
+    `ha_address` are the addresses for clients and slaves.
 
-    `sign` signs what this broker asks other servers of its cluster, where there is a cluster secret. `epoch`
-    is that of a master which controllers have elected.
+    `sign` signs requests to other servers of the cluster, if a cluster secret is set. `epoch` is the epoch of
+    a master that controllers have elected.
     """
 
     def __init__(
@@ -83,24 +83,23 @@ class Registration:
         settings.watch(self._check_permission)
 
     def valid_until(self, end: datetime | None) -> None:
-        """The TLS certificate that clients are shown is valid until `end`; None without one."""
+        """The TLS certificate shown to clients is valid until `end`; None without a certificate."""
         self.certificate_end = end
 
     @property
     def pause(self) -> float:
-        """Seconds to wait after a registration, by its size, so that topics that are made one after the other
-        are told together. 0 for a small one: a consumer may look for the new topic at once.
-        """
+        """Seconds to wait after a registration, by its size, so that topics created one after the other are
+        sent together. 0 for a small registration: a consumer may look for the new topic at once."""
         size = len(self._body)
         return min(PAUSE_MAX, size / BYTES_A_SECOND) if size > SMALL_BYTES else 0.0
 
     @property
     def version(self) -> DataVersion:
-        """The version of what `register` tells."""
+        """The version of the content of `register`."""
         return self._topics.data_version
 
     def register(self) -> Command:
-        """REGISTER_BROKER with all topics; the body is made once for each version of them."""
+        """REGISTER_BROKER with all topics; the body is made once for each version."""
         config = self._settings.broker
         body = self._encoded()
         header = RegisterBrokerRequestHeader(
@@ -126,7 +125,7 @@ class Registration:
         return self.sign(Command.request(RequestCode.UNREGISTER_BROKER, header))
 
     def query_version(self) -> Command:
-        """QUERY_DATA_VERSION: whether the name server has what `register` would tell."""
+        """QUERY_DATA_VERSION: whether the name server has the content of `register`."""
         config = self._settings.broker
         header = QueryDataVersionRequestHeader(
             config.broker_name, self.address, config.broker_cluster_name, config.broker_id

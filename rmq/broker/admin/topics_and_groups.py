@@ -1,4 +1,4 @@
-"""What an administrator asks and tells the broker: topics, groups, settings, metrics, cleaning."""
+"""Requests of administrators to the broker: topics, groups, settings, metrics, cleaning."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ log = logging.getLogger("rmq.broker")
 
 
 class Admin:
-    """Handles what administrators ask: topics, groups and settings changed, state and metrics told, files
-    removed.
+    """Handles requests of administrators: changes of topics, groups and settings, state and metrics, and
+    removal of files.
 
-    `changes` has those of topics and groups answered when they are saved, `deferred_saves` those of settings.
-    `commit_pending()` commits what the running chunk has put, `gauges()` gives more rows of the runtime
+    `changes` answers changes of topics and groups when they are saved, `deferred_saves` changes of settings.
+    `commit_pending()` commits the messages of the running chunk, `gauges()` gives more rows of the runtime
     metrics, and `delay_offsets()` the table of delayOffset.json. `on_deleted(topic, queue_ids)` is called
     when a topic is deleted, with its queues that had messages.
     """
@@ -99,7 +99,7 @@ class Admin:
         self._stats = tables.stats
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
-        """What this part answers."""
+        """Request codes and their handlers."""
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: self._on_update_topic,
             RequestCode.DELETE_TOPIC_IN_BROKER: self._on_delete_topic,
@@ -175,9 +175,9 @@ class Admin:
         return self._changes.answer("topics", request, connection, None if is_told else undo, then)
 
     def deleted_elsewhere(self, topics: Mapping[str, int]) -> None:
-        """Delete topics that a replica of the set has deleted, if they are the very same ones: their
-        creations are given, in ms. The former master had told that replica, and not this one, when it died.
-        """
+        """Delete topics that a replica of the set knows as deleted, if creation times (ms) are equal. The
+        former master died after it had sent the deletion to that replica and before it sent it to this
+        broker."""
         self._commit_pending()
         for topic, created_ms in topics.items():
             known = self._topics.get(topic)
@@ -223,9 +223,9 @@ class Admin:
         return request.reply(body=bodies.TopicList(sorted(names)).to_json())
 
     def _on_clean_topics(self, request: Command, connection: Any, now: int) -> Command | None:
-        """Remove the queues of topics that do not exist; those of the broker's own topics stay. A slave's go
-        with its master's: mqadmin asks all brokers of a cluster, and takes one refusal for a failure.
-        """
+        """Remove the queues of topics that do not exist, except the broker's own topics. On a slave such
+        queues go with its master's: mqadmin asks all brokers of a cluster, and takes a single refusal for a
+        failure."""
         if self._settings.store.broker_role is BrokerRole.SLAVE:
             return request.reply()
         self._commit_pending()
@@ -263,9 +263,8 @@ class Admin:
         return self._changes.answer("subscriptionGroup", request, connection, undo)
 
     def _fit_retry_topic(self, config: bodies.SubscriptionGroupConfig, now: int) -> Callable[[], None]:
-        """Give the group's retry topic as many queues as the group has; cut queues are read until they are
-        empty. Returns what takes that back.
-        """
+        """Give the group's retry topic as many queues as the group has; removed queues are read until they
+        are empty. Return the function that reverts this."""
         group, queues = config.group_name, config.retry_queue_nums
         known = self._topics.get(retry_topic(group))
         if known is None or queues <= 0:
@@ -324,9 +323,8 @@ class Admin:
         return self._deferred_saves.answer(request, connection, partial(self._keep, changes), take)
 
     def _keep(self, changes: Mapping[str, str]) -> None:
-        """Write new values of settings into the file of settings. In any thread. Raises ResponseError when
-        they may not be taken, or the file cannot be written.
-        """
+        """Write new values of settings into the file of settings. In any thread. Raises ResponseError for
+        refused values and for a file that cannot be written."""
         config, _ = self._changed(changes)
         if changes and (save := settings_saver(config.config_store_path)) is not None:
             try:
@@ -335,13 +333,14 @@ class Admin:
                 raise _refused(f"nothing was changed: it cannot be kept: {error}") from None
 
     def _take(self, changes: Mapping[str, str], now: int) -> None:
-        """Have new values from now on, all or none: those of others may have changed while they were kept."""
+        """Set new values, all or none: other values may have changed while the file was written."""
         config, store_config = self._changed(changes)
         self.config_version = self.config_version.following(now)
         self._settings.replace(config, store_config)
 
     def _changed(self, changes: Mapping[str, str]) -> tuple[BrokerConfig, StoreConfig]:
-        """The settings with new values. Raises ResponseError for what may not change at run time."""
+        """The settings with new values. Raises ResponseError for a setting that may not change at run
+        time."""
         of_store = {key: text for key, text in changes.items() if knows(type(self._settings.store), key)}
         of_broker = {
             key: text
@@ -359,7 +358,8 @@ class Admin:
         return request.reply(body=bodies.KVTable(self.runtime(now)).to_json())
 
     def runtime(self, now: int) -> dict[str, str]:
-        """The rows that brokerStatus shows, under RocketMQ's names; thread pools, absent here, are idle."""
+        """The rows that brokerStatus shows, under RocketMQ's names; thread pools, which this broker lacks,
+        are idle."""
         config, idle = self._settings.broker, dict.fromkeys(("send", "pull", "query"), "0")
         rows = hidden_now(self._store, self._tables)
         hidden = "; ".join(f"{topic}: {text}" for topic, text in rows.items())
@@ -403,7 +403,7 @@ class Admin:
         }
 
     def _earliest_ms(self) -> int:
-        """The store time of the log's first message; -1 without one."""
+        """The store time of the log's first message; -1 for an empty log."""
         record = self._store.read(self._store.min_physical_offset)
         if record is None:
             return -1

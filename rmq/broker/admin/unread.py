@@ -1,8 +1,9 @@
-"""Unread messages: how many a group has left in each queue, and how many a topic hides when it is cut.
+"""Unread messages: the backlog of a group in each queue, and the messages that a topic hides when it gets
+fewer queues.
 
-A topic that gets fewer queues to read (readQueueNums) keeps the messages of the others in the log, but no
-consumer is given these queues, and a pull of one is refused. So the broker counts them wherever it counts
-what a group has left, and an administrator is told before they are hidden.
+A topic that gets fewer queues to read (readQueueNums) keeps the messages of the removed queues in the log,
+but no consumer is given these queues, and a pull of such a queue is refused. So the broker includes them in
+each backlog, and warns an administrator before they are hidden.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TOPICS_NAMED: Final = 10
 
 
 def unread(store: Store, topic: str, queue_id: int, offset: int) -> int:
-    """Messages of a queue from `offset` on that are still there."""
+    """The number of remaining messages of a queue from `offset` on."""
     return max(0, store.max_offset(topic, queue_id) - max(0, offset, store.min_offset(topic, queue_id)))
 
 

@@ -1,1 +1,1 @@
-"""Pulls: what a consumer may read, and long polls that wait for new messages."""
+"""Pulls: readable messages for consumers, and long polls that wait for new messages."""

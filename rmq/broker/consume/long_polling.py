@@ -1,9 +1,9 @@
-"""Reads that find nothing yet (long polling), as rows in a table: pulls of clients, and reads of doors.
+"""Long polling: reads that found no message yet, as rows in a table: pulls of clients, and reads of doors.
 
-No row has a task or a timer of its own. A held pull is a row under its queue, looked at when messages arrive
-there; a deadline is an entry of one heap, which `step` works off. Whoever sends to a queue pays for a bounded
-number of the pulls that wait for it: `step` looks at the rest, a bounded number at a time, queue by queue in
-turn. Times are seconds of the clock given at construction, which must never run backwards.
+No row has a task or a timer of its own. A parked pull is a row under its queue, tried when messages arrive; a
+deadline is an entry of a single heap, which `step` works off. A send pays for a bounded number of the pulls
+of its queue: `step` tries the rest, a bounded number at a time, queue by queue in turn. Times are seconds of
+the clock given at construction, which must never run backwards.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Reading(Holding, Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether so much waits to be sent that a read is to take one message only."""
+        """Whether so many bytes wait to be sent that a read should take a single message."""
 
     def reset_on_close(self) -> None:
         """Have the peer see a broken connection when this one is closed."""
@@ -124,15 +124,14 @@ class ParkedRead:
 
     @property
     def is_answered_at_stop(self) -> bool:
-        """Whether the broker answers the read when it stops; else it breaks the connection."""
+        """Whether the broker answers the read when it stops; otherwise it breaks the connection."""
         return True
 
 
 @define(eq=False)
 class ParkedPull(ParkedRead):
-    """A pull that found nothing. `request` needs no text map and no body: `header` has all that is used
-    again.
-    """
+    """A pull that found nothing. `request` needs no text map and no body: `header` has all fields for another
+    try."""
 
     connection: Connection = field(kw_only=True)
     header: PullMessageRequestHeader = field(kw_only=True)
@@ -140,16 +139,14 @@ class ParkedPull(ParkedRead):
 
     @property
     def is_answered_at_stop(self) -> bool:
-        """Whether its client does not see that a connection breaks over which it waits."""
+        """Whether its client does not notice that the connection of a waiting call breaks."""
         return self.request.language == SEES_NO_END
 
 
 @define(eq=False)
 class _Round:
-    """Reads of one queue that have not been tried since messages below `end` came; the next is the last.
-
-    `has_more`: more messages have come meanwhile, so that those before them are to be tried once more.
-    """
+    """Parked reads of a queue that were not tried since messages below `end` came; the next to try is the
+    last. `has_more`: more messages have come since, so that the earlier reads are tried once more."""
 
     untried: list[ParkedRead]
     end: int
@@ -157,14 +154,14 @@ class _Round:
 
 
 class ParkedPulls:
-    """The table of held pulls.
+    """The table of parked pulls.
 
-    `resume(pull, last)` tries a held pull again and says whether it answered; with `last` it must answer.
-    `on_deadline(at)` is called with each new deadline, so that `step` is called by then.
+    `resume(pull, last)` tries a parked pull again and says whether it was answered; with `last` it must be
+    answered. `on_deadline(at)` is called with each new deadline, so that `step` is called by then.
 
-    The property `count` is what they are limited by: one for each pull, and one more for each KiB of its
-    expression. It is kept for each connection, and in `shares` for each account or address. While it
-    `is_silent` a pull is to be held also if there is something for it.
+    `count` is the figure that limits apply to: a pull counts as 1, and 1 more for each KiB of its expression.
+    The figure is kept for each connection, and in `shares` for each account or address. While the table
+    `is_silent`, a pull is parked even if messages for it exist.
     """
 
     def __init__(
@@ -221,10 +218,8 @@ class ParkedPulls:
         self._tries = TRIES_OF_A_TURN
 
     def arrived(self, topic: str, queue_id: int, next_offset: int) -> None:
-        """A queue has messages below `next_offset`: try the pulls held there, each once.
-
-        Those that this turn has no room for are tried by `step`, soon.
-        """
+        """A queue has messages below `next_offset`: try the pulls parked at it, each once. Pulls beyond the
+        bound of this turn are tried by `step`, soon."""
         key = (topic, queue_id)
         pulls = self._pulls.get(key)
         if pulls is None or self.is_silent:
@@ -250,10 +245,8 @@ class ParkedPulls:
             self._on_deadline(self.clock())
 
     def step(self, now: float) -> float:
-        """Answer what is due at `now`; returns the next deadline, infinite when nothing waits.
-
-        It is `now` when more is due, or ready, than a turn may do: others go first then.
-        """
+        """Answer every pull that is due at `now`; return the next deadline, infinite without parked pulls.
+        The deadline is `now` when a turn left more work: other tasks go first."""
         if self.is_silent:
             return NEVER
         self.turn()
@@ -269,7 +262,7 @@ class ParkedPulls:
         return now if self._rounds else timers[0][0] if timers else NEVER
 
     def _go_on(self, key: tuple[str, int], round: _Round) -> None:
-        """Try some pulls of a round; it goes behind the others, or ends."""
+        """Try some pulls of a round; the round goes to the end of the line, or ends."""
         left = min(self._tries, TRIES_OF_A_QUEUE)
         while round.untried and left > 0:
             pull = round.untried.pop()
@@ -299,11 +292,12 @@ class ParkedPulls:
                 self._finish(pull)
 
     def fall_silent(self) -> None:
-        """The broker stops soon: no pull is answered until `finish_last`.
+        """The broker stops soon: answer no pull until `finish_last`.
 
-        The connections over which they wait break: after an end in order Java's consumers would wait on for
-        half a minute. They see that one breaks when they read from it, but not when they write at that moment
-        (Netty closes it then, and nobody tells those that wait). Answered, they would write, to pull again.
+        The connections of these pulls break. After an orderly end Java's consumers would wait another half
+        minute. They notice a broken connection when they read from it, but not when they write at that
+        moment, since Netty closes it without informing the waiting calls. A pull that was answered would make
+        its client write, to pull again.
         """
         self.is_silent = True
         for pull in self.all_pulls():
@@ -311,8 +305,8 @@ class ParkedPulls:
                 pull.connection.reset_on_close()
 
     def finish_last(self) -> None:
-        """Answer the reads that are answered at a stop, each with the end of its connection right behind,
-        before its client can pull again."""
+        """Answer the reads that are answered at a stop, and end each connection right behind its response,
+        before the client can pull again."""
         waiting = [pull for pull in self.all_pulls() if pull.is_answered_at_stop]
         for pull in waiting:
             self._finish(pull)

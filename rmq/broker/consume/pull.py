@@ -48,7 +48,7 @@ class Pull:
         """Is told of pulls that wait here as they are to."""
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
-        """What this part answers."""
+        """Request codes and their handlers."""
         return {RequestCode.PULL_MESSAGE: self.pull}
 
     def preferred(self, queue_id: int) -> int:
@@ -56,7 +56,7 @@ class Pull:
         return self._place.preferred(queue_id)
 
     def waiting(self) -> list[ParkedPull]:
-        """Pulls of clients that are guided, if they are to wait here."""
+        """Parked pulls of guided clients, if they should wait at this replica."""
         place = self._place
         if not place.is_here():
             return []
@@ -64,11 +64,12 @@ class Pull:
         return [one for one in held if isinstance(one, ParkedPull) and place.applies_to(one.request.language)]
 
     def watch_waiting(self, on_waiting: Callable[[ParkedPull], None] | None) -> None:
-        """Call `on_waiting` with each pull that waits here as its client is told; None: no more."""
+        """Call `on_waiting` with each pull that a guided client parks at this replica; None: stop the
+        calls."""
         self._on_waiting = on_waiting
 
     def check_preference(self) -> None:
-        """Send those to another broker that wait here, and should no more."""
+        """Answer the long polls of this replica that belong at another broker now."""
         place = self._place
         if place.has_left():
             self._held_pulls.finish_where(

@@ -88,8 +88,8 @@ class SubscriptionPlan:
 
 @frozen
 class Row:
-    """What a pull found that reads as its group's heartbeats said: rows of group and topic, which are others
-    once they are changed, whether the group broadcasts, and how to read."""
+    """Result of a pull that reads by its group's heartbeats: rows of group and topic, which are replaced when
+    they change, whether the group broadcasts, and the plan."""
 
     group: SubscriptionGroupConfig
     topic: TopicConfig
@@ -157,9 +157,10 @@ class Reader:
     # ---- who may read what ----
 
     def admit(self, wanted: Wanted, reading: Reading) -> tuple[SubscriptionGroupConfig, SubscriptionPlan]:
-        """The group of a consumer, and how to read for it. Raises ResponseError for a refusal.
+        """The group of a consumer, and the plan of its reads. Raises ResponseError for a refusal.
 
-        What the last read of the group from the queue found holds as long as all of it is as it was.
+        The result of the group's last read from the queue holds as long as the group, topic and subscription
+        are unchanged.
         """
         name, topic = wanted.consumer_group, wanted.topic
         row = self._rows.get((name, topic, wanted.queue_id))
@@ -180,7 +181,7 @@ class Reader:
         return group, plan
 
     def _keep(self, wanted: Wanted, group: SubscriptionGroupConfig, plan: SubscriptionPlan) -> None:
-        """Keep what was found for the next read, where it can be told that nothing of it has changed."""
+        """Keep the plan for the next read, if a change of its inputs would be noticed."""
         members = self._clients.consumer_group(wanted.consumer_group)
         topic = self._topics.get(wanted.topic)
         if wanted.sys_flag & PULL_SUBSCRIPTION or plan.filter is not None or members is None or topic is None:
@@ -203,9 +204,8 @@ class Reader:
         return group
 
     def admit_take(self, wanted: Wanted, reading: Reading) -> SubscriptionPlan:
-        """How to read for a consumer that takes messages one by one, of one queue or, with a negative queue
-        id, of any. Raises ResponseError for a refusal.
-        """
+        """The plan for a consumer that takes single messages, of a queue or, with a negative queue id, of any
+        queue. Raises ResponseError for a refusal."""
         self._group(wanted, reading)
         if wanted.queue_id < 0:
             self._check_topic(wanted)
@@ -431,7 +431,7 @@ class Reader:
             raise for_code(ResponseCode.SYSTEM_BUSY, text)
 
     def _resume(self, held: ParkedRead, last: bool) -> bool:
-        """Try a held read again; whether it is answered. A refusal is an answer."""
+        """Try a held read again; return whether it was answered. A refusal is an answer."""
         wanted, reading = held.header, held.connection
         try:
             group = self._group(wanted, reading)
@@ -449,9 +449,8 @@ class Reader:
         return True
 
     def correct(self, wanted: Wanted, result: GetResult) -> int:
-        """The code for an offset out of range, whose correction is put into the result: a slave that must not
-        correct lets the consumer ask again.
-        """
+        """The code for an offset out of range, with the correction put into the result. A slave that must not
+        correct lets the consumer ask again."""
         limits = self._settings.store
         is_slave = limits.broker_role is BrokerRole.SLAVE
         if is_slave and not limits.offset_check_in_slave:

@@ -1,4 +1,5 @@
-"""Delays that were asked for while the wall clock was ahead: counted again once it was set back."""
+"""Corrections of delays that were requested while the wall clock was ahead: counted again once the clock was
+set back."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ STEP_BYTES: Final = 1 << 20
 class Corrections:
     """Copies messages of the timer queue that wait for too long, a step at a time.
 
-    `waiting` is queue offset -> time of what waits; `on_copied(offsets)` takes the originals out of it once
-    their copies are committed. `put` and `commit` raise StoreError.
+    `waiting` is queue offset -> time of the waiting messages; `on_copied(offsets)` removes the originals from
+    `waiting` once their copies are committed. `put` and `commit` raise StoreError.
     """
 
     def __init__(
@@ -57,17 +58,18 @@ class Corrections:
         self._have_copies: set[int] = set()
 
     def doubt(self, offsets: Iterable[int], now_ms: int) -> None:
-        """Begin to look at messages, oldest first: it was noticed at `now_ms` that the clock was set back."""
+        """Begin to check messages, oldest first: at `now_ms` the broker noticed that the clock was set
+        back."""
         self._doubted, self._noticed_ms = deque(offsets), now_ms
         self._to_correct.clear()
         self._have_copies.clear()
 
     def step(self) -> bool:
-        """Look at some of the doubted messages, or correct some; says whether there is more.
+        """Check some of the doubted messages, or correct some; return whether more remain.
 
-        A message that was stored at a time that is still to come, and asked for a delay, is copied with that
-        delay from when it is noticed. Another master may have copied it already: so all are looked at
-        before the first is copied.
+        A message whose store time is in the future, and that asked for a delay, is copied with that delay
+        from the time of its discovery. Another master may have copied the message already, so all messages
+        are checked before the first is copied.
         """
         if self._doubted:
             self._check_doubted()
@@ -120,8 +122,8 @@ class Corrections:
 
     def _put_corrected(self, offset: int, due_ms: int) -> int:
         """Put a copy of a message with the time that its delay gives now, and a recall of the original.
-        Returns the bytes of the copy; 0 when the message waits as it should, or no recall can name it.
-        """
+        Return the bytes of the copy; 0 for a message whose time is right, and for a message that no recall
+        can name."""
         message = timer_message(self._store, offset)
         if message is None or PROPERTY_RECALLED in message.properties:
             return 0

@@ -1,9 +1,9 @@
-"""Delayed messages: when they are due, and their delivery to the topic they were meant for.
+"""Delayed messages: their due times, and their delivery to their real topics.
 
-A delayed message lies in SCHEDULE_TOPIC_XXXX, in the queue of its level (queue id = level - 1), in the order
-of arrival and so of dueness; its queue unit holds the time at which it is due. How far each level has been
-delivered is `config/delayOffset.json`. Both are RocketMQ 4.9's. Nothing here sleeps: `step` delivers what is
-due and tells when to come again.
+A delayed message lies in SCHEDULE_TOPIC_XXXX, in the queue of its level (queue id = level - 1), in order of
+arrival and therefore of due times; its queue unit holds its due time. The progress of each level is in
+`config/delayOffset.json`. Both are RocketMQ 4.9's. No function sleeps: `step` delivers the due messages and
+returns the time of the next call.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ log = logging.getLogger("rmq.broker")
 class Schedule:
     """Delivers delayed messages of `store`.
 
-    `put(record)` stores a message that is due, `commit()` commits what was put and answers its senders; both
-    raise StoreError, and then nothing of the level counts as delivered. `levels` is messageDelayLevel's text.
-    `on_earlier()` is called when a message arrives that is due before anything known, so that `step` comes
-    earlier than it said. `clock` is in seconds and never set, unlike the wall clock that messages are due by.
+    `put(record)` stores a due message, `commit()` commits these messages and answers their senders; both
+    raise StoreError, and then no message of the level counts as delivered. `levels` is messageDelayLevel's
+    text. `on_earlier()` is called when a message arrives that is due before all others, so that `step` is
+    called earlier than it returned. `clock` is in seconds and never set, unlike the wall clock of due times.
     """
 
     def __init__(
@@ -82,10 +82,9 @@ class Schedule:
         }
 
     def load(self, data: bytes | None) -> None:
-        """Take the progress of delayOffset.json; a level that it does not name begins at its first one.
-
-        That of levels that messageDelayLevel no longer has is kept, and what waits there is logged.
-        """
+        """Take the progress of delayOffset.json; a level without progress begins at its first message. The
+        progress of levels that messageDelayLevel no longer has is kept, and their waiting messages are
+        logged."""
         table = DelayOffsetSerializeWrapper.from_json(data).offset_table if data else {}
         self._dropped = {}
         for level, offset in table.items():
@@ -150,7 +149,7 @@ class Schedule:
         return max(now_ms, min(self._due.values(), default=now_ms + _IDLE_MS))
 
     def _deliver(self, level: int, now_ms: int, most: int) -> int:
-        """Deliver at most so many messages of a level; returns how many, `most` when they are large."""
+        """Deliver at most `most` messages of a level; return how many, `most` also when they are large."""
         offset = start = self._first(level)
         size = 0
         failure: StoreError | None = None
@@ -213,8 +212,8 @@ class Schedule:
         return due
 
     def _note_arrival(self, level: int, now_ms: int) -> None:
-        """Keep when a message came whose store time is of a clock that was set back since. Those that come
-        within a 64th of their delay share the time of the last one."""
+        """Record the arrival of a message whose store time comes from a clock that was set back since.
+        Messages within a 64th of their delay share the time of the last message."""
         end, delay = self._store.max_offset(SCHEDULE_TOPIC, level - 1), self.levels[level]
         unit = self._store.unit(SCHEDULE_TOPIC, level - 1, end - 1)
         if unit is None or unit[2] <= now_ms + delay:

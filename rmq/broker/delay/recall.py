@@ -51,7 +51,7 @@ class Recall:
         self._may_act_for = may_act_for
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
-        """What this part answers."""
+        """Request codes and their handlers."""
         return {RECALL_MESSAGE: self._on_recall}
 
     def _on_recall(self, request: Command, connection: Connection, now: int) -> None:

@@ -42,10 +42,10 @@ _MARKS: Final = tuple(f"{name}\x01".encode() for name in (PROPERTY_RECALLED, PRO
 
 
 def deliver_time(properties: Mapping[str, str], now_ms: int) -> int | None:
-    """When a message wants to be delivered (ms), None when it names no time or had its time already.
+    """The delivery time (ms) that a message asks for, None without a time and for a time in the past.
 
-    Of several names of a time the delay in seconds wins, then that in milliseconds, as in 5.x. Raises
-    ResponseError(MESSAGE_ILLEGAL) for a time that is no number or more than 40 days ahead.
+    Of several properties for a time the delay in seconds wins, and next the delay in milliseconds, as in 5.x.
+    Raises ResponseError(MESSAGE_ILLEGAL) for a time that is no number or more than 40 days ahead.
     """
     if PROPERTY_OUT_MS in properties:
         return None

@@ -1,27 +1,27 @@
-"""Messages with a delivery time of their own, up to 40 days ahead, and their recall.
+"""Timers: messages with a delivery time of their own, up to 40 days ahead, and their recall.
 
-RocketMQ 4.9 knows 18 fixed delays; the properties that name any time (TIMER_DELIVER_MS, TIMER_DELAY_MS,
-TIMER_DELAY_SEC) and the recall handle, which their producer is given, are 5.x's. Such a message lies in the
-topic rmq_sys_wheel_timer, queue 0, with its real place in REAL_TOPIC and REAL_QID and its time in
-TIMER_OUT_MS, which is also the tags code of its queue unit: the pending ones are found again at start by
-reading units only. A recall is a record of the same time that names the message; both come up together and
-cancel out.
+RocketMQ 4.9 knows 18 fixed delays; the properties for any time (TIMER_DELIVER_MS, TIMER_DELAY_MS,
+TIMER_DELAY_SEC) and the recall handle of the producer are 5.x's. Such a message lies in the topic
+rmq_sys_wheel_timer, queue 0, with its real place in REAL_TOPIC and REAL_QID and its time in TIMER_OUT_MS,
+which is also the tags code of its queue unit: at a start the pending messages are found by reading units
+only. A recall is a record of the same time that names the message; both become due together and cancel out.
 
-All that is due at one time is a group. Very many may be due at midnight, so a step does a little of it: first
-the records of the group are looked through for recalls, then they are delivered, in the order in which they
-were sent. No step is longer than some ms, however large the group.
+All records that are due at the same time form a group. A great many may be due at midnight, so a step does a
+part of the work: first it searches the records of the group for recalls, and next it delivers the messages in
+the order of their sends. No step is longer than some ms, however large the group.
 
-`config/timerProgress.json` says up to which time everything is delivered, and how far the group is that is
-being delivered. After a crash what was delivered since it was saved is delivered again: at least once, as
-with delay levels. A message that waits longer than half of what the log is kept for is copied to the end of
-the log, so that it is never deleted with an old file. So is one with a delay that was stored before the wall
-clock was set back: it waits no longer than its delay from when that is noticed.
+`config/timerProgress.json` holds the time up to which everything is delivered, and the progress within the
+present group. After a crash the deliveries since the last save are repeated: at least once, as with delay
+levels. A message that waits longer than half of the log's retention is copied to the end of the log, so that
+it is never deleted with an old file. A message with a delay that was stored before the wall clock was set
+back is copied as well: from the discovery on it waits no longer than its delay.
 
 A copy names its original by the queue offset, which all replicas of a log have in common
-(`PROPERTY_TIMER_REPLACES`): a master that begins with both, by an older progress, delivers one. Both are of
-one time, and so in one group, unless the time was corrected. Then a recall by the broker goes into the group
-of the original, and the copy has the time by which its producer recalls it (`PROPERTY_TIMER_HANDLE_MS`):
-recalls come up in the group of that time, which is looked through before the copy is delivered.
+(`PROPERTY_TIMER_REPLACES`): a master that begins with both, by an older progress, delivers only the copy.
+Both have the same time, and so belong to the same group, unless the time was corrected. After a correction a
+recall by the broker goes into the group of the original, and the copy has the time by which its producer
+recalls the message (`PROPERTY_TIMER_HANDLE_MS`): recalls become due in the group of that time, which is
+searched before the copy is delivered.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ class _Group:
 
 
 class Timers:
-    """The messages of `store` that wait for a time of their own; at most `limit` of them.
+    """The messages of `store` that wait for a time of their own; at most `limit` messages.
 
-    `put(record)` stores a record of the broker's own, `commit()` commits what was put and answers senders;
-    both raise StoreError, and then nothing of the step counts as delivered. `on_earlier()` is called when a
-    message arrives that is due before anything known, so that `step` comes earlier than it said.
+    `put(record)` stores a record of the broker's own, `commit()` commits these records and answers senders;
+    both raise StoreError, and then no record of the step counts as delivered. `on_earlier()` is called when a
+    message arrives that is due before all others, so that `step` is called earlier than it returned.
     """
 
     def __init__(
@@ -144,10 +144,10 @@ class Timers:
     # ---- taking ----
 
     def take(self, record: Record, properties: dict[str, str], due_ms: int, account: str = "") -> None:
-        """Turn a record on its way into the store into one that waits until `due_ms`. `account` is that of
-        its sender, which alone may recall it, or empty.
+        """Turn a record on its way into the store into a record that waits until `due_ms`. `account` is that
+        of its sender, which alone may recall it, or empty.
 
-        Raises ResponseError(SYSTEM_BUSY) when too many wait already.
+        Raises ResponseError(SYSTEM_BUSY) when too many messages wait already.
         """
         if len(self._waiting) >= self.limit:
             raise for_code(ResponseCode.SYSTEM_BUSY, f"{self.limit} messages wait for their time already")
@@ -160,11 +160,11 @@ class Timers:
         record.topic, record.queue_id, record.tags_code = TIMER_TOPIC, 0, due_ms
 
     def recall(self, handle: RecallHandle, host: bytes, now_ms: int, account: str = "") -> Record:
-        """The record that cancels a waiting message of `account`, or one that is no account's; it holds once
-        it is put and committed.
+        """The record that cancels a waiting message of `account`, or a message without account. It takes
+        effect once it is put and committed.
 
-        Raises ResponseError(ILLEGAL_OPERATION) when the time has passed. Whether the message exists is not
-        looked up: an unknown handle cancels nothing.
+        Raises ResponseError(ILLEGAL_OPERATION) when the time has passed. The message is not looked up: an
+        unknown handle cancels nothing.
         """
         if not now_ms < handle.deliver_ms <= now_ms + MAX_AHEAD_MS:
             raise for_code(ILLEGAL_OPERATION, "recall failed, timestamp invalid")
@@ -175,8 +175,8 @@ class Timers:
         return record
 
     def owner(self, handle: RecallHandle) -> str | None:
-        """The account of the waiting message that a handle names, empty when it is no account's; None when it
-        is not among the first `OWNER_LOOKS` of its time."""
+        """The account of the waiting message that a handle names, empty for a message without account; None
+        when it is not among the first `OWNER_LOOKS` of its time."""
         for offset in self._at.get(handle.deliver_ms, ())[:OWNER_LOOKS]:
             unit = self._store.unit(TIMER_TOPIC, 0, offset)
             data = None if unit is None else self._store.read(unit[0])
@@ -277,8 +277,8 @@ class Timers:
             self._recalls_of.pop(group.due_ms, None)
 
     def _look_for(self, group: _Group, most: int) -> int:
-        """Look through some of the records that say which of the group's messages to deliver: its own, and
-        those of the times by which its copies are recalled. Returns how many."""
+        """Search some of the records that decide which messages of the group are delivered: the group's own
+        records, and the records at the times by which its copies are recalled. Return how many."""
         looks = self._look(group, most)
         for handle_ms in group.handles:
             other = self._recalls_at(handle_ms)
@@ -395,7 +395,7 @@ class Timers:
         return bool(rolled) or (bool(by_age) and looks > 0)
 
     def _check_clock(self, now_ms: int) -> None:
-        """Doubt what waits when the wall clock was set back, while this ran or just before it began."""
+        """Doubt the waiting messages when the wall clock was set back, now or just before the start."""
         before, self._stepped_ms = self._stepped_ms, now_ms
         if not before and self._read:
             before = self._store.message_time(TIMER_TOPIC, 0, self._read - 1)
@@ -433,8 +433,8 @@ class Timers:
         return json.dumps(self._copied if self._is_slave else self._progress())
 
     def progress(self) -> dict[str, int]:
-        """The progress as slaves are told it; empty when there never was a message with a time. A slave's: as
-        it was told."""
+        """The progress to send to slaves; empty before the first message with a time. On a slave: the last
+        received progress."""
         if self._is_slave:
             return dict(self._copied)
         return self._progress() if self._read else {}

@@ -1,13 +1,13 @@
-"""Filters: what a consumer group wants of a topic, by tags or by an SQL92 expression.
+"""Filters: the messages of a topic that a consumer group selects, by tags or by an SQL92 expression.
 
-Tags are looked at in two steps, as RocketMQ does: the broker compares the hash codes in the queue units,
-which may let other tags with the same code pass, and the consumer compares the tags themselves. An SQL
-expression is evaluated over the properties of each message.
+Tags are checked in two steps, as in RocketMQ: the broker compares the hash codes in the queue units, which
+may let other tags with the same code pass, and the consumer compares the tags themselves. An SQL expression
+is evaluated over the properties of each message.
 
 The SQL filters of groups are kept, compiled, in a table and in consumerFilter.json. A group's filter for a
-topic comes with its heartbeats and stays when its members have gone: it is marked dead, is used again
-when they return, and is removed after filterDataCleanTimeSpan. The rules and the file are those of RocketMQ
-4.9's ConsumerFilterManager.
+topic comes with its heartbeats and stays when its members have gone: it is marked dead, is used again when
+they return, and is removed after filterDataCleanTimeSpan. The rules and the file are those of RocketMQ 4.9's
+ConsumerFilterManager.
 
 The file has a Bloom filter beside each expression, for Java brokers that use the file later: this broker
 evaluates the expression itself. Positions and bytes are equal to Java's. A filter of `f` percent error for
@@ -105,7 +105,7 @@ log = logging.getLogger("rmq.broker")
 
 @define(eq=False)
 class Filter:
-    """One group's filter for one topic. Times are in ms; `dead_ms` is 0 while the group has members."""
+    """A group's filter for a topic. Times are in ms; `dead_ms` is 0 while the group has members."""
 
     group: str
     topic: str
@@ -160,7 +160,7 @@ class FilterTable:
         settings.derive(self._settings_changed)
 
     def _settings_changed(self) -> None:
-        """Filters that came while there was no filtering are compiled when there is."""
+        """Compile the filters that came while filtering was disabled."""
         was_on, self._was_on = self._was_on, self._settings.broker.enable_property_filter
         if self._was_on and not was_on:
             for known in [known for table in self._table.values() for known in table.values()]:
@@ -171,10 +171,8 @@ class FilterTable:
         return self._table.get(topic, {}).get(group)
 
     def usable(self, topic: str, group: str, peer: str | None = None) -> Filter | None:
-        """As `get`, compiled if it was not; None too when it cannot be, and then it is not there any more.
-
-        Raises ResponseError when the address of the `peer` that asks has had too much compiled.
-        """
+        """As `get`, compiled on demand; None also for a filter that cannot be compiled, which is removed.
+        Raises ResponseError when the address of the `peer` has had too many filters compiled."""
         known = self.get(topic, group)
         if known is None or known.is_compiled:
             return known
@@ -212,14 +210,14 @@ class FilterTable:
         return accepts
 
     def is_possible(self, version: int) -> bool:
-        """Whether a subscription's version is a time that a client's clock may show; others are no reason to
-        say that a client has newer subscriptions than it announced."""
+        """Whether a subscription's version is a plausible time of a client's clock. Other versions do not
+        show that a client has newer subscriptions than the broker knows."""
         return version <= self._now_ms() + VERSION_AHEAD_MS
 
     # --- what clients announce ---
 
     def register(self, group: str, wanted: Iterable[SubscriptionData], holders: Holders = NOBODY) -> None:
-        """Take what a member of the group announces; the group's filters for other topics are dead then."""
+        """Take the subscriptions of a member; the group's filters for other topics are dead from now on."""
         topics = set()
         for subscription in wanted:
             topics.add(subscription.topic)
@@ -229,7 +227,7 @@ class FilterTable:
                 self._die(known)
 
     def take(self, group: str, wanted: SubscriptionData, holders: Holders = NOBODY) -> None:
-        """Take what the group announces of one topic, unless it is by tags, or filters are not allowed."""
+        """Take the group's subscription of a topic, unless it is by tags or filters are not allowed."""
         has_filter = wanted.sub_string and not is_tag_type(wanted.expression_type)
         if has_filter and self._settings.broker.enable_property_filter:
             self._register(group, wanted, holders)
@@ -255,8 +253,8 @@ class FilterTable:
             log.warning("group %s: a filter not newer than %s is ignored: %s", group, known, wanted)
 
     def _put(self, group: str, wanted: SubscriptionData, holders: Holders) -> None:
-        """Put a filter in, compiled if there is filtering at all; one that cannot be compiled takes the old
-        one away."""
+        """Put a filter in, compiled if filtering is enabled; a filter that cannot be compiled removes its
+        predecessor."""
         self.is_changed = True
         made = Filter(
             group,
@@ -285,7 +283,7 @@ class FilterTable:
             log.info("filter registered: %s", made)
 
     def _prepare(self, made: Filter) -> bool:
-        """Compile a filter unless many come together; whether it is there now."""
+        """Compile a filter unless many come together; return whether the filter exists now."""
         second = self._now_ms() // 1000
         if second != self._second:
             self._second, self._at_once = second, AT_ONCE
@@ -293,7 +291,8 @@ class FilterTable:
         return self._at_once < 0 or self._compile(made)
 
     def _compile(self, made: Filter) -> bool:
-        """Compile a filter, or remove it when that is not possible; whether it is there now."""
+        """Compile a filter, or remove a filter that cannot be compiled; return whether the filter exists
+        now."""
         wanted = SubscriptionData(made.topic, made.expression, expression_type=made.expression_type)
         try:
             made.matches, made.is_compiled = message_filter(wanted), True
@@ -342,8 +341,8 @@ class FilterTable:
         return run_to_end(self.text())
 
     def text(self) -> Slices[bytes]:
-        """The content of consumerFilter.json; unsets `is_changed`. Each row is as it is when its turn comes:
-        what changes meanwhile sets it again."""
+        """The content of consumerFilter.json; unsets `is_changed`. Each row has its state at the time of its
+        slice: a later change sets `is_changed` again."""
         self.is_changed = False
         pieces, count, after_topic = [b'{"filterDataByTopic":{'], 0, b""
         for topic, table in list(self._table.items()):

@@ -1,1 +1,1 @@
-"""Clients of the broker: members of groups, their subscriptions, and requests to them."""
+"""Clients of the broker: members of groups, their subscriptions, and requests to clients."""

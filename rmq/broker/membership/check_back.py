@@ -1,7 +1,7 @@
-"""Check-backs: which producer is asked for the end of a half message.
+"""Check-backs: the choice of the producer that is asked for the end of a half message.
 
-A producer group is a name, and any account may give it. So a half message belongs to the account that sent
-it: only connections that may act for that account are shown the message, and only they end it.
+A producer group is a name, and any account may use it. So a half message belongs to the account that sent it:
+only connections that may act for that account are shown the message, and only they end it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class CheckBack:
         self._hooks = hooks
 
     def ask(self, group: str, account: str, topic: str, request: Command) -> bool:
-        """Send a check-back, which holds the message, to some live producer of the group that may act for the
-        account and send to the topic; whether there is one."""
+        """Send a check-back, which holds the message, to a live producer of the group that may act for the
+        account and send to the topic; return whether such a producer exists."""
         hooks = self._hooks()
         members = [
             member

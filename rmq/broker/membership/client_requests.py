@@ -1,9 +1,9 @@
-"""Requests that the broker sends to clients: who waits for their answers, and what administrators ask for.
+"""Requests that the broker sends to clients, for itself and for administrators.
 
 A request on its way is a row of `Deferred`, under the client's connection. A connection hands over the
-responses that none of its own calls waits for, `step` ends what is due. What an administrator asks of a
-running consumer is passed on this way, and the consumer's answer goes back to the administrator whenever it
-comes; so does a consumer's reply to the producer that asked for it.
+responses that none of its own calls waits for; `step` ends the requests that are due. A request of an
+administrator to a running consumer is forwarded this way, and the consumer's response goes back to the
+administrator at any later time; so does a consumer's reply to the producer that sent the request.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class PendingRequests:
         on_answer: OnAnswer,
         requester: MemberConnection,
     ) -> None:
-        """Send a request to a client for another; `on_answer` is told of what comes of it, never before this
-        returns. As many bytes as the body has count as kept until then.
+        """Send a request to a client for another client; `on_answer` gets the outcome, never before this call
+        returns. Until then the bytes of the body count as kept.
 
         Raises ResponseError when the client has just gone, or when too many requests are on their way, and
         LocalProtocolError for a command that has no frame.
@@ -215,7 +215,7 @@ class ClientRequests:
         self._pending = pending
 
     def handlers(self) -> dict[int, Callable[[Command, MemberConnection, int], Command | None]]:
-        """What this part answers."""
+        """Request codes and their handlers."""
         return {
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._on_running_info,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self._on_consume,
@@ -296,7 +296,7 @@ class Gathering:
     table: dict[str, dict[MessageQueue, int]] = field(factory=dict)
 
     def add(self, client_id: str, answer: Command | RmqError) -> None:
-        """Take one answer; the last of them completes ours."""
+        """Take a member's response; the last response completes ours."""
         self.missing -= 1
         if isinstance(answer, Command) and answer.code == ResponseCode.SUCCESS and answer.body:
             with suppress(RemoteProtocolError):
@@ -306,7 +306,7 @@ class Gathering:
             self.finish()
 
     def finish(self) -> None:
-        """Answer who asked, with what has come."""
+        """Answer the requester with the responses so far."""
         self.requester.reply(self.request.reply(body=GetConsumerStatusBody(self.table).to_json()))
 
 
@@ -331,10 +331,10 @@ PUSH_SECONDS: Final = 10.0
 class RequestReply:
     """Request and reply: handles SEND_REPLY_MESSAGE (324, 325), by which a consumer answers a producer.
 
-    The asker is named by the property REPLY_TO_CLIENT. Its answer is pushed over the connection on which its
-    producers are known; whoever answers is told success only once the asker has taken it, and an error when
-    it has gone. The answer is stored in the cluster's reply topic as well, unless storeReplyMessageEnable is
-    off. All of this is RocketMQ 4.9's.
+    The property REPLY_TO_CLIENT names the requester. The reply is pushed over the connection on which the
+    requester's producers are known; the consumer gets success only once the requester has taken the reply,
+    and an error when the requester has gone. The reply is stored in the cluster's reply topic as well, unless
+    storeReplyMessageEnable is off. All of this is RocketMQ 4.9's.
 
     `store(request, connection, now)` puts a message and acknowledges it later. `later(handler, request,
     connection)` runs a handler by itself, after its chunk. `address` is this broker's.
@@ -358,7 +358,7 @@ class RequestReply:
         self._later = later
 
     def handlers(self) -> dict[int, Handler]:
-        """What this part answers."""
+        """Request codes and their handlers."""
         return {
             RequestCode.SEND_REPLY_MESSAGE: self._on_reply,
             RequestCode.SEND_REPLY_MESSAGE_V2: self._on_reply,
@@ -399,7 +399,7 @@ class RequestReply:
         return request.reply(header=SendMessageResponseHeader("0", max(header.queue_id, 0), 0))
 
     def _not_pushed(self, request: Command, connection: Connection, now_ms: int, *, remark: str) -> NoReturn:
-        """Store it all the same; then raise the ResponseError that tells that it did not arrive."""
+        """Store the reply all the same; then raise the ResponseError for a reply that did not arrive."""
         if self._settings.broker.store_reply_message_enable:
             silent = Command(
                 request.code,

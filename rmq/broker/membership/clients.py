@@ -1,8 +1,8 @@
-"""Who is connected: producers and consumers by group, and what the consumers of a group subscribe to.
+"""Connected clients: producers and consumers by group, and the subscriptions of the consumers of a group.
 
-Clients say it by heartbeat every 30 s. When the members or the topics of a consumer group change, all its
-members are told at once, so that they share the queues anew without waiting for their next round. A member
-that was silent for two minutes is gone; one whose connection ends is gone at once.
+Clients send them by heartbeat every 30 s. When the members or the topics of a consumer group change, all its
+members are notified at once, so that they rebalance without waiting for their next round. A member that was
+silent for two minutes is removed; a member whose connection ends is removed at once.
 """
 
 from __future__ import annotations
@@ -165,11 +165,11 @@ class Clients:
     def heartbeat(
         self, data: HeartbeatData, connection: MemberConnection, language: str, version: int, now: int
     ) -> set[str]:
-        """Take a client's heartbeat; returns the consumer groups that it changed, whose members were told.
-        Makes the retry topic of each group.
+        """Take a client's heartbeat; return the consumer groups that it changed, whose members were notified.
+        Creates the retry topic of each group.
 
-        Raises ResponseError for an impossible group name and past `GROUPS_OF_A_CONNECTION` groups, and then
-        nothing has changed; StoreError when the topic cannot be saved.
+        Raises ResponseError for an impossible group name and past `GROUPS_OF_A_CONNECTION` groups, with
+        nothing changed; StoreError when the topic cannot be saved.
         """
         self._check(data, connection)
         if connection.is_closed:
@@ -290,7 +290,7 @@ class Clients:
             )
 
     def _holders_of(self, connection: MemberConnection) -> Holders:
-        """Under whose names its memberships count: those that it had when the first of them came."""
+        """The holders under which the connection's memberships count: its holders at its first membership."""
         return self._holders.get(connection) or self._settings.holders_of(connection)
 
     def _since(self, group: str, client_id: str, connection: MemberConnection, now: int) -> int:
@@ -298,7 +298,7 @@ class Clients:
         return known.since_ms if known is not None and known.client_id == client_id else now
 
     def _admit(self, data: HeartbeatData, members: list[Member]) -> None:
-        """Refuse the client as a whole if one of its groups has members that it does not fit to."""
+        """Refuse the client as a whole if it does not fit the members of any of its groups."""
         for consumer, member in zip(data.consumer_data_set, members, strict=True):
             group = self._consumers.get(consumer.group_name)
             refusal = None if group is None else self.conflicts.refusal(group, member)
@@ -309,7 +309,7 @@ class Clients:
                 )
 
     def warning(self, data: HeartbeatData, connection: MemberConnection) -> str:
-        """What a client is to be told after its heartbeat; empty when all is well."""
+        """The warning to a client after its heartbeat; empty without one."""
         texts = []
         for consumer in data.consumer_data_set:
             group = self._consumers[consumer.group_name]
@@ -411,8 +411,8 @@ class Clients:
         return self._consumers[group].members if kind == "consumer" else self._producers[group]
 
     def _leave(self, connection: MemberConnection, kind: str, group: str, *, is_cut: bool = False) -> bool:
-        """Take a connection out of a group; whether it was there. An empty group is gone; `is_cut`: it may
-        come again."""
+        """Take a connection out of a group; return whether it was a member. An empty group is removed;
+        `is_cut`: the member may come back."""
         memberships = self._of_connection.get(connection, set())
         if (kind, group) not in memberships:
             return False

@@ -1,12 +1,12 @@
-"""KnownSubscriptions: what consumer groups subscribe to, beyond the connections over which they said so.
+"""Known subscriptions of consumer groups, kept after their last connection closed, and replicated to slaves.
 
-Consumers announce it by heartbeat every 30 s, and a pull of a group that has announced nothing is refused. So
-RocketMQ's consumers read nothing for up to 30 s from a broker that has just started or has another role, or
-when their connection was cut. Here what a group has announced holds for a while when its last connection
-ends, goes to a broker's next role, and is told to slaves of ours, as rows of a table in the replication
-stream: a replica that comes back serves the consumers whose routes are old.
+Consumers send their subscriptions by heartbeat every 30 s, and a pull of a group without a known subscription
+is refused. So RocketMQ's consumers read nothing for up to 30 s from a broker that has just started or has
+another role, or when their connection was cut. This table keeps a group's subscriptions for a while after its
+last connection ended, hands them to the broker's next role, and replicates them to slaves of rmq as rows of a
+table: a replica that comes back serves the consumers whose routes are old.
 
-It is for reading only. Who the members of a group are, only their connections say.
+The table is for reading only. The members of a group are known by their connections alone.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ log = logging.getLogger("rmq.broker")
 
 
 class KnownSubscriptions:
-    """What is known of all groups; a `StreamedTable`, whose rows are groups. `groups` are those that have
-    members here, which come first; then come those that the master knows, then former ones. `clock` (seconds)
-    only goes forward.
-    """
+    """Subscriptions of all groups; a `StreamedTable`, whose rows are groups. `groups` are the groups with
+    members at this broker, which take precedence; after them come the groups that the master knows, and last
+    former groups. `clock` (seconds) only goes forward."""
 
     def __init__(self, groups: Mapping[str, ConsumerGroup], clock: Callable[[], float]) -> None:
         self.changes = Changes()
@@ -61,7 +60,7 @@ class KnownSubscriptions:
         return former | self._followed | own
 
     def restore(self, known: Mapping[str, ConsumerGroup]) -> None:
-        """Know for a while what this broker knew when it had another role."""
+        """Keep for a while the groups that this broker knew in another role."""
         for group in known.values():
             self._keep(group)
 
@@ -74,7 +73,7 @@ class KnownSubscriptions:
         self.changes.add((group,))
 
     def expire(self, now: int) -> None:
-        """Forget what does not hold any more; `now` is in ms of `clock`."""
+        """Forget expired groups; `now` is in ms of `clock`."""
         over = [name for name, (_, until) in self._former.items() if until <= now]
         self._forget(over)
 
@@ -85,7 +84,7 @@ class KnownSubscriptions:
         return list(self.all())
 
     def text_of(self, names: Collection[str]) -> bytes:
-        """What those of these groups that are there announce, as a heartbeat would."""
+        """The subscriptions of these groups, as a heartbeat."""
         texts = []
         for name in names:
             group = self.of(name)
@@ -99,7 +98,7 @@ class KnownSubscriptions:
         return b'{"consumerDataSet":[%b]}' % b",".join(texts)
 
     def missing(self, names: Collection[str]) -> list[str]:
-        """Those of these names that no group has."""
+        """The names without a group, of these names."""
         return [name for name in names if self.of(name) is None]
 
     def rows_of(self, text: bytes) -> tuple[dict[str, ConsumerGroup], None]:
@@ -111,8 +110,8 @@ class KnownSubscriptions:
     def apply_delta(
         self, rows: Mapping[str, ConsumerGroup], version: None, gone: Collection[str] | None
     ) -> bool:
-        """A slave's: know these groups of the master's, and for a while only those that are gone; with None,
-        all others are."""
+        """A slave's: take these groups of the master, and keep former groups for a while: `gone`, or with
+        None all other groups."""
         for name in self._followed.keys() - rows.keys() if gone is None else gone:
             former = self._followed.pop(name, None)
             if former is not None:
@@ -140,7 +139,7 @@ class KnownSubscriptions:
 
 
 def _size(group: ConsumerGroup) -> int:
-    """About how many bytes it takes, if its tags are as short as they may be."""
+    """Approximate size in bytes, if the tags are as short as possible."""
     return 500 + sum(500 + 60 * len(wanted.sub_string) for wanted in group.subscriptions.values())
 
 

@@ -1,16 +1,18 @@
-"""Members of groups: what a heartbeat says of a client, which members conflict, who owns a client id.
+"""Members of groups: the content of a client's heartbeat, conflicts between members, and owners of client
+ids.
 
-Each queue of a topic is given to one member of a consumer group, so a member that does not want what the
-others want skips it for all of them; and two clients with one id take themselves for one and consume the same
-queues. Both lose messages, and neither is an error of the protocol. Both are found when a member's heartbeat
-comes, logged once for as long as they last, counted, and told to the client in the answer to its heartbeat.
+Each queue of a topic is given to a single member of a consumer group, so a member whose subscription differs
+from the other members' skips that queue's messages for all of them. Two clients with the same id take
+themselves for a single client and consume the same queues. Both conflicts lose messages, and neither is an
+error of the protocol. Both are found at a member's heartbeat, logged once while they last, counted, and
+reported to the client in the response to its heartbeat.
 
-The answers of request-reply go to the connection that a client id stands for. A client chooses its id, so
-anybody may claim one. It belongs to the account whose client brought it first: no other account gets it while
-that client is connected, nor within `KEPT_MS` of its last heartbeat, when answers to what it asked may still
-be on their way. But the first may be the one that guessed: after a restart of the broker, or of a name that
-stays the same. So while clients of two accounts have one id, no answer goes to either. Without access control
-all clients are of one account, "".
+Replies of request-reply go to the connection of a client id. A client chooses its id, so any client may claim
+any id. An id belongs to the account whose client brought it first: no other account gets it while that client
+is connected, nor within `KEPT_MS` of its last heartbeat, when replies may still be on their way. But the
+first client may be an impostor, after a restart of the broker or with a predictable id. So while clients of
+two accounts have the same id, no reply goes to either. Without access control all clients are of the account
+"".
 """
 
 from __future__ import annotations
@@ -83,11 +85,12 @@ Terms = tuple[str | None, tuple[tuple[str, str], ...]]
 
 @define(eq=False)
 class Member:
-    """A client in a group, over one connection, there since `since_ms` and heard last at `heard_ms`, in ms of
-    a clock that only goes forward; `stamp_ms` is the wall time at which it was heard.
+    """A client in a group, over a connection, member since `since_ms` and heard last at `heard_ms`, in ms of
+    a clock that only goes forward; `stamp_ms` is the wall time of the last heartbeat.
 
-    `terms` is what all members of a consumer group must agree on: the message model, and topic and expression
-    of each subscription, but for the group's retries: whether one reads them depends on its kind.
+    `terms` is the part on which all members of a consumer group must agree: the message model, and topic and
+    expression of each subscription, without the group's retries, since a member's kind decides whether it
+    reads them.
     """
 
     client_id: str
@@ -102,7 +105,7 @@ class Member:
 
 @define(eq=False)
 class ConsumerGroup:
-    """The members of a consumer group and what they announced last."""
+    """The members of a consumer group and their last subscriptions."""
 
     name: str
     consume_type: str | None = None
@@ -117,7 +120,7 @@ class ConsumerGroup:
         return self.consume_type, self.message_model, self.consume_from_where, self.subscriptions
 
     def subscribe(self, wanted: Iterable[SubscriptionData]) -> bool:
-        """Take what a member wants; whether the group's topics have changed by it."""
+        """Take a member's subscriptions; return whether the group's topics have changed."""
         latest = {subscription.topic: subscription for subscription in wanted}
         changed = latest.keys() != self.subscriptions.keys()
         for topic, subscription in latest.items():
@@ -135,7 +138,7 @@ def with_past_versions(wanted: Iterable[SubscriptionData], now_ms: int) -> list[
 
 
 def terms_of(consumer: ConsumerData) -> Terms:
-    """The `terms` of a Member, from what it said in its heartbeat."""
+    """The `terms` of a Member, from its heartbeat."""
     retries = retry_topic(consumer.group_name)
     wanted = (
         (
@@ -200,7 +203,7 @@ class Conflicts:
         return None if twin is None or member.since_ms < twin.since_ms else _is_twice(group, member, twin)
 
     def look(self, group: ConsumerGroup, member: Member) -> str:
-        """Look at a member whose heartbeat has come; what it is to be told, empty when all is well."""
+        """Check a member after its heartbeat; return the warning for it, empty without a conflict."""
         other, twin = _other_wants(group, member), _twin(group, member)
         texts = []
         if other is None:
@@ -246,10 +249,10 @@ def _others(group: ConsumerGroup, member: Member) -> Iterator[Member]:
 
 
 def _twin(group: ConsumerGroup, member: Member) -> Member | None:
-    """A living member with the same id; None without one.
+    """A living member with the same id; None without such a member.
 
-    A client that has lost its connection comes again while the broker still knows the old one, so the older
-    of the two must have been heard since the newer one came.
+    A client that has lost its connection may come back before the broker drops the old connection, so the
+    older member of the two must have been heard since the newer member came.
     """
     for other in _others(group, member):
         if other.client_id == member.client_id:
@@ -314,7 +317,8 @@ class ClientIds:
         return account if now_ms < until else None
 
     def claim(self, client_id: str, connection: MemberConnection, account: str, now_ms: int) -> bool:
-        """Make an id that of a connection; False when it is another account's: it stays that, disputed."""
+        """Give an id to a connection; False when the id belongs to another account, which keeps it,
+        disputed."""
         if self.owner(client_id, now_ms) not in (None, account):
             self._others.setdefault(client_id, set()).add(connection)
             return False

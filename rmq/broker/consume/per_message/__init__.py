@@ -1,1 +1,1 @@
-"""Per-message delivery: consumers take messages, and acknowledge each one by itself."""
+"""Per-message delivery: consumers take messages, and acknowledge each message separately."""

@@ -1,11 +1,11 @@
-"""Per-message delivery: the groups that take messages one by one, put together.
+"""Per-message delivery: the groups that take single messages, put together.
 
-A group takes messages of a topic: each is its consumer's for a time, whoever else reads the queue. The offset
-of the group in a queue is that of its oldest unfinished message, so that lag, resets and RocketMQ's own
-brokers work with it; what is finished behind it is in the journal (`ledger`).
+A group takes messages of a topic: each message belongs to its consumer for a time, whichever other groups
+read the queue. The offset of the group in a queue is the offset of its oldest unfinished message, so that
+lag, resets and RocketMQ's own brokers work with it; later finished messages are in the journal (`ledger`).
 
-Pulls of a group from a topic of which it takes messages are refused: they would read what is leased. They are
-allowed again once no message is out and none was asked for during `IDLE_SECONDS`.
+Pulls of a group from a topic of which it takes messages are refused, since they would read leased messages.
+They are allowed again once no message is out and no take came during `IDLE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ log = logging.getLogger("rmq.broker")
 
 @frozen
 class DeliveryFigures:
-    """Figures of one topic for one group. `oldest_ms` is how long ago the oldest lease was taken."""
+    """Figures of a topic for a group. `oldest_ms` is the age of the oldest lease."""
 
     group: str
     topic: str
@@ -63,12 +63,12 @@ class DeliveryFigures:
 
 
 class Deliveries:
-    """The groups that take messages one by one.
+    """The groups that take single messages.
 
     `put(record, on_done)` takes a record of the journal into the pending batch, `give_up(group, message,
     attempts, reason)` a dead letter; both raise StoreError and ResponseError. `commit_soon()` has the batch
-    written in the next round of the loop, where nothing else does. `on_deadline(at)` is called with each new
-    deadline of `clock`, in seconds, so that `step` is called by then.
+    written in the next round of the loop, if no other work writes it. `on_deadline(at)` is called with each
+    new deadline of `clock`, in seconds, so that `step` is called by then.
     """
 
     def __init__(
@@ -261,7 +261,8 @@ class Deliveries:
         return queue
 
     def _beyond(self, queue: QueueDelivery) -> int:
-        """Correct a queue whose cursor lies outside of what it holds; return where it goes on."""
+        """Correct a queue whose cursor lies outside of the stored range; return the offset at which the queue
+        goes on."""
         name, queue_id = queue.topic.topic, queue.queue_id
         low, high = self._store.min_offset(name, queue_id), self._store.max_offset(name, queue_id)
         if queue.cursor < low:
@@ -279,9 +280,8 @@ class Deliveries:
     # ---- waiting for messages ----
 
     def hold(self, held: HeldTake) -> None:
-        """Keep a take that found nothing until there is a message, or its time is over. Raises ResponseError
-        when too many wait.
-        """
+        """Keep a take that found nothing until a message comes or its time is over. Raises ResponseError when
+        too many takes wait."""
         self._stats.miss()
         self.polls.hold(held)
         self._look_on(held)

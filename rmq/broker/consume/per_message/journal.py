@@ -70,7 +70,7 @@ def done(row_id: int, frontier: int, start: int, mask: int) -> bytes:
 
 
 def note(row_id: int, frontier: int, start: int, mask: int, attempts: int, available_ms: int) -> bytes:
-    """Say how often messages were tried, and from when on they are delivered again."""
+    """Record how often messages were tried, and the time of their next delivery."""
     size = (mask.bit_length() + 7) // 8
     attempts = min(attempts, ATTEMPTS_MAX)
     fixed = _NOTE.pack(_NOTE_CODE, row_id, frontier, start, size, attempts, available_ms)

@@ -1,8 +1,9 @@
-"""Leases of taken messages: acknowledgements, extensions, and what follows a failed attempt.
+"""Leases of taken messages: acknowledgements, extensions, and the result of a failed attempt.
 
-A message whose lease ends, that is given back, or whose consumer's connection ends comes again with its
-attempt counted; after the group's last attempt it becomes a dead letter. One heap has the times of all leases
-and retries. Leases are in memory only: with the broker's end all connections have ended.
+A message is delivered again, with its attempt counted, when its lease ends, when its consumer gives the
+message back, and when the consumer's connection ends; after the group's last attempt it becomes a dead
+letter. A heap has the times of all leases and retries. Leases are in memory only: when the broker ends, all
+connections end.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ log = logging.getLogger("rmq.broker")
 class Leases:
     """The leases of all groups.
 
-    `ledger` keeps what is finished. `policy(group)` gives the attempts that a message has, and the policy of
+    `ledger` keeps the finished messages. `policy(group)` gives the attempts of a message, and the policy of
     its retries. `give_up(queue, offset, attempts, reason)` puts a dead letter into the pending batch; it
     raises StoreError and ResponseError. `on_ready(topic)` is called when a message may be taken,
-    `on_base(queue)` when the oldest unfinished message of a queue is another one. `on_deadline(at)` is called
-    with each new deadline, so that `step` is called by then. Times are seconds of `clock`.
+    `on_base(queue)` when the oldest unfinished message of a queue changes. `on_deadline(at)` is called with
+    each new deadline, so that `step` is called by then. Times are seconds of `clock`.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class Leases:
     def _changes(
         self, topic: TopicDelivery | None, handles: Handles
     ) -> tuple[list[ResponseError | None], list[Change]]:
-        """The messages that handles name, those of one lease together; and why others are refused."""
+        """The messages that handles name, grouped by lease, and the reasons for refused handles."""
         outcomes: list[ResponseError | None] = []
         masks: dict[Batch, int] = {}
         changes = []
@@ -233,9 +234,8 @@ class Leases:
     def give_back(
         self, topic: TopicDelivery | None, handles: Handles, after_ms: int | None
     ) -> list[ResponseError | None]:
-        """End the attempts of messages: they come again after `after_ms`, None: by the policy of the group.
-        Return the outcome of each handle.
-        """
+        """End the attempts of messages: deliver again after `after_ms`, None: by the policy of the group.
+        Return the outcome of each handle."""
         outcomes, changes = self._changes(topic, handles)
         for change in changes:
             batch = change.batch
@@ -260,7 +260,7 @@ class Leases:
     # ---- the end of an attempt ----
 
     def _failed(self, batch: Batch, delay_ms: int) -> None:
-        """An attempt has failed; the batch is nobody's. It comes again after `delay_ms`, or is given up."""
+        """Handle a failed attempt of a batch without owner: deliver it again after `delay_ms`, or give up."""
         queue = batch.queue
         if not self._left(batch):
             return

@@ -1,11 +1,11 @@
-"""The ledger of per-message delivery: what of it is written to the journal, and read again at a start.
+"""Ledger of per-message delivery: its writes to the journal, and the reading of the journal at a start.
 
-Changes of a turn are one record, which `write` puts into the pending batch of the store; `written` has them
-hold once the batch is in the log. So an acknowledgement is answered when its record is as safe as a sent
-message, and an error of the disk leaves everything as it was.
+The changes of a turn are a single record, which `write` puts into the pending batch of the store; `written`
+applies them once the batch is in the log. So an acknowledgement is answered when its record is as safe as a
+sent message, and an error of the disk changes nothing.
 
 The journal is read from the begin of its newest whole snapshot. A snapshot is written a little in each step,
-beside the changes; when it is whole, records name its begin.
+beside the changes; records name its begin when it is whole.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Change:
 
 @define
 class Recovered:
-    """A queue of a group as the journal tells of it. `end` is behind all messages that it names."""
+    """State of a queue of a group, as the journal has it. `end` is behind all named messages."""
 
     group: str
     topic: str
@@ -68,10 +68,10 @@ class Recovered:
 class Ledger:
     """Writes and reads the journal.
 
-    `put(record, on_done)` takes a record into the store's pending batch; `on_done` is called when it is as
-    safe as the broker's settings ask. It raises StoreError and ResponseError. `apply(changes, is_written)`
-    has changes hold, or says that they could not be written. `wall_ms(time)` is the wall time of a time of
-    the broker's clock.
+    `put(record, on_done)` takes a record into the store's pending batch; `on_done` is called when the record
+    is as safe as the broker's settings ask. It raises StoreError and ResponseError. `apply(changes,
+    is_written)` applies changes, or reports that they could not be written. `wall_ms(time)` is the wall time
+    of a time of the broker's clock.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Ledger:
         self._changes.append(change)
 
     def note(self, batch: Batch, available_ms: int) -> None:
-        """Keep that a batch failed, and from when on it comes again, in ms of wall time."""
+        """Record that a batch failed, and the wall time (ms) of its next delivery."""
         self._pieces.append(_note(batch, available_ms))
 
     def reset(self, queue: QueueDelivery) -> None:
@@ -189,7 +189,7 @@ class Ledger:
     # ---- snapshots ----
 
     def step(self, now_ms: int) -> bool:
-        """Write a piece of a snapshot, if one is due; return whether there is more to write."""
+        """Write a piece of a snapshot, if due; return whether more is to be written."""
         if self._pieces or self._writing:
             return self._snapshot is not None
         if self._snapshot is None:
@@ -228,7 +228,7 @@ class Ledger:
         )
 
     def _whole(self, queue: QueueDelivery) -> Iterator[bytes]:
-        """A queue as it is now. All of it is in one batch of the store."""
+        """The present state of a queue, within a single batch of the store."""
         yield _row(queue)
         yield journal.done(queue.row_id, queue.frontier, queue.base, 0)
         for start, mask in queue.finished.pieces():

@@ -1,7 +1,7 @@
-"""FIFO by message group: which messages of a queue wait because one before them in their group is out.
+"""FIFO by message group: which messages of a queue wait because an earlier message of their group is out.
 
-The group of a message is its property `__SHARDINGKEY`; messages without one are one group of their queue. A
-queue is read on past messages that must wait: their offsets are kept, `HELD_MAX` of them at most.
+The group of a message is its property `__SHARDINGKEY`; messages without this property form a group of their
+queue. Reading goes on past messages that must wait: their offsets are kept, `HELD_MAX` at most.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class MessageGroups:
         return False
 
     def finished(self, key: bytes) -> bool:
-        """The message of a group that was out is finished. Return whether another one is free by that."""
+        """The message of a group that was out is finished. Return whether another message becomes free."""
         line = self._waiting[key]
         if not line:
             del self._waiting[key]

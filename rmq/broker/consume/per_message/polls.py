@@ -1,8 +1,8 @@
-"""Takes that found nothing yet (long polling), as rows: no task and no timer of its own for any of them.
+"""Takes that found no message yet (long polling), as rows without a task or timer.
 
-A poll is tried again when its topic has a message for its group: a new one, one that was given back, or one
-whose time for a retry has come. The polls of a group are tried in the order in which they came, until one
-finds nothing; a turn answers a bounded number, and `step` goes on.
+A poll is tried again when its topic has a message for its group: a new message, a message that was given
+back, or a retry whose time has come. The polls of a group are tried in order of arrival, until a poll finds
+nothing; a turn answers a bounded number, and `step` goes on.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class HeldTake:
 class HeldTakes:
     """The table of takes that wait.
 
-    `take(held)` takes for one of them; it may find nothing, and raises ResponseError for a refusal.
-    `has(held)` says whether there is a message for one, and raises as well. `on_deadline(at)` is called with
-    each new deadline, so that `step` is called by then. Times are in seconds of `clock`.
+    `take(held)` takes messages for a row; it may find nothing, and raises ResponseError for a refusal.
+    `has(held)` says whether a message for the row exists, and raises as well. `on_deadline(at)` is called
+    with each new deadline, so that `step` is called by then. Times are in seconds of `clock`.
     """
 
     def __init__(

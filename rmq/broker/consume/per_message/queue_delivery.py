@@ -1,11 +1,11 @@
-"""Delivery of a topic to one group: of each queue the finished messages, the leases, and the retries.
+"""Delivery of a topic to a group: the finished messages, leases, and retries of each queue.
 
-Messages that were taken together are one `Batch`: its start, a mask of what is left of it, one end of its
-lease. A batch is leased; or it waits for its time, after a failed attempt; or it is ready to be taken again.
-What was never taken is behind `cursor`, and needs no state.
+Messages that were taken together are a `Batch`: its start, a mask of its remaining messages, and the common
+end of its lease. A batch is leased; or it waits for its time, after a failed attempt; or it is ready to be
+taken again. Messages that were never taken are behind `cursor`, and need no state.
 
-Where a queue was recovered, `cursor` begins at the oldest unfinished message, and goes over the messages
-before `recovered` once more: `notes` say how often they were tried.
+After a recovery of a queue, `cursor` begins at the oldest unfinished message, and goes over the messages
+before `recovered` once more: `notes` have the number of their attempts.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class TopicDelivery:
 
 @define(eq=False, weakref_slot=False)
 class Batch:
-    """Messages of one queue that share a lease: offset `start + i` for each bit `i` of `mask`.
+    """Messages of a queue that share a lease: offset `start + i` for each bit `i` of `mask`.
 
     `attempt` counts the deliveries so far. `time` is the end of the lease, or of the wait, in seconds of the
-    broker's clock. `key` is the message group of an ordered delivery, whose batches have one message.
+    broker's clock. `key` is the message group of an ordered delivery, whose batches have a single message.
     """
 
     queue: QueueDelivery
@@ -90,7 +90,7 @@ class Batch:
 
 @define(eq=False)
 class QueueDelivery:
-    """The state of one queue of a topic for one group. `row_id` names it in the journal."""
+    """State of a queue of a topic for a group. `row_id` identifies the queue in the journal."""
 
     topic: TopicDelivery
     queue_id: int
@@ -140,16 +140,15 @@ class QueueDelivery:
     # ---- recovered messages ----
 
     def tried(self, offset: int) -> tuple[int, int]:
-        """How often a recovered message was tried, and when it comes again (ms of wall time)."""
+        """Attempts of a recovered message, and the wall time (ms) of its next delivery."""
         known = self.notes.get(offset) if self.notes else None
         if known is not None:
             return known
         return (1, 0) if offset < self.tried_before else (0, 0)
 
     def run(self, most: int) -> tuple[int, int, int]:
-        """Move the cursor to the next unfinished message. Return how many follow it that were tried as often,
-        `most` at most, the attempts, and the wall time from which they come again.
-        """
+        """Move the cursor to the next unfinished message. Return how many messages with the same number of
+        attempts follow, `most` at most, the attempts, and the wall time of their next delivery."""
         finished = self.finished
         self.cursor = cursor = finished.next_missing(self.cursor)
         length = finished.run(cursor, most)
@@ -199,7 +198,7 @@ class QueueDelivery:
         return at >= 0 and bool(batch.mask >> at & 1)
 
     def split(self, batch: Batch, offset: int) -> Batch:
-        """Take one message out of a leased batch of several, as a batch of its own."""
+        """Take a message out of a leased batch of several, as a batch of its own."""
         batch.mask &= ~(1 << offset - batch.start)
         single = Batch(
             self, offset, 1, batch.attempt, batch.taken_ms, batch.time, batch.owner, ~offset, batch.key
@@ -208,7 +207,7 @@ class QueueDelivery:
         return single
 
     def part(self, batch: Batch, mask: int, state: int = GONE) -> Batch:
-        """Take some messages out of a batch of more, as a batch of their own that nobody has."""
+        """Take some messages out of a larger batch, as a batch of their own without owner."""
         batch.mask &= ~mask
         shift = (mask & -mask).bit_length() - 1
         start, attempt, key = batch.start + shift, batch.attempt, batch.key
@@ -217,14 +216,14 @@ class QueueDelivery:
         )
 
     def restart(self, finished: OffsetSet) -> None:
-        """Begin anew: only these messages are finished, and nothing was taken."""
+        """Reset the queue: only these messages are finished, and no message was taken."""
         self.finished, self.cursor, self.recovered, self.tried_before = finished, finished.base, 0, 0
         self.notes, self.ready, self._blocks = {}, deque(), {}
         if self.groups is not None:
             self.groups = MessageGroups()
 
     def take_out(self, batch: Batch) -> None:
-        """Remove a batch from where its state keeps it; a ready one stays in line, and is passed over."""
+        """Remove a batch from the place of its state; a ready batch stays in line, and is passed over."""
         if batch.state == LEASED:
             self._release(batch)
         elif batch.state == WAITING:
@@ -247,7 +246,7 @@ class QueueDelivery:
         self.waiting[batch] = None
 
     def make_ready(self, batch: Batch) -> None:
-        """A batch that was taken out may be taken again."""
+        """Make a batch that was taken out available again."""
         batch.state = READY
         self.ready.append(batch)
 

@@ -22,7 +22,7 @@ DELAYS_MAX: Final = 1_000
 
 @frozen
 class RetryPolicy:
-    """Delays between attempts: listed one by one, or growing by a factor when `initial_ms` is given."""
+    """Delays between attempts: a list, or growing by a factor when `initial_ms` is given."""
 
     delays_ms: tuple[int, ...] = DEFAULT_DELAYS_MS
     initial_ms: int = 0

@@ -1,7 +1,7 @@
-"""Takes: which messages of a queue a consumer gets, and their leases.
+"""Takes: the messages of a queue that a consumer gets, and their leases.
 
-Messages that come again go before new ones. Those of the log are handed out as they lie there; a message that
-was tried before carries its number of failed attempts, as RocketMQ's retries do.
+Messages for redelivery go before new messages. New messages are handed out as they lie in the log; a
+redelivered message carries its number of failed attempts, as RocketMQ's retries do.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Handed:
 
 @define(eq=False)
 class Taking:
-    """One take on its way: what it may still get. Times of leases are seconds, those of wall time ms."""
+    """State of a take: how much more it may get. Times of leases are seconds, wall times ms."""
 
     left: int
     bytes_left: int
@@ -108,15 +108,14 @@ class Found:
 
 class Taker:
     """Takes messages of queues. `beyond(queue)` gives the offset at which a queue goes on whose cursor lies
-    outside of what it holds.
-    """
+    outside of the stored range."""
 
     def __init__(self, store: Store, beyond: Callable[[QueueDelivery], int]) -> None:
         self._store = store
         self._beyond = beyond
 
     def take(self, queue: QueueDelivery, taking: Taking) -> Found:
-        """Take messages of one queue, those first that come again."""
+        """Take messages of a queue, redeliveries first."""
         found = Found()
         if queue.ready:
             self._take_ready(queue, taking, found)
@@ -151,7 +150,7 @@ class Taker:
             queue.ready.popleft()
 
     def _take_some(self, queue: QueueDelivery, batch: Batch, taking: Taking, found: Found) -> None:
-        """Take some of a batch that is ready, and remove from it what is finished or gone."""
+        """Take some messages of a ready batch, and remove finished and deleted messages from the batch."""
         stale = queue.finished.bits(batch.start, batch.mask.bit_length()) & batch.mask
         found.dropped += stale.bit_count()
         batch.mask &= ~stale
@@ -188,7 +187,7 @@ class Taker:
         found: Found,
         key: bytes | None,
     ) -> None:
-        """Lease messages that were tried before, or one of a message group."""
+        """Lease messages that were tried before, or a message of a message group."""
         start = taken[0][0]
         mask = sum(1 << offset - start for offset, _ in taken)
         name = start if mask != 1 else ~start
@@ -220,7 +219,7 @@ class Taker:
     # ---- new and recovered messages ----
 
     def _get(self, queue: QueueDelivery, taking: Taking, most: int) -> GetResult | None:
-        """Read from the cursor on; None when there is nothing. A cursor outside of the queue is corrected."""
+        """Read from the cursor on; None without messages. A cursor outside of the queue is corrected."""
         plan = taking.plan
         for _ in range(2):
             result = self._store.get(
@@ -296,7 +295,7 @@ class Taker:
         found: Found,
         buffers: Sequence[Bytes],
     ) -> None:
-        """Lease messages that were read, or put them off: recovered ones may wait for their time."""
+        """Lease messages that were read, or postpone them: recovered messages may wait for their time."""
         found.new += mask.bit_count()
         if attempts >= taking.max_attempts or available_ms > taking.now_ms:
             batch = Batch(queue, start, mask, attempts, taking.now_ms, 0.0, None, ~start, None, DYING)
@@ -351,7 +350,7 @@ class Taker:
     def _look_at(
         self, queue: QueueDelivery, offset: int, record: memoryview, taking: Taking, found: Found
     ) -> None:
-        """Take the next message of the queue, unless it has to wait for another one of its group."""
+        """Take the next message of the queue, unless an earlier message of its group is out."""
         groups = queue.groups
         assert groups is not None
         if offset in queue.finished:
@@ -395,7 +394,7 @@ def offset_in(record: Bytes) -> int:
 
 
 def _records(buffers: Sequence[Bytes]) -> list[memoryview]:
-    """The records in buffers, one by one."""
+    """The single records in buffers."""
     found = []
     for buffer in buffers:
         view, at = memoryview(buffer), 0
@@ -418,7 +417,7 @@ def _within(buffers: Sequence[Bytes], start: int, end: int) -> tuple[int, list[m
 
 
 def _with_attempt(record: Bytes, attempt: int) -> Bytes:
-    """A record whose consumer is told how often it failed before."""
+    """A record with the number of its failed attempts, for the consumer."""
     if attempt <= 1:
         return record
     copy = bytearray(record)
