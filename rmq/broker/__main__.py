@@ -58,7 +58,7 @@ def _kept_file(store_config: StoreConfig) -> str:
 
 
 def durability(store_config: StoreConfig) -> str:
-    """What an acknowledged message survives, in words."""
+    """The failures that an acknowledged message survives, in words."""
     level = store_config.level
     if level == "replicated":
         return f"{level}: acknowledged when on disk and with a slave (SYNC_FLUSH, SYNC_MASTER)"
@@ -81,8 +81,8 @@ def banner(
     also: Mapping[str, str] | None = None,
     health: Health | None = None,
 ) -> str:
-    """What is said once the broker answers. `also`: what else it listens for, and where; `health`: what it
-    may lack."""
+    """Announce that the broker serves. `also`: further listeners and their addresses; `health`: the parts
+    that it may lack."""
     lacks = "; ".join(f"{part}: {why}" for part, why in health.lacking.items()) if health else ""
     state = f"answers, but is NOT READY ({lacks})" if lacks else "is ready"
     port = addresses[0].rpartition(":")[2]
@@ -140,7 +140,7 @@ async def serve(start: Start) -> None:
 
 
 def _way_of_running(config: BrokerConfig, store_config: StoreConfig) -> Callable[..., Awaitable[None]]:
-    """The service itself where no controllers have or had a say, who take 20 ms to load."""
+    """The service without controllers, now or before. The service with controllers takes 20 ms to load."""
     path = pathlib.Path(store_config.store_path_root_dir) / EPOCHS_FILE
     if not config.controller_addr and not path.exists():
         return service.run
@@ -150,7 +150,7 @@ def _way_of_running(config: BrokerConfig, store_config: StoreConfig) -> Callable
 
 
 def _sibling() -> Sibling | None:
-    """The line to the other brokers of this service, where it has several."""
+    """The channel to the other brokers of this service, if it has several."""
     if not os.environ.get(PARENT):
         return None
     from rmq.broker.runtime.sibling_processes import Sibling, line_of
@@ -160,20 +160,20 @@ def _sibling() -> Sibling | None:
 
 
 def _reload(broker: Broker, options: argparse.Namespace) -> None:
-    """Take what the settings say now: what may change at run time, all or none; of others the log says that
-    they need a restart."""
+    """Read the settings again and apply those that may change at run time, all or none; the log names the
+    settings that need a restart."""
     try:
         wanted, wanted_store, _ = settings(options)
         config = with_changes(broker.settings.broker, wanted)
         store_config = with_changes(broker.settings.store, wanted_store)
     except (ConfigError, OSError) as error:
-        log.error("the settings are not taken, all stay as they are: %s", error)
+        log.error("the settings are refused, nothing changed: %s", error)
         return
     broker.settings.replace(config, store_config)
 
 
 def calm_collector() -> None:
-    """Let the collector of cycles look less often: requests leave none, and its looking costs them 5 %."""
+    """Let the collector of cycles run less often: requests leave no cycles, and its scans cost 5 %."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

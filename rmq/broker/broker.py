@@ -1,9 +1,9 @@
-"""The broker without its event loop: the parts, who answers which request, and the end of every chunk.
+"""The broker without its event loop: its parts, the handlers of requests, and the end of every chunk.
 
-`handle` runs all requests of a chunk; then `commit_pending` commits what they put into the store with one
-write, and only after that answers its senders and wakes the consumers that wait for it. Nothing here blocks
-but the store's writes; nothing reads a clock but through `now_ms` (wall time, for stamps) and `clock`
-(seconds, for deadlines).
+`handle` runs all requests of a chunk; `commit_pending` then commits their messages to the store with a single
+write, and only after that answers the senders and wakes the consumers that wait. Only the store's writes
+block. No function reads a clock except by `now_ms` (wall time, for stamps) and `clock` (seconds, for
+deadlines).
 """
 
 from __future__ import annotations
@@ -97,12 +97,12 @@ log = logging.getLogger("rmq.broker")
 
 
 class Broker(Endpoint):
-    """One broker over an opened store: the endpoint of its clients' connections.
+    """A broker over an opened store: the endpoint of its clients' connections.
 
-    `address` and `ha_address` are what clients and slaves are told. `work_clock` (seconds) tells how long
-    work takes, where there is a clock that is cheaper to read than `clock`. `server_auth` checks signatures
-    of the cluster's servers, `sign` signs our requests to them. `acceptors` let peers in, by the names of
-    their ports; `budget` bounds what peers may make us hold.
+    `address` and `ha_address` are the addresses for clients and slaves. `work_clock` (seconds) measures work,
+    if a cheaper clock than `clock` exists. `server_auth` checks signatures of the cluster's servers, `sign`
+    signs our requests to them. `acceptors` let peers in, by the names of their ports; `budget` bounds the
+    bytes that peers may make the broker hold.
     """
 
     def __init__(
@@ -389,7 +389,8 @@ class Broker(Endpoint):
         self.handlers = handlers
 
     def use_plugins(self, hooks: Hooks) -> None:
-        """Call these hooks from now on. Raises PluginRefused when they answer what the broker does."""
+        """Call these hooks from now on. Raises PluginRefused when a hook claims a request code of the
+        broker."""
         self.handlers = hooks.completing(self.handlers)
         self.hooks = hooks
         self.asks_early = bool(hooks.heads)
@@ -397,7 +398,8 @@ class Broker(Endpoint):
     # ---- requests ----
 
     def handle(self, requests: list[Command], connection: Connection) -> int:
-        """Run requests of one chunk for one turn, commit what they put, and answer; returns how many."""
+        """Run requests of a chunk for a turn, commit their messages, and answer; return the number of
+        requests."""
         now, clock = self.now_ms(), self.work_clock
         began = self._chunk_at = clock()
         self._connection = connection
@@ -437,7 +439,7 @@ class Broker(Endpoint):
         return count
 
     def on_head(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
-        """Whether the large body of a command whose header is here shall come: None, or the refusal."""
+        """Decide by the header whether a large body may come: None, or the refusal."""
         if head.flag & FLAG_RESPONSE:
             return None if self.pending_requests.expects(head, connection) else head.reply(SYSTEM_ERROR)
         message_bytes = self.store.config.max_message_size
@@ -499,14 +501,14 @@ class Broker(Endpoint):
     # ---- the end of a chunk ----
 
     def _forget(self) -> None:
-        """Answer nobody of the pending batch."""
+        """Drop the pending batch without answers."""
         self.append.take_counts()
         self.acknowledgement.forget()
 
     def commit_pending(self) -> None:
-        """Commit what was put, answer its senders, wake who waits for it; for parts that put outside a chunk
-        too. When that fails, senders are told the cause, and nobody success.
-        """
+        """Commit the pending messages, answer their senders, and wake the consumers of their queues; also for
+        parts that put messages outside a chunk. After a failure all senders get the cause, and none gets
+        success."""
         while self.store.has_pending or self.deliveries.has_pending:
             try:
                 if self.deliveries.has_pending:
@@ -516,7 +518,7 @@ class Broker(Endpoint):
                 continue  # its senders have been told, and the log says it
 
     def _commit(self) -> None:
-        """Commit now, in the middle of a chunk as well. Raises StoreError; then nobody was told success."""
+        """Commit now, also in the middle of a chunk. Raises StoreError, without success for any sender."""
         clock = self.work_clock
         began = clock()
         try:
@@ -570,7 +572,7 @@ class Broker(Endpoint):
         self.transactions.rolled_back()
 
     def _arrived(self, arrivals: Sequence[Arrival]) -> None:
-        """Wake who waits for these queues, once for each queue."""
+        """Wake the waiting reads of these queues, once for each queue."""
         held, takes = self.parked_pulls.count, len(self.deliveries.polls)
         if held:
             self.parked_pulls.turn()
@@ -600,7 +602,7 @@ class Broker(Endpoint):
         return self.hooks.may_act_for(peer, account)
 
     def _on_deadline(self, deadline: float) -> None:
-        """`step_deadlines` is to be called by then."""
+        """Have `step_deadlines` called by `deadline`."""
         if deadline < self._next_deadline:
             self._next_deadline = deadline
             self.wake.deadlines()
@@ -621,7 +623,7 @@ class Broker(Endpoint):
         self.parked_pulls.finish_last()
 
     def save_topics(self) -> None:
-        """Save the topics that were made, at once: the loop waits for the disk meanwhile."""
+        """Save created topics at once: the loop waits for the disk."""
         made = self.topics.made
         try:
             run_to_end(self.files.saving("topics"))()
@@ -681,7 +683,7 @@ class Broker(Endpoint):
 
     @property
     def flush_awaited(self) -> int:
-        """The physical offset that somebody waits for to be synced; -1 when nobody does."""
+        """The physical offset up to which a sync is awaited; -1 when none is."""
         return max(self.replica.flush_awaited, self.acknowledgement.disk.awaited)
 
     @property

@@ -57,12 +57,12 @@ class BrokerConfig(ServerSettings):
         Factory(host_name), help="Name that a master shares with its slaves", important=True
     )
     broker_id: int = setting(
-        MASTER_ID, help="0 is the master, others are slaves", validator=at_least(0), important=True
+        MASTER_ID, help="0: the master; any other number: a slave", validator=at_least(0), important=True
     )
     broker_ip1: str = setting(
-        LOOPBACK, help="Address that clients are told; not loopback: listen on all addresses", important=True
+        LOOPBACK, help="Address registered for clients; not loopback: listen on all addresses", important=True
     )
-    broker_ip2: str = setting("", help="Address that slaves are told; broker_ip1 when empty")
+    broker_ip2: str = setting("", help="Address registered for slaves; broker_ip1 when empty")
     listen_port: int = again(ServerSettings, "listen_port", 10911)
     bind_address: str = again(
         ServerSettings, "bind_address", "", help="Address to listen on; when empty broker_ip1 decides"
@@ -73,18 +73,18 @@ class BrokerConfig(ServerSettings):
         ServerSettings,
         "config_store_path",
         "",
-        help="Properties file that takes settings changed at run time; empty: the one given with -c, "
+        help="Properties file for settings changed at run time; empty: the file given with -c, "
         "else config/broker.properties in the store",
     )
     enable_d_leger_commit_log: bool = setting(
         False,
         java="enableDLegerCommitLog",
-        help="RocketMQ's DLedger; must be false: set controllerAddr, where a dead master is to be followed",
+        help="RocketMQ's DLedger; must be false: set controllerAddr for automatic failover",
     )
     controller_addr: str = setting(
         "",
-        help="Controllers that say which broker of this name is the master, host:port;host:port;host:port;"
-        " empty: brokerRole says it. brokerRole then only says who may begin the set",
+        help="Controllers that elect the master of this broker name, host:port;host:port;host:port; empty:"
+        " brokerRole decides. With controllers, brokerRole only decides which broker may begin the set",
         important=True,
     )
     min_in_sync_replicas: int = setting(
@@ -94,18 +94,18 @@ class BrokerConfig(ServerSettings):
     )
     replica_lag_ms: int = setting(
         3000,
-        help="With controllerAddr: who has not had all of the log for so long is in sync no more",
+        help="With controllerAddr: a replica that lags behind for this long leaves the in-sync set",
         unit="ms",
         validator=at_least(100),
     )
     relay_sends: bool = setting(
         True,
-        help="With controllerAddr: a slave hands on to its master what clients with old routes send to it",
+        help="With controllerAddr: a slave forwards requests of clients with old routes to its master",
     )
     read_at_slaves: tuple[str, ...] = setting(
         ("GO",),
-        help="With controllerAddr: languages of clients, as GO,JAVA, that are told to pull from a slave in"
-        " sync: they read on when the master dies. When that slave does, the master answers; empty: none",
+        help="With controllerAddr: languages of clients, as GO,JAVA, that pull from a slave in sync, so that"
+        " a dead master does not stall their long polls. If the slave dies, the master answers; empty: none",
         validator=each_of(*LanguageCode.__members__),
         runtime=True,
     )
@@ -120,26 +120,26 @@ class BrokerConfig(ServerSettings):
     )
     max_auto_created_topics: int = setting(
         20_000,
-        help="Topics with which no more is made on its first message; on a first heartbeat half as many, for"
-        " retries and dead letters half as many again. Administrators may make more",
+        help="Topics past which a first message creates no topic; a first heartbeat: half of this number,"
+        " retries and dead letters: one and a half times. Administrators may create more",
         validator=at_least(0),
         runtime=True,
     )
     max_auto_created_topics_of_account: int = setting(
         2_000,
-        help="Topics that one account may have made by first messages and heartbeats since the start",
+        help="Topics that an account may create by first messages and heartbeats since the start",
         validator=at_least(0),
         runtime=True,
     )
     max_auto_created_groups: int = setting(
         20_000,
-        help="Groups with which no more is made on first use. Administrators may make more",
+        help="Groups past which a first use creates no group. Administrators may create more",
         validator=at_least(0),
         runtime=True,
     )
     max_auto_created_groups_of_account: int = setting(
         2_000,
-        help="Groups that one account may have made by using them since the start",
+        help="Groups that an account may create by first uses since the start",
         validator=at_least(0),
         runtime=True,
     )
@@ -151,22 +151,22 @@ class BrokerConfig(ServerSettings):
     )
     max_groups_of_heartbeat: int = setting(
         256,
-        help="Groups that one client may name in its heartbeat, as producer and consumer",
+        help="Groups that a client may name in its heartbeat, as producer and consumer",
         validator=at_least(1),
         runtime=True,
         most=4_096,
     )
     unused_group_time_mills: int = setting(
         86_400_000,
-        help="How long a group made on first use stays that has neither members nor offsets nor messages to "
-        "consume again; 0: for ever",
+        help="Time after which a group created on first use is removed that has no members, offsets or "
+        "messages to retry; 0: never",
         unit="ms",
         validator=at_least(0),
         runtime=True,
     )
     max_consumer_offsets: int = setting(
         300_000,
-        help="Pairs of a topic and a group with which offsets of no further pair are kept",
+        help="Limit on the pairs of a topic and a group with offsets; past it a new pair is refused",
         validator=at_least(1),
         runtime=True,
     )
@@ -184,8 +184,8 @@ class BrokerConfig(ServerSettings):
     )
     idempotent_send_keep_time: int = setting(
         0,
-        help="For so long a batch that an idempotent producer, as the Spark sink, sends again is not stored "
-        "again; 0: such sends are not supported. Keep messages for longer",
+        help="Time within which a repeated batch of an idempotent producer, as the Spark sink, is not stored "
+        "twice; 0: idempotent sends are not supported. Must be shorter than the log's retention",
         unit="ms",
         validator=at_least(0),
         runtime=True,
@@ -194,19 +194,19 @@ class BrokerConfig(ServerSettings):
     )
     idempotent_sends_max: int = setting(
         100_000,
-        help="Batches of that time with which no further one of an idempotent producer is taken",
+        help="Limit on the batches of idempotent producers within that time; past it batches are refused",
         validator=at_least(1),
         runtime=True,
         most=10_000_000,
     )
-    region_id: str = setting("DefaultRegion", help="Region, told to producers in each reply", validator=_word)
-    trace_on: bool = setting(True, help="Told to producers in each reply: whether to send traces")
+    region_id: str = setting("DefaultRegion", help="Region, sent to producers in each reply", validator=_word)
+    trace_on: bool = setting(True, help="Whether producers should send traces; sent in each reply")
 
     register_name_server_period: int = setting(
         30_000, help="Time between registrations, 10000 to 60000", unit="ms"
     )
     register_broker_timeout_mills: int = setting(
-        6_000, help="For one registration at one name server", unit="ms", validator=at_least(1)
+        6_000, help="Time-out of a registration at a name server", unit="ms", validator=at_least(1)
     )
     force_register: bool = setting(
         True, help="Register at each period even if the name server has this data version"
@@ -246,7 +246,7 @@ class BrokerConfig(ServerSettings):
     )
     reject_subscription_conflicts: bool = setting(
         False,
-        help="Do not let in a consumer whose subscriptions differ from its group's, or whose id is in use",
+        help="Refuse a consumer whose subscriptions differ from its group's, or whose client id is in use",
         runtime=True,
     )
     flush_consumer_offset_interval: int = setting(
@@ -258,8 +258,8 @@ class BrokerConfig(ServerSettings):
     )
     wait_time_mills_in_send_queue: int = setting(
         200,
-        help="How long sends may wait for their turn: while the broker needs longer to serve each connection "
-        "once, they are refused before they are stored",
+        help="Longest wait of a send for its turn: while the broker needs longer to serve each connection "
+        "once, sends are refused before they are stored",
         unit="ms",
         validator=at_least(1),
         runtime=True,
@@ -272,7 +272,7 @@ class BrokerConfig(ServerSettings):
     )
     max_held_pulls_of_connection: int = setting(
         10_000,
-        help="Pulls of one connection that may wait for messages before more are refused",
+        help="Pulls of a connection that may wait for messages before more are refused",
         validator=at_least(1),
         runtime=True,
         most=1_000_000,
@@ -286,20 +286,20 @@ class BrokerConfig(ServerSettings):
     )
     max_taken_messages_of_group: int = setting(
         1_000_000,
-        help="The same for one topic of one group",
+        help="The same, for a topic of a group",
         validator=at_least(1),
         runtime=True,
     )
     max_held_pulls_of_account: int = setting(
         50_000,
-        help="Pulls of one account that may wait for messages before more are refused",
+        help="Pulls of an account that may wait for messages before more are refused",
         validator=at_least(1),
         runtime=True,
         most=1_000_000,
     )
     max_suspend_time_mills: int = setting(
         30_000,
-        help="How long a pull waits for messages at most, whatever its client asks for",
+        help="Longest wait of a pull for messages, whatever its client requests",
         unit="ms",
         validator=between(1, 600_000),
         runtime=True,
@@ -309,7 +309,7 @@ class BrokerConfig(ServerSettings):
     )
     ha_max_connections: int = setting(
         64,
-        help="Connections at a time to the port for slaves; one that proved nothing makes room for others",
+        help="Connections at a time to the port for slaves; an unproved connection makes room for a new one",
         validator=at_least(2),
     )
 
@@ -347,7 +347,7 @@ class BrokerConfig(ServerSettings):
 
     @property
     def bind_host(self) -> str:
-        """Where to listen: `bind_address`, else loopback until broker_ip1 says that others shall come in."""
+        """The address to listen on: `bind_address`, or loopback until broker_ip1 admits other machines."""
         if self.bind_address:
             return self.bind_address
         return self.broker_ip1 if is_loopback(self.broker_ip1) else "0.0.0.0"
@@ -369,11 +369,11 @@ class BrokerConfig(ServerSettings):
 
 
 class Settings:
-    """The settings that hold now, the broker's and its store's. They change as a whole, by `replace`, and
-    every part reads them here each time it needs one.
+    """The present settings of the broker and of its store. They change as a whole, by `replace`, and every
+    part reads them on each use.
 
-    A part that computes something costly from them gives a callback to `derive`; one that only wants to know
-    of changes gives it to `watch`.
+    A part that computes something costly from the settings gives a callback to `derive`; a part that only
+    wants to know of changes gives it to `watch`.
     """
 
     def __init__(self, broker: BrokerConfig, store: StoreConfig) -> None:
@@ -393,7 +393,7 @@ class Settings:
         self._watchers.append(on_change)
 
     def replace(self, broker: BrokerConfig, store: StoreConfig) -> None:
-        """Have these settings from now on, and tell whoever derives from them or watches."""
+        """Replace the settings, and call every part that derives from them or watches."""
         self.broker, self.store = broker, store
         for on_change in self._watchers:
             on_change()

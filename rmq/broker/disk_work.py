@@ -1,8 +1,8 @@
-"""DiskWork: what a broker's tasks wait for at the disk, since when, and how they give it up.
+"""DiskWork: pending disk work of a broker's tasks, its start, and the way to abandon it.
 
-A sync may hang for minutes, on a network disk that stalls or on one that dies, and nothing can end it: its
-thread is in the kernel. What is known here is that it is under way: a master gives way by that, a replica is
-not elected, and a broker that stops waits for so long only.
+A sync may hang for minutes, on a network disk that stalls or on a disk that dies. No call can end it, since
+its thread is in the kernel. The broker only knows that the sync is under way: so a master steps down, a
+replica is not elected, and a broker that stops waits for a limited time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HangingDisk(Protocol):
     """A disk of a simulation that can hang."""
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run what may wait for the disk. Cancelled: it is left where it waits."""
+        """Run work that may wait for the disk. Cancelled: the work is abandoned."""
 
 
 async def _here(work: Callable[[], Any]) -> Any:
@@ -43,8 +43,8 @@ async def _here(work: Callable[[], Any]) -> Any:
 
 
 def way_to_run(disk: object | None) -> Run:
-    """How what blocks is run: of real files, which are given as None, in a thread that may be left alone;
-    of a simulation's disk where its clock must see it."""
+    """The way to run blocking work: for real files, given as None, in a thread that may be abandoned; for a
+    simulation's disk in the loop where its clock must see the work."""
     if disk is None:
         return partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
     return disk.run if isinstance(disk, HangingDisk) else _here
@@ -63,24 +63,25 @@ class DiskWork:
         self._usual = 0.0
 
     def begin(self, what: str) -> int:
-        """Something that somebody waits for begins; returns what `end` is to be told."""
+        """Awaited work begins; return the key for `end`."""
         key = next(self._keys)
         self._under_way[key] = self._clock(), what
         return key
 
     def end(self, key: int) -> None:
-        """It has ended, well or not."""
+        """The work has ended, with or without success."""
         began, _ = self._under_way.pop(key)
         self._usual = min(USUAL_MOST, max(self._clock() - began, FORGET * self._usual))
 
     async def do(self, work: Callable[[], T], what: str = "") -> T:
-        """Run what blocks; with `what` somebody waits for it, and it counts for `hangs`. What has begun is
-        ended though the task is cancelled. Raises StoreError when it is given up, and goes on by itself."""
+        """Run blocking work; with `what` a request waits for this work, and it counts for `hangs`. Work that
+        has begun is completed even if the task is cancelled. Raises StoreError for abandoned work, which goes
+        on by itself."""
         await anyio.lowlevel.checkpoint()
         return await self.do_now(work, what)
 
     async def do_now(self, work: Callable[[], T], what: str = "") -> T:
-        """The same, at once: the task gives way to others only while it waits."""
+        """As above, at once: the task yields to others only while it waits."""
         key = self.begin(what) if what else 0
         scope = anyio.CancelScope(shield=True, deadline=self._until)
         self._scopes.add(scope)
@@ -91,20 +92,20 @@ class DiskWork:
             self._scopes.remove(scope)
             if key:
                 self.end(key)
-        raise StoreError("the disk does not answer: what was asked of it has not ended, and is given up")
+        raise StoreError("the disk does not answer: pending work was abandoned")
 
     def give_up_in(self, seconds: float) -> None:
-        """From now on wait for so long at most for what is under way and what is begun."""
+        """From now on wait at most `seconds` for work that is under way or begins."""
         self._until = min(self._until, self._clock() + seconds)
         for scope in self._scopes:
             scope.deadline = self._until
 
     def oldest(self) -> tuple[float, str]:
-        """For how many seconds the oldest has been under way that somebody waits for, and what it is."""
+        """Seconds since the start of the oldest awaited work, and its name."""
         began, what = min(self._under_way.values(), default=(math.inf, ""))
         return max(0.0, self._clock() - began), what
 
     def hangs(self) -> str:
-        """What takes the disk much longer than usual, and for how long; empty when nothing does."""
+        """The awaited work that takes much longer than usual, and its seconds; empty without such work."""
         seconds, what = self.oldest()
         return f"{what} for {seconds:.0f} s" if seconds > self._usual + SLOW_SECONDS else ""

@@ -32,22 +32,22 @@ def unavailable(reason: str) -> Refusal:
 
 
 def not_written(error: StoreError) -> Refusal:
-    """What the senders of a failed write are told."""
+    """The response to the senders of a failed write."""
     return unavailable(f"the disk is full: {error}" if isinstance(error, DiskFull) else str(error))
 
 
 def topic_not_saved(error: StoreError) -> Refusal:
-    """What senders are told whose message is in the log, in a topic that the next start may not know."""
+    """The response to senders whose message is in the log, in a topic that the next start may not know."""
     return SYSTEM_ERROR, f"the message is written, but its topic cannot be saved: {error}"
 
 
 def unsupported(request: Command) -> ResponseError:
-    """The answer to a code that nobody handles."""
+    """The response to an unknown request code."""
     return for_code(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
 
 
 def error_response(request: Command, error: Exception) -> Command:
-    """The answer to a request that failed. What nobody expected is logged with its traceback."""
+    """The response to a failed request. An unexpected error is logged with its traceback."""
     if isinstance(error, ResponseError):
         return request.reply(error.code, error.remark)
     if isinstance(error, StoreError):
@@ -66,7 +66,7 @@ def large_body_refusal(
     message_bytes: int,
     hooks: Hooks,
 ) -> Command | None:
-    """The refusal of a request of which only the header is here: too long, not handled, from nobody."""
+    """The refusal of a request by its header alone: too long, unknown code, or without admission."""
     try:
         if head.code not in handled:
             raise unsupported(head)

@@ -1,8 +1,8 @@
-"""Role of a broker: what it may take, acknowledge and show, and what it must wait for.
+"""Role of a broker: which messages it may take, acknowledge and show, and which replicas it must wait for.
 
-`Standalone` is a master whose set no controllers lead, with or without slaves; `Slave` is a slave of such a
+`Standalone` is a master of a set without controllers, with or without slaves; `Slave` is a slave of such a
 master. `replication.failover.role` has the role of a replica whose master the controllers elect. A broker
-gets its role when it is made, and its parts ask the role instead of asking whether there are controllers.
+gets its role when it is made, and its parts ask the role instead of asking whether controllers exist.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class NoPreference:
 
 
 class Role:
-    """What parts ask of any role. The answers here are those of a master that no controllers lead."""
+    """Base of all roles. Its answers are those of a master without controllers."""
 
     is_in_set = False
     """Controllers lead the set of this broker."""
@@ -91,7 +91,8 @@ class Role:
     def read_preference(
         self, languages: Callable[[], tuple[str, ...]], linked: Callable[[], Collection[int]]
     ) -> ReadPreference:
-        """Where clients pull. `languages`: whose clients are told; `linked`: the slaves that have a link."""
+        """The read preference for clients. `languages`: the guided languages; `linked`: the slaves that have
+        a link."""
         return NoPreference()
 
     # ---- a master ----
@@ -102,7 +103,8 @@ class Role:
         return max(reported, default=-1)
 
     def may_wait(self, position: int, offset: int, most_behind: int) -> bool:
-        """Whether waiting for slaves makes sense: they have the log up to `offset`, it ends at `position`."""
+        """Whether waiting for slaves makes sense: they have the log up to `offset`, and the log ends at
+        `position`."""
         return offset >= 0 and position - offset < most_behind
 
     def report(self, number: int, offset: int) -> None:
@@ -124,7 +126,7 @@ class Role:
         return False
 
     def answered_for_slave(self, count: int) -> None:
-        """So many long polls of a slave were answered here."""
+        """Count long polls of a slave that this broker answered."""
 
     def led(self) -> tuple[int, Epochs]:
         """The epoch that this broker leads or follows, and where epochs begin in its log."""
@@ -133,8 +135,8 @@ class Role:
     # ---- a slave ----
 
     def master_addresses(self, address: str, ha_address: str) -> tuple[str, str]:
-        """Where the master answers requests, and where it hands out its log; `address` and `ha_address` are
-        from the settings or the name servers."""
+        """The master's addresses for requests and for its log; `address` and `ha_address` come from the
+        settings or the name servers."""
         return address, ha_address
 
     def hello(self) -> tuple[int, int]:

@@ -1,13 +1,14 @@
-"""Runs: a broker that takes consecutive plain sends as one thing, with the compiled engine.
+"""Send batches: a broker that takes consecutive plain sends as a unit ("run"), with the compiled engine.
 
-What is plain is decided twice. The engine makes a run of sends that look so, to queues that have lanes; here
-it is decided whether runs may be taken as such now: not when a plug-in wants to see records or each request,
-or has doubts about one of these, nor while a topic waits to be saved, nor when sends are refused. Then a run
-goes the long way, as the commands that it stands for, and what holds for sends is said in one place,
+Plainness is decided twice. The engine makes a run of sends that look plain, to queues that have lanes. This
+module decides whether runs may be taken as a unit now: not when a plug-in inspects records or each request,
+or has doubts about a request, nor while a topic waits to be saved, nor when sends are refused. In these cases
+a run is handled as its single commands, so that the rules of sends are in a single place,
 `rmq.broker.produce.send`.
 
-Where the poller hands over the chunks of several connections in a row, short runs are gathered, and one
-commit writes them all: with a request on each of many connections most of a message's cost is its chunk's.
+When the poller hands over the chunks of several connections in a row, short runs are gathered and written by
+a single commit: with a request on each of many connections, most of a message's cost is the cost of its
+chunk.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class CompiledBroker(Broker):
             self._settle()
 
     def _gather(self, run: SendRun, connection: Connection) -> bool:
-        """Keep a run for the round's end; False when it is too long, and all before it are answered."""
+        """Keep a run for the end of the round; False for a long run, after all earlier runs were answered."""
         size = run.count * (run.largest + _AROUND)
         is_short = run.count <= SHORT and size <= GATHERED_BYTES
         if self._gathered and (not is_short or self._gathered_bytes + size > GATHERED_BYTES):
@@ -169,7 +170,8 @@ class CompiledBroker(Broker):
         return is_short
 
     def _settle(self) -> None:
-        """Put what was gathered, commit it, and answer. Those that cannot go so go the long way, in order."""
+        """Put the gathered runs, commit and answer. Runs that cannot be taken are handled as single commands,
+        in order."""
         gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
         try:
             while gathered:
@@ -185,7 +187,7 @@ class CompiledBroker(Broker):
             self.commit_pending()
 
     def _put_all(self, gathered: list[tuple[SendRun, Connection]]) -> int:
-        """How many of these, the first ones, are put."""
+        """The number of runs, from the first, that were put."""
         if self.flow.refusal(self.now_ms()) is not None:
             return 0
         self._chunk_at = self.work_clock()

@@ -1,4 +1,4 @@
-"""State of a broker: all tables as one value, from which each part of the broker takes some."""
+"""State of a broker: all tables as a value, from which each part of the broker takes its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @frozen
 class Tables:
-    """The tables of one broker."""
+    """The tables of a broker."""
 
     topics: Topics
     groups: Groups

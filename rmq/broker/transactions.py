@@ -1,19 +1,20 @@
-"""Transactions: half messages, their end, and the check-back of those whose producer stays silent.
+"""Transactions: half messages, their end, and check-backs to producers that stay silent.
 
 A half message lies in RMQ_SYS_TRANS_HALF_TOPIC; its end is an op message in RMQ_SYS_TRANS_OP_HALF_TOPIC whose
 body is the half message's queue offset. A commit also writes the message to its real topic. Both queues are
-read in order: the consumer offsets of group CID_RMQ_SYS_TRANS tell up to where all half messages are settled.
-A check pass writes each overdue half message anew at the end of its queue, with one more check counted, and
-asks a producer of the group; after `transactionCheckMax` checks it goes to TRANS_CHECK_MAX_TIME_TOPIC. All of
-that is RocketMQ 4.9's, so that either broker goes on with the other's store.
+read in order: the consumer offsets of group CID_RMQ_SYS_TRANS mark the position up to which all half messages
+are settled. A check pass writes each overdue half message again at the end of its queue, with its number of
+checks raised, and asks a producer of the group; after `transactionCheckMax` checks the message goes to
+TRANS_CHECK_MAX_TIME_TOPIC. All of this is RocketMQ 4.9's, so that either broker continues with the other's
+store.
 
-Beyond it: an end that comes twice is ignored, and one that comes late, for a half message that was written
-anew meanwhile, settles the new one too. That it came already is known by its op message only, of the last
-`DONE_KEPT` ones; an end that nothing is known of is obeyed, as RocketMQ obeys all, so that a commit is at
-worst delivered twice and never dropped. An end that names the unique key of another message than the one in
-its place is refused: a power cut took the other one. Each copy names the queue offset of the first one, in
-RocketMQ's own property for that (TRAN_PREPARED_QUEUE_OFFSET), and is as old as that one is in the store: no
-clock of a producer makes a half message young, and no immunity lasts longer than the log is kept for.
+This broker adds: a repeated end is ignored, and a late end, for a half message that was written again in the
+meantime, settles the new copy too. Only the last `DONE_KEPT` op messages show that an end has come already;
+an end without such a trace is obeyed, as RocketMQ obeys every end, so that a commit is at worst delivered
+twice and never dropped. An end that names the unique key of another message than the message in its place is
+refused: a power cut took the original. Each copy names the queue offset of the original, in RocketMQ's own
+property for that (TRAN_PREPARED_QUEUE_OFFSET), and is as old as the original in the store: no producer's
+clock makes a half message young, and no immunity lasts longer than the log's retention.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ Handler = Callable[[Command, "Connection", int], Command | None]
 
 
 class _Checked(Enum):
-    """What became of a half message in a check."""
+    """Outcome of a check of a half message."""
 
     DONE = auto()
     LEFT = auto()  # it stays open where it is, and those behind it are looked at
@@ -110,11 +111,10 @@ class Transactions:
     """The half messages of `store`.
 
     `ask(group, account, topic, request)` sends a check-back about a message for `topic` to a live producer of
-    the group that may act for the account and send to the topic, and returns whether there was one.
-    `may_act_for(peer, account)`: whether a peer may end what the account has sent.
-    `put(record)` stores a record of the broker's own, `commit()` commits what was put and answers senders;
-    both raise StoreError.
-    `answer` gives the answer to an end that is in the log, or sees to it that it comes.
+    the group that may act for the account and send to the topic, and returns whether such a producer exists.
+    `may_act_for(peer, account)`: whether a peer may end the account's messages. `put(record)` stores a record
+    of the broker's own, `commit()` commits these records and answers senders; both raise StoreError. `answer`
+    gives the response to an end that is in the log, or has it sent later.
     """
 
     def __init__(
@@ -231,9 +231,8 @@ class Transactions:
         return self._answer(request, connection)
 
     def _decide(self, header: EndTransactionRequestHeader, connection: Connection, now_ms: int) -> None:
-        """Do what an end asks. Raises ResponseError when it is another account's message, and when it has
-        ended by the other decision.
-        """
+        """Apply an end. Raises ResponseError for another account's message, and for a message that has ended
+        by the other decision."""
         offset, decision = header.tran_state_table_offset, header.commit_or_rollback
         ended = offset
         if not self._has_ended(offset):
@@ -418,7 +417,8 @@ class Transactions:
         return _Checked.DONE
 
     def _age(self, half: StoredMessage, now_ms: int, keep_ms: int) -> int:
-        """How long the first copy has been in the store; as long as files are kept when it is gone."""
+        """The time that the original has been in the store; the retention of files when the original is
+        gone."""
         first = _first_of(half)
         if first == half.queue_offset:
             return now_ms - half.store_timestamp
@@ -426,8 +426,8 @@ class Transactions:
         return keep_ms if stored_ms < 0 else now_ms - stored_ms
 
     def _renew(self, half: StoredMessage, properties: Mapping[str, str], check: _Check) -> Record | None:
-        """Write a half message anew at the end of its queue. One whose properties leave no room for that, of
-        a store that another broker wrote, is discarded."""
+        """Write a half message again at the end of its queue. A message without room for more properties,
+        from another broker's store, is discarded."""
         record = record_of(half, TRANS_HALF_TOPIC, 0, properties)
         if len(record.properties.encode()) > PROPERTIES_MAX:
             log.error("half message %s has no room in its properties for a check", half.message_id)
@@ -480,9 +480,8 @@ class Transactions:
             )
 
     def _pass_settled(self, up_to: int) -> None:
-        """Move the settled part of the queues on: to `up_to`, and over all that has ended behind it. What is
-        not committed yet may be rolled back and is not passed.
-        """
+        """Move the settled part of the queues on: to `up_to`, and over every ended message behind it. An
+        uncommitted end may be rolled back and is not passed."""
         # What a pass left behind may have ended, and been passed, since the pass came by it.
         offset, ended, replaced = max(up_to, self._next), self._ended, self._replaced
         written = self._store.max_offset(TRANS_OP_HALF_TOPIC, 0)
@@ -546,7 +545,7 @@ class Transactions:
 
 
 class _Check:
-    """What one step of a check pass has done."""
+    """Result of a step of a check pass."""
 
     def __init__(self, now_ms: int, end: int) -> None:
         self.now_ms = now_ms

@@ -1,4 +1,4 @@
-"""Wakeups: the loops of a service that a broker wakes when it has something for them to do."""
+"""Wakeups: callbacks by which a broker wakes the loops of its service when work is due."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ def _nothing() -> None:
 
 @frozen
 class Wakeups:
-    """What wakes each loop, by its name in the service's tree. The callbacks are called often, and must not
-    block. A broker without a service wakes nobody: its owner calls `step_deadlines`, `step_schedule` and
-    `on_synced`; and what has None here is done at once, in the middle of a chunk.
-    """
+    """Callbacks that wake the loops, by their names in the service's tree. They are called often, and must
+    not block. A broker without a service has no loops: its owner calls `step_deadlines`, `step_schedule` and
+    `on_synced`; work whose callback is None is done at once, in the middle of a chunk."""
 
     deadlines: Callable[[], None] = _nothing
     schedule: Callable[[], None] = _nothing

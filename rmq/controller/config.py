@@ -22,52 +22,53 @@ class ControllerSettings(ServerSettings):
 
     controllers: str = setting(
         "",
-        help="All controllers of the cluster, one, three or five of them, host:port;host:port;host:port, this"
-        " one among them. In a name server: it is a controller too, at its own port; empty: it is none. They"
-        " are read at the first start; later ones go by the journal.",
+        help="All controllers of the cluster (1, 3 or 5), including this controller:"
+        " host:port;host:port;host:port. In a name server: it is also a controller, at its own port; empty:"
+        " no controller. Read at the first start only; later starts use the journal.",
     )
     controller_self: str = setting(
-        "", help="Which of `controllers` this one is, where its port and its addresses do not tell."
+        "",
+        help="Address of this controller in `controllers`, if port and machine do not identify it.",
     )
     controller_joins: bool = setting(
         False,
-        help="At its first start this controller joins others that run, in place of founding a cluster with"
-        " those of `controllers`, which needs no other address than its own then. It does nothing before"
-        " `rmq controller add` has made it a member.",
+        help="At its first start this controller joins running controllers instead of founding a cluster."
+        " `controllers` then needs only its own address. It takes no part before `rmq controller add` has"
+        " made it a member.",
     )
     controller_path: str = setting(
         "~/controller", help="Folder of a controller's journal: term, vote and the table of broker sets."
     )
     controller_lease_ms: int = setting(
         3000,
-        help="A master that was not heard for so long may be followed by another. Of several controllers"
-        " that of who leads counts, from when no longer lease lasts any more.",
+        help="Time without a heartbeat of a master after which another may be elected. If controllers differ,"
+        " the leader's setting counts, once no longer lease is valid.",
         unit="ms",
         validator=at_least(500),
     )
     controller_election_ms: int = setting(
         1000,
-        help="A leader of the controllers that was silent for so long is followed by another. The same at"
-        " all of them.",
+        help="Time without a message of the leading controller after which another is elected. Must be equal"
+        " at all controllers.",
         unit="ms",
         validator=at_least(200),
     )
     controller_gather_ms: int = setting(
         10_000,
-        help="After a restart of all replicas of a set those in sync are waited for so long, and the one with"
-        " the longest log is the master: the folder of one may be an old copy.",
+        help="After a restart of all replicas of a set the controllers wait this long for replicas in sync,"
+        " and elect the replica with the longest log: a folder may be an old copy.",
         unit="ms",
         validator=at_least(0),
     )
     controller_open: bool = setting(
         False,
-        help="Let other machines reach controllers without clusterSecretFile: whoever does can elect masters,"
-        " drop controllers and end all elections.",
+        help="Let other machines reach controllers without clusterSecretFile: each can elect masters,"
+        " remove controllers and end all elections.",
     )
     unclean_election: bool = setting(
         False,
-        help="Elect a replica that is not in sync when no other lives: messages that were acknowledged are"
-        " lost then.",
+        help="Elect a replica that is not in sync when no replica in sync lives. This loses acknowledged"
+        " messages.",
     )
 
 

@@ -385,7 +385,9 @@ class Raft:
         if now >= self._election_at:
             self._election_at = now + self._election_timeout()
         if recall.term or journal.is_doubtful:
-            log.warning("%s takes part again, and forgot what it did before term %d", self.me, recall.term)
+            log.warning(
+                "%s takes part again, without its votes and entries before term %d", self.me, recall.term
+            )
             term = max(recall.term, journal.term)
             journal.doubt(True, term, UNKNOWN_VOTE if term == recall.term else journal.vote or UNKNOWN_VOTE)
             self._check_doubt()

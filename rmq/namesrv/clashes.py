@@ -40,10 +40,11 @@ class _Question:
 
 
 class Clashes:
-    """The questions to holders, one for each connection at a time.
+    """Questions to the holders of contested names, a single question for each connection at a time.
 
     `again(request, newcomer)` handles a registration whose holder was silent, `refuse(request, error,
-    newcomer)` answers one whose holder lives. `on_deadline` is called when `step` is due earlier than before.
+    newcomer)` answers a registration whose holder lives. `on_deadline` is called when `step` is due earlier
+    than before.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Clashes:
         return True
 
     def answered(self, response: Command, holder: Connection) -> bool:
-        """Take an answer of a holder; returns whether it was one to such a question."""
+        """Take a response of a holder; return whether it answers such a question."""
         question = self._questions.get(holder)
         if question is None or question.opaque != response.opaque:
             return False

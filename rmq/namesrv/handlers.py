@@ -81,12 +81,13 @@ class NameServer(Endpoint):
     """The endpoint of all connections of a name server.
 
     `now_ms` may be any clock that only goes forward. `save_settings` keeps settings changed at run time and
-    raises OSError when it cannot. In cluster test mode `on_lookup` is told what the service has to ask for,
-    and says whether it will. With `cluster` only servers that have its secret register; `masters` knows who
-    led before this start. `clock` is in seconds, for how long a chunk may take. `acceptors` let peers in, by
-    the names of their ports; `budget` bounds what peers may make us hold. `on_wanted()` is called when
-    `deferred_saves` has a file to write; without it files are written at once. `on_deadline()` is called when
-    `step` is due earlier than it said; without it a broker whose name is taken is refused at once.
+    raises OSError when it cannot. In cluster test mode `on_lookup` gets the topics that the service must look
+    up, and returns whether it will. With `cluster` only servers that have its secret register; `masters`
+    knows the masters before this start. `clock` is in seconds, for the time of a chunk. `acceptors` let peers
+    in, by the names of their ports; `budget` bounds the bytes that peers may make the server hold.
+    `on_wanted()` is called when `deferred_saves` has a file to write; without it files are written at once.
+    `on_deadline()` is called when `step` is due earlier than its last result; without it a broker whose name
+    is taken is refused at once.
     """
 
     def __init__(
@@ -132,13 +133,14 @@ class NameServer(Endpoint):
         self._clashes = Clashes(self._register_again, self._refuse, on_deadline)
 
     def use_controller(self, requests: ControllerRequests) -> None:
-        """Answer what controllers are asked, too. Before plugins are used."""
+        """Also answer requests to controllers. Called before plug-ins are used."""
         self._handlers |= requests.handlers()
         self._is_controller = True
         self.controller_metrics = requests.metrics
 
     def use_plugins(self, hooks: Hooks) -> None:
-        """Call these hooks from now on. Raises PluginRefused when they answer what the server does."""
+        """Call these hooks from now on. Raises PluginRefused when a hook claims a request code of the
+        server."""
         self._handlers = hooks.completing(self._handlers)
         self._hooks = hooks
         self.asks_early = bool(hooks.heads)
@@ -146,10 +148,8 @@ class NameServer(Endpoint):
     # What connections and the clock bring.
 
     def handle(self, requests: list[Command], connection: Connection) -> int:
-        """Answer the requests of one chunk in order.
-
-        Returns how many it answered: others have their turn before the rest.
-        """
+        """Answer the requests of a chunk in order. Return the number of answered requests: other connections
+        have their turn before the rest."""
         now_ms, began, count = self._now_ms(), self._clock(), 0
         for count, request in enumerate(requests, 1):
             response = self.answer(request, connection, now_ms)
@@ -166,7 +166,7 @@ class NameServer(Endpoint):
             self._hooks.observe(self._hooks.responses, connection, request, response)
 
     def on_head(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
-        """Whether the large body of a command whose header is here shall come: None, or the refusal."""
+        """Decide by the header whether a large body may come: None, or the refusal."""
         if head.is_response:
             return head.reply(ResponseCode.SYSTEM_ERROR)
         if head.code not in self._handlers:
@@ -187,7 +187,7 @@ class NameServer(Endpoint):
         return self._is_controller and needs_secret(request, asks_accounts=bool(self._hooks.requests))
 
     def on_response(self, response: Command, connection: Connection) -> None:
-        """Take the answer of a broker that was asked whether it lives."""
+        """Take the response of a broker to the question whether it lives."""
         if not self._clashes.answered(response, connection):
             super().on_response(response, connection)
 
@@ -197,7 +197,7 @@ class NameServer(Endpoint):
         self._clashes.closed(connection)
 
     def step(self, now_ms: int) -> int:
-        """Remove silent brokers if it is time; returns when to call again."""
+        """Remove silent brokers when due; return the time of the next call."""
         for holder in self._clashes.silent(now_ms):
             holder.close("its broker answered nothing when another one registered in its place")
             self.on_close(holder)
@@ -209,7 +209,7 @@ class NameServer(Endpoint):
         return self._next_scan_ms if deadline_ms is None else min(self._next_scan_ms, deadline_ms)
 
     def answer(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
-        """The response to one request; None when it comes later."""
+        """The response to a request; None when the response comes later."""
         handler = self._handlers.get(request.code)
         try:
             if len(request.body) > SMALLEST_BODY_LIMIT:
@@ -225,7 +225,7 @@ class NameServer(Endpoint):
             return _error_response(request, error, connection)
 
     def handlers(self) -> dict[int, Handler]:
-        """Request code -> what answers it."""
+        """Request codes and their handlers."""
         routes, texts = self.routes, Texts(self.routes)
         return {
             RequestCode.PUT_KV_CONFIG: self._put_kv,
@@ -303,7 +303,7 @@ class NameServer(Endpoint):
         self._respond(request, _error_response(request, error, connection), connection)
 
     def _with_masters(self, request: Command, connection: Connection, response: Command) -> Command | None:
-        """The response once it is saved who leads."""
+        """The response, once the master is saved."""
         return self.deferred_saves.answer(request, connection, self._masters.save, lambda _: response)
 
     def _unregister(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
@@ -406,7 +406,7 @@ class NameServer(Endpoint):
         return request.reply(body=dump_properties(self.config).encode())
 
     def _update_settings(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
-        """Change settings at run time: all that are asked for or none, and only those that allow it."""
+        """Change settings at run time: all requested settings or none, and only settings that allow it."""
         changes = parse_properties(request.body.decode("utf-8", "replace"))
         self._changed(changes)  # what may not be is refused at once
 
@@ -458,7 +458,8 @@ def route_response(request: Command, route: TopicRouteData) -> Command:
 
 
 class Texts:
-    """Answers about the whole route table, each made once for each state of it: everybody may ask."""
+    """Responses about the whole route table, each made once for each state of the table, since any client may
+    ask."""
 
     def __init__(self, routes: RouteTable) -> None:
         self._routes = routes
@@ -466,7 +467,7 @@ class Texts:
         self._texts: dict[Callable[[], Body], bytes] = {}
 
     def answering(self, make: Callable[[], Body]) -> Handler:
-        """A handler that answers with what `make` gives."""
+        """A handler that answers with the result of `make`."""
 
         def answer(request: Command, connection: Connection, now_ms: int) -> Command:
             if self._changes != self._routes.changes:

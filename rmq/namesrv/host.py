@@ -1,4 +1,4 @@
-"""The name server as its plug-ins see it."""
+"""The host of a name server's plug-ins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def plugin_host(server: NameServer, wall_ms: Callable[[], int]) -> PluginHost:
-    """The name server as its plug-ins see it."""
+    """The host of a name server's plug-ins."""
     metrics = at_once(partial(metrics_of, server))
     return PluginHost(server, NoMessages("name server"), now_ms=wall_ms, metrics=metrics)
 

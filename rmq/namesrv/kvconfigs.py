@@ -21,19 +21,18 @@ MAX_NAME: Final = 255
 
 
 class KvConfigs:
-    """The texts; each change is saved before it counts.
+    """Key-value texts; each change is saved before it counts.
 
-    `save` gets the whole content as JSON, in the shape of RocketMQ's kvConfig.json, and raises OSError when
-    it cannot keep it; the change is then undone and refused. Changes may be made in any thread, one after the
-    other, while others read.
+    `save` gets the whole content as JSON, in the form of RocketMQ's kvConfig.json, and raises OSError when it
+    cannot keep the content; the change is then reverted and refused. Changes may be made in any thread, one
+    after the other, while other threads read.
     """
 
     def __init__(
         self, save: Callable[[bytes], None], saved: bytes | None = None, *, most: int = MAX_SIZE
     ) -> None:
-        """`saved` is what `save` last kept; raises RemoteProtocolError when it cannot be read. `most` is how
-        many characters all texts may have.
-        """
+        """`saved` is the content of the last `save`; raises RemoteProtocolError when it cannot be read.
+        `most` is the limit on the characters of all texts."""
         self._save = save
         self._most = most
         self._table: dict[str, dict[str, str]] = {}
@@ -45,7 +44,7 @@ class KvConfigs:
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> KVTable | None:
-        """All of a namespace, or None when nothing was ever put there."""
+        """All values of a namespace; None for a namespace that never had a value."""
         table = self._table.get(namespace)
         return None if table is None else KVTable(dict(table))
 
@@ -64,7 +63,8 @@ class KvConfigs:
         self._keep(changed)
 
     def delete(self, namespace: str, key: str) -> None:
-        """Remove a value, if it is there. Raises SystemFailure, changing nothing, if that cannot be saved."""
+        """Remove a value, if present. Raises SystemFailure, with nothing changed, when the removal cannot be
+        saved."""
         if self.get(namespace, key) is None:
             return
         changed = {name: dict(table) for name, table in self._table.items()}
@@ -81,7 +81,7 @@ class KvConfigs:
 
 
 def _size(table: dict[str, dict[str, str]]) -> int:
-    """Characters of all names and values, and of what stands around them."""
+    """Characters of all names and values, and of the JSON around them."""
     return sum(len(key) + len(value) + 6 for texts in table.values() for key, value in texts.items())
 
 

@@ -1,9 +1,9 @@
-"""Masters: which broker led each name last, kept over restarts, so that an older one cannot take over.
+"""Masters: the last master of each broker name, kept over restarts, so that a former master cannot take over.
 
-After a failover the old master may come back, as when its machine starts again. While the new one lives, the
-name server refuses it. A name server that has just started knows nobody, though, and the first to register
-would be believed: for a minute only the broker that was master last may be it. Off until `mastersPath` names
-a file. RocketMQ's name server has nothing like it.
+After a failover the former master may come back, as when its machine starts again. While the present master
+lives, the name server refuses the former. But a name server that has just started knows no masters, and would
+believe the first to register: so for a minute only the last known master may be master. Off until
+`mastersPath` names a file. RocketMQ's name server has no such check.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ of a name server's return, and every 60 s at least."""
 
 
 class Masters:
-    """The addresses of the last masters, by their cluster and name.
+    """The addresses of the last masters, by cluster and name.
 
-    `save` replaces the file and raises OSError; None keeps nothing and fences nobody. `saved` is what it
-    kept last. `started_ms` is when the name server started, by the clock of `check`.
-
-    Raises RemoteProtocolError when `saved` cannot be read.
+    `save` replaces the file and raises OSError; None keeps nothing and fences no broker. `saved` is the
+    content of the last save. `started_ms` is the start of the name server, by the clock of `check`. Raises
+    RemoteProtocolError when `saved` cannot be read.
     """
 
     def __init__(self, save: Callable[[bytes], None] | None, saved: bytes | None, started_ms: int) -> None:
@@ -43,8 +42,8 @@ class Masters:
         self._waited_for = set(table)
 
     def check(self, who: Registration, now_ms: int) -> None:
-        """Raises SystemFailure for a master in whose name another one led when the name server stopped, which
-        has not come back yet and still may. One that controllers have elected is the master."""
+        """Raises SystemFailure for a master whose name had another master when the name server stopped, while
+        that master may still come back. A master elected by controllers is always accepted."""
         last = self._last.get(key := _key(who))
         if (
             who.epoch
@@ -71,20 +70,20 @@ class Masters:
         return False
 
     def unregistered(self, who: Registration) -> bool:
-        """This broker was stopped in good order: another one may lead in its name at once. Whether that is to
-        be saved."""
+        """This broker was stopped in good order: another broker may be master of its name at once. Return
+        whether that is to be saved."""
         if self._last.get(key := _key(who)) == who.broker_addr:
             self._last = {name: address for name, address in self._last.items() if name != key}
             return self._save is not None
         return False
 
     def save(self) -> None:
-        """Save who leads now; in any thread. What goes wrong is logged: brokers serve all the same."""
+        """Save the present masters, in any thread. A failure is logged: brokers serve all the same."""
         if self._save is not None:
             try:
                 self._save(json.dumps(self._last))
             except OSError as error:
-                log.error("who is master cannot be saved: %s", error)
+                log.error("cannot save the masters: %s", error)
 
 
 def _key(who: Registration) -> str:

@@ -1,11 +1,11 @@
-"""RouteTable: which brokers live, which topics they have; five tables under RocketMQ's own names.
+"""RouteTable: live brokers and their topics; five tables under RocketMQ's own names.
 
-Everything here is plain values: time comes in as `now_ms` (any clock that only goes forward), a connection as
-an opaque `source` that is compared by identity. A change is either made whole or refused with a reason;
-nothing is half done. Bounds are in `RouteLimits`; a broker that would go past one is refused.
+The tables are plain values: time comes in as `now_ms` (any clock that only goes forward), a connection as an
+opaque `source` that is compared by identity. A change is either made as a whole or refused with a reason.
+Bounds are in `RouteLimits`; a broker that would exceed a bound is refused.
 
-Where this is stricter than the Java name server: a broker that claims a name and id, or an address, that
-another live broker holds is refused instead of taking it over silently; see `register`.
+This table is stricter than the Java name server: a broker that claims a name and id, or an address, of
+another live broker is refused instead of replacing that broker silently; see `register`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RouteLimits:
 
 @frozen
 class Registration:
-    """Who a broker says it is."""
+    """The identity of a broker."""
 
     cluster: str
     broker_name: str
@@ -75,7 +75,7 @@ class Registration:
 
 @frozen
 class Registered:
-    """What a slave learns about its master; None for a master or when there is none."""
+    """The slave's view of its master; None for a master, and without a master."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
@@ -140,13 +140,12 @@ class RouteTable:
         *,
         is_whole: bool = False,
     ) -> Registered:
-        """Take in a broker and, from a master whose data version changed, its topics. With `is_whole` they
-        are all that it has: others of its name leave the routes. Without, they are added.
+        """Take in a broker and, from a master whose data version changed, its topics. With `is_whole` the
+        list of topics is complete: topics outside the list leave the routes. Without, the topics are added.
 
-        Raises SystemFailure, and changes nothing, when names or address are malformed, when the name
-        belongs to another cluster, or at a limit; Clash when another live broker holds the same name and id
-        or the same address. A known broker of the name may take the id of another one: a slave that became
-        master.
+        Raises SystemFailure, with nothing changed, for malformed names or address, for a name of another
+        cluster, and at a limit; Clash when another live broker holds the same name and id or the same
+        address. A known broker of the name may take the id of another: a slave that became master.
         """
         # All checks come first: from here on nothing may fail, or the five tables would not fit each other.
         self._check(who, body, source, now_ms)
@@ -178,7 +177,7 @@ class RouteTable:
         return self._master_of(who)
 
     def renew(self, who: Registration, digest: bytes, source: Any, now_ms: int) -> Registered | None:
-        """Take the same registration again, told by the digest of its body; None when it is not the same."""
+        """Repeat a registration, known by the digest of its body; None when the digest is new."""
         held = self.broker_live_table.get(who.broker_addr)
         if held is None or held.digest != digest or held.registration != who:
             return None
@@ -431,8 +430,8 @@ class RouteTable:
     # Questions.
 
     def route(self, topic: str, *, with_last_masters: bool = False) -> TopicRouteData | None:
-        """Where a topic lives; None when no broker has it. `with_last_masters`: a set of controllers that has
-        no master at the moment has its last one."""
+        """The route of a topic; None when no broker has the topic. `with_last_masters`: a set with
+        controllers and without a master shows its last master."""
         queues = self.topic_queue_table.get(topic, {})
         brokers = [
             BrokerData(data.cluster, name, dict(sorted(data.broker_addrs.items())))

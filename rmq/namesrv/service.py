@@ -79,10 +79,10 @@ async def run(
     plugin_settings: Mapping[str, str] | None = None,
     task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Be a name server until `stop` is set, or until cancelled; `started` gets the addresses as bound, `also`
-    is filled with what else it listens on. `front` is given the name server and makes the endpoint that
-    connections get in its place: a test's. `disk` and `lease_clock` are for the controller in it.
-    `plugin_settings` are texts that plug-ins read.
+    """Run a name server until `stop` is set, or until cancelled. `started` gets the addresses as bound;
+    `also` is filled with the other listeners. `front` is given the name server and makes the endpoint of
+    connections, for tests. `disk` and `lease_clock` are for its controller. `plugin_settings` are texts for
+    plug-ins.
 
     Raises PortInUse or OSError when it cannot listen, ConfigError or PluginRefused for unusable settings,
     RemoteProtocolError when the saved key-value configs are damaged. Cancelled: connections are closed, saved

@@ -1,4 +1,5 @@
-"""Connections over TCP, TLS, WebSocket or memory: one interface, told apart on one port by the first byte."""
+"""Connections over TCP, TLS, WebSocket or memory: a single interface, and a single port, by the first
+byte."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What servers need, which clients do not load: it needs trio."""
+    """Names for servers, which clients do not load: they need trio."""
     if name not in ("Acceptor", "open_listeners", "serve", "serve_listeners"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module("rmq.remoting.server"), name)

@@ -1,7 +1,7 @@
-"""What a peer that came in speaks: one port serves all, told apart by the first byte.
+"""Protocol of a new peer: a single port serves all protocols, by the first byte.
 
-A frame begins with the high byte of its length, 0 below 16 MiB; a TLS record with 0x16, as Java's handshake
-handler looks for; a WebSocket upgrade with the G of GET. Inside TLS it is frames or a WebSocket again. Doors
+A frame begins with the high byte of its length, 0 below 16 MiB; a TLS record with 0x16, as in Java's
+handshake handler; a WebSocket upgrade with the G of GET. TLS contains frames or a WebSocket. Doors
 (`rmq.doors`) add bytes of their own.
 """
 
@@ -42,14 +42,13 @@ async def accept_stream(
     speaks: Callable[[int], bool] = lambda byte: False,
     upgrades: bool = True,
 ) -> AsyncIterator[tuple[Stream, bytes]]:
-    """Find out what a new peer speaks: the stream of its frames, and the bytes already read from it.
-    `on_first()` is called when its first bytes have come. `speaks(byte)` tells whether another protocol
-    begins with this byte, `upgrades` whether a WebSocket is taken.
+    """Detect the protocol of a new peer. Return the stream of its frames, and the bytes already read.
 
-    Raises RemoteProtocolError when the peer speaks something else, something that `tls` or `access` does not
-    allow, nothing within `limits.idle_seconds`, or does not end a handshake within
-    `limits.handshake_seconds`; BrokenResourceError when it goes away or a handshake fails. The caller closes
-    the stream, or after an error `raw`.
+    `on_first()` is called when the first bytes have come. `speaks(byte)` says whether another protocol begins
+    with this byte, `upgrades` whether a WebSocket is accepted. Raises RemoteProtocolError for an unknown
+    protocol, for a protocol that `tls` or `access` forbids, for silence during `limits.idle_seconds`, and for
+    a handshake longer than `limits.handshake_seconds`; BrokenResourceError when the peer goes away or a
+    handshake fails. The caller closes the stream, or after an error `raw`.
     """
     stream, first = await remove_tls(raw, tls, limits, on_first)
     is_upgrade = upgrades and first[0] == UPGRADE
@@ -72,8 +71,8 @@ async def accept_stream(
 
 
 async def _websocket() -> Callable[..., Awaitable[Stream]]:
-    """What makes a stream of a WebSocket. Few servers ever see one: that they need not wait 30 ms for its
-    parsers at every start, the first peer that wants one does; the others are served meanwhile."""
+    """The function that makes a stream of a WebSocket. Few servers ever see a WebSocket, and its parsers take
+    30 ms to load: the first such peer loads them, while other peers are served."""
     if _WEBSOCKET not in sys.modules:
         try:
             await anyio.to_thread.run_sync(import_module, _WEBSOCKET)
@@ -98,10 +97,10 @@ async def remove_tls(
     limits: Limits | None = None,
     on_first: Callable[[], object] = lambda: None,
 ) -> tuple[Stream, bytes]:
-    """A new peer's stream, decrypted if the peer speaks TLS, and the bytes already read from it.
+    """A new peer's stream, decrypted if the peer speaks TLS, and the bytes already read.
 
-    A client may connect and say nothing for as long as any other may be idle, as in Java. Raises
-    RemoteProtocolError for what `tls` does not allow, BrokenResourceError when the peer goes away.
+    A client may connect and stay silent for as long as any connection may be idle, as in Java. Raises
+    RemoteProtocolError if `tls` forbids the protocol, BrokenResourceError when the peer goes away.
     """
     limits = limits or Limits()
     first = await _first_bytes(raw, limits)

@@ -1,11 +1,12 @@
-"""Acceptor: which connections are accepted, and which make room for others.
+"""Acceptor: which connections are accepted, and which make room for new connections.
 
-One accept loop lets in clients, slaves and probes alike. It never ends by what peers or the system do: out of
+The accept loop lets in clients, slaves and probes alike. Neither peers nor the system end the loop: without
 descriptors it waits. Files come first: a broker that cannot open the next file of its log stops taking
-messages, a client that is refused tries again.
+messages, while a refused client tries again.
 
-A connection is a guest until its peer has proved itself, by a whole request or a secret. Guests have no place
-of their own: when a newcomer finds none, the oldest guest is cut off. Each address has a share of the places.
+A connection is a guest until its peer has proved itself, by a whole request or a secret. Guests have no
+reserved places: when a newcomer finds no place, the oldest guest is cut off. Each address has a share of the
+places.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ KNOWN_MAX: Final = 1_000
 
 
 class Guest:
-    """A connection that was accepted, as its service sees it: it tells what its peer has shown."""
+    """An accepted connection, as its service sees it: the service reports the peer's proof."""
 
     __slots__ = (
         "_acceptor",
@@ -86,11 +87,11 @@ class Guest:
         return self.holders[0] if self.holders else ""
 
     def speaks(self) -> None:
-        """Its first bytes are here: from now on it costs work."""
+        """The first bytes have come: from now on the connection costs work."""
         self.has_spoken = True
 
     def prove(self) -> None:
-        """Its peer has proved itself: it keeps its place for as long as it lasts."""
+        """The peer has proved itself: the connection keeps its place for as long as it lasts."""
         if not self._is_proved:
             self._is_proved = True
             self._acceptor.proved(self)
@@ -110,12 +111,12 @@ Serve = Callable[[Stream, Guest], Awaitable[None]]
 
 
 class Acceptor:
-    """The connections of one service, whichever listener they came by.
+    """The connections of a service, from all its listeners.
 
-    `connections` bounds all of them, `per_address` those of one address; 0: each may have as many as are
-    free. `per_second` bounds how many handshakes of one address may fail (0: any number); connections that
-    may not begin wait. `share` is how much of the descriptors that connections may have this service may
-    take. An address of `gateways` has no bounds of its own. `refused` counts by reason.
+    `connections` bounds all connections, `per_address` the connections of an address; 0: no bound of its own.
+    `per_second` bounds how many handshakes of an address may fail (0: any number); further connections wait.
+    `share` is the part of the descriptors for connections that this service may take. An address of
+    `gateways` has no bounds of its own. `refused` counts by reason.
     """
 
     def __init__(
@@ -214,7 +215,7 @@ class Acceptor:
         )
 
     def _make_room(self, newcomer: Guest, reason: str) -> bool:
-        """Cut off a guest that has proved nothing; whether there was one."""
+        """Cut off an unproved guest; return whether a guest was found."""
         victim = self._oldest(newcomer.key) if reason == "address" else self._oldest_of_most()
         if victim is None:
             return False
@@ -232,7 +233,8 @@ class Acceptor:
         return None
 
     def _oldest_of_most(self) -> Guest | None:
-        """The oldest guest of the address that has the most, of those whose peers never proved themselves."""
+        """The oldest guest of the address that has the most guests, of addresses that never proved
+        themselves."""
         for is_known in (False, True):
             while keys := [key for key in self._guests if (key in self._known) is is_known]:
                 key = max(keys, key=lambda key: len(self._guests[key]))
@@ -241,7 +243,7 @@ class Acceptor:
         return None
 
     def _sweep(self, key: str) -> int:
-        """Forget those of an address that have proved themselves; how many guests are left."""
+        """Forget the proved connections of an address; return the number of remaining guests."""
         for guest in list(self._guests.get(key, ())):
             guest.has_proved()
         return len(self._guests.get(key, ()))
@@ -255,7 +257,7 @@ class Acceptor:
             del self._known[next(iter(self._known))]
 
     def _forget(self, guest: Guest) -> bool:
-        """It is no guest any more; whether it was."""
+        """End the guest status; return whether the connection was a guest."""
         guests = self._guests.get(guest.key, {})
         if guest not in guests:
             return False
@@ -313,7 +315,8 @@ class Acceptor:
         return on_their_way + 1 <= left
 
     async def _turn(self, guest: Guest, nursery: anyio.abc.TaskGroup) -> bool:
-        """Wait behind the others of its address; whether it may begin. Cancelled: it waits no more."""
+        """Wait in the line of the address; return whether the connection may begin. Cancelled: the wait
+        ends."""
         if not self._is_looking:
             self._is_looking = True
             nursery.start_soon(self._let_in)
@@ -330,7 +333,7 @@ class Acceptor:
         return row[1].is_set()
 
     async def _let_in(self) -> None:
-        """Let those that wait begin, as their addresses have room; ends when nobody waits."""
+        """Let waiting connections begin, as their addresses have room; ends when none waits."""
         while self._waiting:
             for key, queue in list(self._waiting.items()):
                 while queue and self._has_room(key):
@@ -377,15 +380,14 @@ def _soft_limit() -> float:
 
 
 def descriptors_for_connections() -> float:
-    """How many descriptors connections may take; the others, at most half, are kept back for files."""
+    """Descriptors for connections; the rest, at most half, is reserved for files."""
     soft = _soft_limit()
     return soft - min(KEPT_BACK, soft // 2) if soft < math.inf else soft
 
 
 def last_descriptor(*, is_small: bool) -> float:
-    """The number from which on a connection is refused, whoever has the others: a new descriptor has the
-    lowest that is free, so that as many are in use. Files have numbers below it, too. Ports for few
-    connections come nearer to the end, so that clients do not keep slaves and probes out.
-    """
+    """The descriptor number from which a connection is refused: a new descriptor has the lowest free number,
+    so that the number shows how many are in use, including files. Ports for few connections may use higher
+    numbers, so that clients do not keep slaves and probes out."""
     soft = _soft_limit()
     return soft - min(KEPT_BACK, soft // 2) // (8 if is_small else 2) if soft < math.inf else soft

@@ -14,10 +14,10 @@ _EXPECTED = "host:port or [IPv6]:port, optionally with tcp://, tls://, ws:// or 
 
 @attrs.frozen
 class Address:
-    """Where a peer is and how it is spoken to.
+    """Host, port and protocol of a peer.
 
-    `scheme` is one of ``tcp``, ``tls``, ``ws``, ``wss``; `host` has no brackets; `port` 0 means "any free
-    port" to a listener.
+    `scheme` is ``tcp``, ``tls``, ``ws`` or ``wss``; `host` has no brackets; `port` 0 means "any free port" to
+    a listener.
     """
 
     host: str
@@ -49,7 +49,7 @@ class Address:
 
 
 def split_address(text: str) -> Address:
-    """Read an address; raises ConfigError when it is not one. Does not look names up."""
+    """Read an address. Raises ConfigError for an invalid address. Does not look names up."""
     scheme, mark, rest = text.strip().rpartition("://")
     scheme = scheme.lower() if mark else "tcp"
     host, colon, port = rest.rpartition(":")
@@ -66,7 +66,7 @@ def split_address(text: str) -> Address:
 
 
 def with_scheme(text: str, scheme: str) -> str:
-    """The address with `scheme` before it, unless it names one itself."""
+    """The address with `scheme` in front, unless it has a scheme."""
     return text if "://" in text else f"{scheme}://{text}"
 
 

@@ -1,8 +1,8 @@
 """AsyncioPoller: on asyncio, reads the sockets of connections in functions that the loop calls.
 
-A task that waits for bytes and is woken with them costs a turn of the loop for each chunk, a tenth of a send
-that waits for its answer. Here the function that the loop calls reads, decodes and wakes those who wait; the
-connection's task has its turn for what has to wait only, as with a server's `Poller`.
+A task that waits for bytes costs a turn of the loop for each chunk, a tenth of the time of a send. In this
+module the function that the loop calls reads, decodes and wakes the waiting calls; the connection's task only
+runs for work that must wait, as with a server's `Poller`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class AsyncioPoller:
         """A chunk has come from a descriptor: nothing to do."""
 
     async def attend(self, descriptor: int, on_readable: Callable[[], bool]) -> None:
-        """Have `on_readable` called whenever the descriptor can be read, until it returns False, or raises
-        what this then raises. It must not block, and may be called when there is nothing to read.
+        """Call `on_readable` whenever the descriptor can be read, until it returns False, or raises an error,
+        which this call then raises. `on_readable` must not block, and may be called without data.
 
-        Nobody else may wait for the descriptor to be read meanwhile, and it stays open. Cancelled: it is not
-        called any more.
+        No other code may wait for the descriptor at the same time, and the descriptor stays open. Cancelled:
+        the calls end.
         """
         from asyncio import get_running_loop  # whoever calls this has loaded it
 

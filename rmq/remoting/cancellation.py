@@ -1,8 +1,8 @@
 """Cancellations that are not aimed at the running task.
 
-A task ends by a cancellation when it is cancelled itself, or the scope that it runs in. The same exception
-also comes out of code that awaits a task or a future that another task has cancelled, and out of
-`future.result()`; then nobody wants the running task to end, and the exception is an ordinary failure.
+A task ends by a cancellation when the task itself, or its scope, is cancelled. The same exception also comes
+out of code that awaits a task or a future that another task has cancelled, and out of `future.result()`; such
+an exception is an ordinary failure, since no code wants to end the running task.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 def cancel_requests() -> int:
     """The number of cancellations of the running asyncio task that were requested and not withdrawn; 0 on
-    trio, and in a thread without a loop. Kept before code of others runs, and given to `as_failure` and
-    `withdraw` after it."""
+    trio, and in a thread without a loop. Taken before foreign code runs, and given to `as_failure` and
+    `withdraw` afterwards."""
     task = _asyncio_task()
     return 0 if task is None else task.cancelling()
 
@@ -42,9 +42,10 @@ def is_cancellation(error: BaseException) -> bool:
 
 
 def as_failure(error: BaseException, requests: int = 0) -> Exception | None:
-    """The error as a failure of the code that raised it: itself, or a `StrayCancellation` for a cancellation
-    that nobody aimed at the running task. None for an error that must go on: a cancellation of this task or
-    of its scope, Ctrl-C, `SystemExit`. `requests` is what `cancel_requests` said before that code ran."""
+    """The error as a failure of the code that raised it: the error itself, or a `StrayCancellation` for a
+    cancellation that was not aimed at the running task. None for an error that must go on: a cancellation of
+    this task or of its scope, Ctrl-C, `SystemExit`. `requests` is the result of `cancel_requests` before that
+    code ran."""
     if isinstance(error, Exception):
         return error
     if not _has_only_failures(error) or _is_cancelled(requests):

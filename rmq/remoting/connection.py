@@ -1,13 +1,13 @@
-"""Connection: one peer, both ways: calls, one-way requests, requests to answer.
+"""Connection: a peer, in both directions: calls, one-way requests, requests to answer.
 
-How bytes move. The reader waits until the stream is readable, reads one chunk, decodes it, wakes the calls
-whose responses came, hands all requests of the chunk to the endpoint in one call, and then sends everything
-that gathered in the outbox itself: two loop operations for a chunk, none for a message. When the peer does
-not take it all, the reader waits until it does, so a peer that does not read is not read from. A server's
-`Poller` does the same in one task for many connections, and leaves to the reader what has to wait. A writer
-task exists only once something was written outside the endpoint's `handle` (a late reply), and wakes only
-for that. Deadlines of calls sit in the table of pending requests; one task, asleep until the earliest of
-them, serves them all. Runs on trio and on asyncio.
+How bytes move. The reader waits until the stream is readable, reads a chunk, decodes it, wakes the calls
+whose responses came, hands all requests of the chunk to the endpoint in a single call, and then sends the
+whole outbox itself: two loop operations for a chunk, none for a message. When the peer does not take
+everything, the reader waits until it does, so a peer that does not read is not read from. A server's `Poller`
+does the same in a single task for many connections, and leaves work that must wait to the reader. A writer
+task exists only after a write outside the endpoint's `handle` (a late reply), and wakes only for such writes.
+Deadlines of calls are in the table of pending requests; a single task, asleep until the earliest deadline,
+serves all calls. Runs on trio and on asyncio.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ FIRST_READ_BYTES = 64 * 1024
 
 
 class Connection:
-    """One peer over one stream.
+    """A peer over a stream.
 
-    `state` is for the owner (a client id, a session). `active_at` is when bytes last moved, in the loop's
-    seconds. `signer`, if set, signs each request as it is sent. `reason` says why it `is_closed`; it
-    `fell_silent` when the peer answered no more and nothing was heard of it."""
+    `state` is for the owner (a client id, a session). `active_at` is the time of the last byte, in the loop's
+    seconds. `signer`, if set, signs each request when it is sent. `reason` says why the connection
+    `is_closed`; it `fell_silent` when the peer stopped answering and no byte came.
+    """
 
     def __init__(
         self,
@@ -68,8 +69,8 @@ class Connection:
         signer: Callable[[Command], Command] | None = None,
         poller: Poller | AsyncioPoller | None = None,
     ) -> None:
-        """`first` is what was already read from the stream, to find out what it carries. What waits here for
-        the peer counts against `budget`. `poller` reads the stream where that can be."""
+        """`first` is the bytes already read from the stream, to detect its protocol. Unsent bytes count
+        against `budget`. `poller` reads the stream where possible."""
         loop = current_loop()
         self._stream, self._endpoint, self._first = stream, endpoint, first
         self.peer_address, self.local_address = stream.peer, stream.local
@@ -173,14 +174,17 @@ class Connection:
         self.write(frame)
 
     def write(self, frame: Buffer | Sequence[Buffer]) -> None:
-        """Send encoded responses, given as one buffer or as several in a row; large ones are not copied.
-        Never blocks. Past `limits.outbox_bytes` the connection is closed, since its peer does not read."""
+        """Send encoded responses, as a buffer or as several in a row; large buffers are not copied.
+
+        Never blocks. Past `limits.outbox_bytes` the connection is closed, since its peer does not read.
+        """
         before = self._outbox.size
         self._put(frame)
         self._reply_bytes += self._outbox.size - before
 
     def flush(self) -> None:
-        """Send what waits now, as far as the peer takes it: for an endpoint that goes on after its answer."""
+        """Send the outbox now, as far as the peer takes it: for an endpoint that works on after its
+        response."""
         if self._outbox.size and not self.is_closed:
             with suppress(*disconnect_or_close_errors()):  # the next send, or the next read, meets it again
                 self._flush_now()
@@ -212,7 +216,8 @@ class Connection:
             self._send_late()
 
     def close(self, reason: str = "closed by this side", cause: BaseException | None = None) -> None:
-        """End it soon: pending calls get ConnectionLost now; what waits is sent if the peer still reads."""
+        """End the connection soon: pending calls get ConnectionLost now; the outbox is sent if the peer still
+        reads."""
         if self.is_closed:
             return
         self.is_closed, self.reason, self._cause = True, reason, cause
@@ -233,13 +238,15 @@ class Connection:
         self.close(reason)
 
     async def room(self) -> None:
-        """Return once the outbox is short enough for more; for those who send without waiting for answers."""
+        """Return once the outbox is short enough for more; for callers that send without waiting for
+        responses."""
         while self._outbox.size > self._limits.busy_bytes and not self.is_closed:
             await self._next_room()
 
     def expire(self, now: float) -> float:
-        """Close it if it was idle too long or its peer does not finish a frame. Returns when to look again as
-        things are: a frame that begins later, or a peer that takes nothing, has its own time from then on."""
+        """Close the connection if it was idle too long or a frame is incomplete for too long. Return the time
+        of the next check: a frame that begins later, or a peer that takes nothing, has its own time from then
+        on."""
         if self.is_closed:
             return math.inf
         if now - self._half_since >= self._limits.frame_seconds:
@@ -258,8 +265,9 @@ class Connection:
         return math.inf
 
     async def run(self) -> None:
-        """Serve the connection until it ends, then close the stream and tell the endpoint. Whatever ends it
-        is logged, not raised: what one peer sends must not end the service of the others; cancelled, too."""
+        """Serve the connection until it ends, then close the stream and tell the endpoint. The reason is
+        logged, not raised, since a peer's bytes must not end the service of other peers; the same when
+        cancelled."""
         try:
             with unwrap_groups():
                 async with anyio.create_task_group() as self._tasks:
@@ -350,8 +358,8 @@ class Connection:
         return self._now() - self._half_since > PATIENCE_SECONDS
 
     def waste(self, now: float) -> float:
-        """For how many seconds a frame is not complete, or the peer takes none of what waits for it; more for
-        a peer that never sent a whole frame, less where little is held, and of equals the larger is worse."""
+        """Seconds for which a frame is incomplete, or the peer takes no waiting bytes; more for a peer that
+        never sent a whole frame, less with few bytes held. On a draw the larger holder is worse."""
         seconds = max(now - min(self._half_since, self._taken_at), 0.0)
         factor = 1.0 if self.has_received else UNPROVED_FACTOR
         return (seconds * factor if self._held > SMALL_BYTES else seconds / 1000) + self._held * 1e-12
@@ -410,7 +418,7 @@ class Connection:
                 self.reply(refusal)
 
     def _take_responses(self, commands: list[Command]) -> list[Command]:
-        """Wake the calls whose responses are here; returns the requests."""
+        """Wake the calls whose responses have come; return the requests."""
         if len(commands) == 1 and not commands[0].flag & FLAG_RESPONSE:
             self._is_eager = True
             return commands
@@ -480,7 +488,7 @@ class Connection:
         return True
 
     async def _flush(self) -> None:
-        """Send the outbox, waiting for the peer to take it and for others who do the same."""
+        """Send the outbox, waiting for the peer and for other senders of this connection."""
         outbox = self._outbox
         async with self._sending:
             self._is_blocked = True
@@ -528,10 +536,11 @@ class Connection:
             self.close(reason)
 
     def _count(self) -> None:
-        """Tell the budget what is held here now.
+        """Report the held bytes to the budget.
 
         Called where bytes stay, not where they pass. A closed connection only gives back, or its bytes would
-        be counted for ever."""
+        count for ever.
+        """
         held = self._outbox.size + self._decoder.buffered
         if held != self._held and not (held and self.is_closed):
             self._held = held
@@ -541,7 +550,7 @@ class Connection:
                 self._look()
 
     def _look(self) -> None:
-        """Ask about the body of the unfinished frame before more of it is here."""
+        """Ask the endpoint about the body of the unfinished frame before more of the body comes."""
         self._decoder.look()
         if self._decoder.head is not None or self._decoder.refused:
             self._ask()
@@ -554,7 +563,7 @@ class Connection:
         self._taken_at, self._left = now, self._stream.unsent()
 
     def _is_stalled(self, now: float) -> bool:
-        """Whether the system, too, has sent nothing of what we gave it: its buffer may be large."""
+        """Whether the system, too, has sent nothing of our bytes: its buffer may be large."""
         left, before = self._stream.unsent(), self._left
         if 0 <= left < before:
             self._taken_at, self._left = now, left
@@ -617,7 +626,8 @@ class Connection:
         self.close(f"an unexpected error: {type(error).__name__}: {error}", error)
 
     async def _close_stream(self) -> None:
-        """Send what the peer takes within `linger_seconds`, then close the stream, cancelled or not."""
+        """Send within `linger_seconds`, as far as the peer takes it, and close the stream, cancelled or
+        not."""
         with anyio.move_on_after(self._limits.linger_seconds, shield=True):
             try:
                 if self._outbox.size and not (self._is_mute or self._is_torn or self._flush_now()):

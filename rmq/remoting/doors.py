@@ -1,7 +1,7 @@
 """Connections of doors: their streams, and the server that runs a door's `serve` for each.
 
-A connection has two tasks: the door's own, which reads, and one that sends what was written. The bytes that
-wait in either direction count in the process's memory budget, and the same limits hold as for clients.
+A connection has two tasks: the door's own, which reads, and a task that sends. The bytes that wait in either
+direction count in the process's memory budget, and the same limits hold as for clients.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class DoorConnection:
         self.close(reason)
 
     def expire(self, now: float) -> float:
-        """End if it waits too long for its peer; returns when to look again."""
+        """End the connection if it waits too long for its peer; return the time of the next check."""
         limits = self._limits
         if self.is_closed:
             return math.inf
@@ -222,8 +222,8 @@ class DoorConnection:
         self._budget.hold(self, self._unsent + len(self._received) + self._held_by_door)
 
     async def run(self, host: DoorHost) -> None:
-        """Serve the peer until the door returns or the connection ends; then send what was written, close.
-        Errors of the door are logged. Cancelled: the same."""
+        """Serve the peer until the door returns or the connection ends; send the outbox, and close. Errors of
+        the door are logged. Cancelled: the same."""
         try:
             async with anyio.create_task_group() as tasks:
                 sending = anyio.CancelScope(shield=True)
@@ -266,7 +266,7 @@ class DoorConnection:
 
 
 class Visitor(DoorHost, Protocol):
-    """The host of one connection, as its server uses it."""
+    """The host of a connection, as its server uses it."""
 
     def closed(self) -> None:
         """The connection has ended: forget all that is kept for it."""
@@ -354,7 +354,7 @@ class DoorServer:
         return attrs.evolve(self._limits, idle_seconds=door.idle_seconds)
 
     async def expire(self) -> NoReturn:
-        """Close connections that are idle or stuck: one task looks at them all."""
+        """Close connections that are idle or stuck: a single task checks all connections."""
         while True:
             await anyio.sleep(self._limits.stall_scan_seconds)
             now = anyio.current_time()

@@ -70,10 +70,10 @@ class Endpoint(Protocol):
 
 
 class ClientOnlyEndpoint(Endpoint):
-    """The endpoint of connections on which nobody should ask us anything: every request is refused."""
+    """The endpoint of connections that serve no requests: every request is refused."""
 
     def handle(self, requests: list[Command], connection: Connection) -> None:
-        """Answer that no request is supported here."""
+        """Answer that no request is supported."""
         for request in requests:
             if not request.is_oneway:
                 connection.reply(request.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED))

@@ -1,4 +1,4 @@
-"""What one connection, one address, one server and one process may use: Limits, AddressRate and Budget."""
+"""Limits of a connection, an address, a server and a process: `Limits`, `AddressRate` and `MemoryBudget`."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ class Limits:
         return min(self.idle_seconds / 12, self.frame_seconds / 6)
 
     def scan_at(self, now: float, expiries: Iterable[float]) -> float:
-        """When owners look at their connections again, of which the `expiries` are known: not before there
-        can be something to see. What begins after `now` has its whole time."""
+        """The time of the next check of the connections, whose `expiries` are known: not before a check can
+        find anything. An interval that begins after `now` has its whole time."""
         latest = now + min(self.idle_seconds, self.frame_seconds, self.stall_seconds)
         return max(now + self.scan_seconds, min(latest, min(expiries, default=math.inf)))
 
@@ -117,25 +117,25 @@ LEFT: Final = 7 / 8
 
 
 class BudgetHolder(Protocol):
-    """Somebody for whom a Budget counts bytes, such as a connection; told apart by identity."""
+    """A holder of bytes in a MemoryBudget, such as a connection; identified by identity."""
 
     def abort(self, reason: str) -> None:
-        """End at once, and forget what is held."""
+        """End at once, and drop the held bytes."""
 
     def expire(self, now: float) -> object:
-        """End if it waits too long for its peer."""
+        """End if the wait for its peer was too long."""
 
     def waste(self, now: float) -> float:
-        """How long nothing has become of what is held: those with most are cut off first."""
+        """Seconds for which held bytes led to no result: holders with most seconds are cut off first."""
 
 
 class MemoryBudget:
-    """The bytes that peers make this process hold, unsent answers and unfinished frames, and for whom.
+    """The bytes that peers make this process hold, unsent responses and unfinished frames, by holder.
 
-    Every connection has bounds of its own, but thousands of them together would still fill the memory. Past
-    half of the budget peers whose frames take long are hardly read from any more, and cut off soon; past all
-    of it those are cut off that have held most for longest, and proved nothing. Costs nothing for those who
-    hold nothing. `clock` is in seconds.
+    Every connection has bounds of its own, but thousands of connections together would still fill the memory.
+    Past half of the budget, peers whose frames take long are read from rarely, and cut off soon; past the
+    whole budget, peers are cut off that have held most for longest, and proved nothing. The budget costs
+    nothing for a peer without held bytes. `clock` is in seconds.
     """
 
     def __init__(self, most: int = BUDGET_BYTES, clock: Callable[[], float] = anyio.current_time) -> None:
@@ -150,12 +150,12 @@ class MemoryBudget:
 
     @property
     def is_tight(self) -> bool:
-        """Whether those who hold much should not be read from for now."""
+        """Whether large holders should not be read from for now."""
         return self.held > self.most // 2
 
     async def relief(self) -> None:
-        """Return when use is not tight any more, or after `RELIEF_SECONDS`: whoever waits for this reads a
-        chunk now and then, or a frame that is nearly whole would never be. Cancelled: nothing is left."""
+        """Return when use is not tight any more, or after `RELIEF_SECONDS`: a waiting reader reads a chunk
+        now and then, so that a nearly whole frame can end. Cancelled: nothing is left."""
         with anyio.move_on_after(RELIEF_SECONDS):
             while self.is_tight:
                 await anyio.sleep(RELIEF_SECONDS / 20)
@@ -165,7 +165,7 @@ class MemoryBudget:
         return list(self._holders)
 
     def hold(self, holder: BudgetHolder, size: int) -> None:
-        """Note what somebody holds now, in bytes; may cut off the largest holders, this one too."""
+        """Record the held bytes of a holder; may cut off the largest holders, including this holder."""
         assert size >= 0
         self.held += size - self._holders.get(holder, 0)
         if size:
@@ -195,11 +195,10 @@ ADDRESSES_MAX: Final = 10_000
 
 
 class AddressRate:
-    """How much of something each address may have in a second: a token bucket for each, as one time (GCRA).
+    """Rate limit of each address: a token bucket for each, as a time (GCRA).
 
-    `burst_seconds` is for how long the rate may be saved up. An address whose bucket is full is not kept. Of
-    more than `ADDRESSES_MAX` that come at the same time, those that were not seen for longest are forgotten,
-    which gives them a full bucket.
+    `burst_seconds` is the time for which the rate may be saved up. An address with a full bucket is not kept.
+    Past `ADDRESSES_MAX` addresses, the least recently seen are forgotten, which gives them a full bucket.
     """
 
     def __init__(self, per_second: float, burst_seconds: float) -> None:
@@ -209,10 +208,8 @@ class AddressRate:
         self._full_at: dict[str, float] = {}  # address -> when its bucket will be full; last seen last
 
     def take(self, address: str, now: float, count: int = 1) -> bool:
-        """Whether an address may have `count` more now, in seconds; one that may not takes nothing.
-
-        Of what is left it may take more than there is, so that no `count` is too much for ever.
-        """
+        """Whether an address may have `count` more now, in seconds; a refusal takes nothing. It may exceed
+        the rest of its bucket, so that no `count` is too large for ever."""
         full_at = max(now, self._full_at.pop(address, now))
         allowed = full_at + self._step / 2 < now + self._burst
         if self._step:

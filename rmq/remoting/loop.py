@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # trio's programs need not wait 15 ms for it: functions that 
 
 
 class Waiter(Protocol):
-    """One task waits, once, for one value or one error."""
+    """A single task waits, once, for a value or an error."""
 
     def wait(self) -> Awaitable[Any]:
         """Return the value or raise the error. When cancelled, later results are dropped."""
@@ -84,7 +84,7 @@ class Loop:
 
 
 def broken(text: str) -> Exception:
-    """The error of a stream whose peer, or the network to it, is gone."""
+    """The error of a stream whose peer, or the network in between, is gone."""
     trio = sys.modules.get("trio")
     return anyio.BrokenResourceError(text) if trio is None else trio.BrokenResourceError(text)
 
@@ -102,7 +102,7 @@ def busy(text: str) -> Exception:
 
 
 def disconnect_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """To be caught where `broken` may be raised, and those others."""
+    """Exceptions of a lost peer or network, plus `others`, for an `except` clause."""
     trio = sys.modules.get("trio")
     known: tuple[type[Exception], ...] = (anyio.BrokenResourceError, *others)
     return known if trio is None else (trio.BrokenResourceError, *known)
@@ -155,7 +155,8 @@ def _asyncio_loop() -> Loop:
 
 
 def forget_loop() -> None:
-    """Before the running loop gets another clock: whoever asks for the loop from now on has that one."""
+    """Called before the running loop gets another clock: the next call of `current_loop` returns a new
+    object."""
     global _asyncio_loops
     _asyncio_loops = (None, None)
 
@@ -179,8 +180,8 @@ def current_loop() -> Loop:
 
 
 def running_loop() -> object | None:
-    """What tells the loop that runs this code from any other, one that runs later in this thread included;
-    None where none runs."""
+    """An identity of the running loop, different from any other loop, even a later loop of this thread; None
+    without a loop."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None and (loop := asyncio._get_running_loop()) is not None:
         return loop  # type: ignore[no-any-return]
@@ -198,7 +199,8 @@ def asyncio_loop() -> object | None:
 
 
 def check_loop(opened_on: object | None, what: str) -> None:
-    """Raises LocalProtocolError when another loop runs this code than the one that `what` was opened on."""
+    """Raises LocalProtocolError when this code runs in another loop than the loop in which `what` was
+    opened."""
     running = running_loop()
     if running is not opened_on and running is not None and opened_on is not None:
         raise LocalProtocolError(
@@ -208,8 +210,8 @@ def check_loop(opened_on: object | None, what: str) -> None:
 
 
 def thread_safe_call() -> Callable[..., object]:
-    """What has a function called with its arguments in this loop soon, from any thread. It raises
-    RuntimeError when the loop has ended."""
+    """A function that has another function called in this loop soon, from any thread. It raises RuntimeError
+    when the loop has ended."""
     if current_loop().name == "trio":
         import trio
 
@@ -220,7 +222,7 @@ def thread_safe_call() -> Callable[..., object]:
 
 
 class Wakeup:
-    """Wakes the one task that waits for it: `set` may come any number of times before it looks."""
+    """Wakes a single waiting task: `set` may be called any number of times before the task runs."""
 
     __slots__ = ("_is_set", "_waiter")
 
@@ -235,9 +237,10 @@ class Wakeup:
             self._waiter.resolve(None)
 
     async def wait(self, deadline: float = math.inf) -> bool:
-        """Sleep until it rings, or until the deadline on the loop's clock; returns whether it rang.
+        """Sleep until `set` is called, or until the deadline on the loop's clock; return whether it was
+        called.
 
-        Cancelled: a ring that nobody has seen is kept for the next wait.
+        Cancelled: an unseen `set` is kept for the next wait.
         """
         assert self._waiter is None, "an alarm wakes one task"
         if self._is_set:
@@ -276,11 +279,12 @@ T = TypeVar("T")
 
 @contextmanager
 def unwrap_groups() -> Iterator[None]:
-    """Put round a task group that callers do not see: one error comes out as itself, never a group of them.
+    """Unwrap the errors of a task group that callers do not see: an error comes out as itself, never as a
+    group.
 
-    When several tasks failed at once, Ctrl-C comes before all others, and then the first; its notes name the
-    others. A group of several errors that one task raised itself stays as it is; of one error, as of task
-    groups inside each other, that error comes out.
+    When several tasks failed at the same time, Ctrl-C takes precedence, and after it the first error; its
+    notes name the rest. A group of several errors that a single task raised stays as it is; of a group with a
+    single error, as of nested task groups, that error comes out.
     """
     try:
         yield
@@ -314,7 +318,7 @@ async def supervise(
     errors: type[Exception] | tuple[type[Exception], ...] = Exception,
     longest_pause: float = RESTART_SECONDS[1],
 ) -> None:
-    """Run a task again after a pause when it fails by one of `errors`. Ends when it returns."""
+    """Run a task again after a pause when it fails by an error of `errors`. Ends when the task returns."""
     first, longest = RESTART_SECONDS
     pause = first
     while True:
@@ -330,7 +334,7 @@ async def supervise(
 
 
 async def run_cooperatively(work: Generator[None, None, T]) -> T:
-    """Do long work that yields now and then; others are served in between. Returns what it returns."""
+    """Run long work that yields at intervals, while other tasks are served in between. Return its result."""
     while True:
         try:
             next(work)
@@ -343,16 +347,16 @@ async def run_cooperatively(work: Generator[None, None, T]) -> T:
 class TaskGroupScope:
     """Tasks that live exactly as long as the block.
 
-    Cancelling the block from outside does not reach them: whoever leaves in an orderly way still needs
-    them. They end when the block's end is reached, whatever led there.
+    Cancelling the block from outside does not reach them: a caller that leaves in order still needs the
+    tasks. They end when the block's end is reached, for any reason.
 
-    A task group must be left by the task that entered it, which is more than callers can promise who open in
-    one task and close in another: fixtures, cells of a notebook, hooks of a web application. So on asyncio
-    the group lives in a task of its own, and on trio too after `detach`. A block on trio keeps a nursery.
+    A task group must be left by the task that entered it, which callers cannot promise that open in a task
+    and close in another: fixtures, cells of a notebook, hooks of a web application. So on asyncio the group
+    lives in a task of its own, and on trio too after `detach`. A block on trio keeps a nursery.
 
-    A task group wraps what its body raises in an ExceptionGroup; callers who do not see the group must not
-    see the wrapping either. So: an error of the block comes out bare, and errors that tasks had besides it
-    are logged. Without one, the only error of the tasks comes out bare; several come out as a group.
+    A task group wraps errors of its body in an ExceptionGroup; callers that do not see the group must not see
+    the wrapping either. So an error of the block comes out bare, and errors of tasks are logged. Without an
+    error of the block, a single error of the tasks comes out bare; several come out as a group.
     """
 
     def __init__(self) -> None:
@@ -379,8 +383,8 @@ class TaskGroupScope:
         return repr(self._failure) if self._failure is not None else "they were cancelled"
 
     def detach(self) -> None:
-        """Before it is entered: no block surrounds its use. An error of a task cancels nobody then, and comes
-        out at the end."""
+        """Called before the scope is entered: no block surrounds its use. An error of a task then cancels no
+        block, and comes out at the end."""
         self._is_detached = True
 
     async def __aenter__(self) -> TaskGroupScope:
@@ -417,7 +421,7 @@ class TaskGroupScope:
             raise
 
     async def _host_alone(self, ready: anyio.Event, ended: anyio.Event) -> None:
-        """Not shielded: where nobody closes it, it ends with the loop."""
+        """Not shielded: without a close, this task ends with the loop."""
         try:
             async with anyio.create_task_group() as self._inner:
                 ready.set()
@@ -447,7 +451,7 @@ class TaskGroupScope:
         self._check_leaving()
 
     def _check_leaving(self) -> None:
-        """A group swallows a cancellation that comes out of one of its tasks, and ends all others with it."""
+        """A group swallows a cancellation of a single task, and ends all its other tasks."""
         if not self._is_leaving:
             raise StrayCancellation("a background task was cancelled, and all others have ended with it")
 
@@ -502,10 +506,12 @@ _hosts: set[asyncio.Task[None]] = set()
 
 
 def _cancel_scope(task: asyncio.Task[Any] | None) -> Any:
-    """anyio's innermost cancel scope of an asyncio task; None when it has none, or anyio keeps it elsewhere.
+    """anyio's innermost cancel scope of an asyncio task; None without a scope, or when anyio keeps it
+    elsewhere.
 
-    In public anyio tells it only to the task itself. Tests hold that the anyio that is installed keeps it
-    here; where one does not, the task is cancelled also while it is shielded, and nothing worse."""
+    Publicly anyio gives the scope only to the task itself. Tests check the place of the scope in the
+    installed anyio; with another place the task is cancelled also while it is shielded, and nothing worse.
+    """
     from anyio._backends import _asyncio as backend
 
     states = getattr(backend, "_task_states", None)
@@ -524,16 +530,17 @@ def _is_shielded(task: asyncio.Task[Any], around: Any) -> bool:
 
 
 class AsyncResource:
-    """What is entered with `async with`, or opened by `start` and closed by `aclose`."""
+    """An object for `async with`, which can also be opened by `start` and closed by `aclose`."""
 
     _scope: TaskGroupScope
     _is_started = False
 
     async def start(self) -> Self:
-        """Open it without a block, to be closed with `aclose`, by any task: for fixtures, notebooks, start
-        and stop hooks. An error of its background tasks comes out of `aclose`.
+        """Open the object without a block, to be closed with `aclose`, by any task: for fixtures, notebooks,
+        start and stop hooks. An error of its background tasks comes out of `aclose`.
 
-        Raises what `async with` raises. Cancelled: it is not open."""
+        Raises the errors of `async with`. Cancelled: the object is not open.
+        """
         if self._is_started:
             raise LocalProtocolError(f"this {type(self).__name__} is open already")
         self._scope.detach()
@@ -546,9 +553,10 @@ class AsyncResource:
             warnings.warn(f"unclosed {type(self).__name__}: {self!r}", ResourceWarning, 2, self)
 
     async def aclose(self) -> None:
-        """Close what `start` opened, as the end of the block does. Once closed, or never opened: nothing.
+        """Close an object opened by `start`, as the end of the block does. No effect on a closed object.
 
-        Cancelled: it is closed nevertheless, as a block is."""
+        Cancelled: the object is closed nevertheless, as by a block.
+        """
         if self._is_started:
             self._is_started = False
             await self.__aexit__(None, None, None)

@@ -1,7 +1,7 @@
-"""Network: who can be dialled and where one can listen; plain TCP here, simulated in rmq.testing.
+"""Network: dialling and listening; plain TCP in this module, simulated in rmq.testing.
 
-Above a network's raw streams, `open_stream` adds what the address's scheme asks for, so that TLS and
-WebSocket run over every network alike; `accept.accept_stream` finds out what a peer that came in speaks.
+Over a network's raw streams, `open_stream` adds TLS and WebSocket as the address's scheme says, so that both
+run over every network alike; `accept.accept_stream` detects the protocol of a new peer.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Network(Protocol):
         """Connect; of the address only host and port count. Raises OSError. Cancelled: nothing stays open."""
 
     async def listen(self, address: str, *, held: bool = False) -> Listener:
-        """Bind and listen; port 0 takes any free one. Raises PortInUse, OSError.
+        """Bind and listen; port 0 takes any free port. Raises PortInUse, OSError.
 
-        `held`: the port is taken, but peers are refused until somebody waits for the first: for a server that
-        knows its port long before it can answer.
+        `held`: the port is taken, but peers are refused until the first accept: for a server that knows its
+        port long before it can answer.
         """
 
 
@@ -77,7 +77,7 @@ async def open_stream(
 
 
 class _Dial:
-    """One attempt to reach an address; knows which stage it is in."""
+    """An attempt to reach an address; knows its present stage."""
 
     def __init__(self, network: Network, target: Address, tls: TlsContexts) -> None:
         self._network = network

@@ -27,11 +27,11 @@ LEAST_SILENCE_SECONDS: Final = 1.0
 def timed_out(
     pending: dict[int, PendingRequest], now: float, late: float, spared: set[int]
 ) -> tuple[list[int], float]:
-    """The requests whose time is over, and the earliest deadline of the others.
+    """The requests whose time is over, and the earliest deadline of the rest.
 
-    A loop that was busy has perhaps not even written the request, nor read the answer that lies there: fifty
-    thousand sends begun at once keep it so for seconds. So when the timer itself wakes `late`, requests get
-    their time again, at most `SPARED_SECONDS` and once: those that had it are `spared`.
+    A loop that was busy may not have written the request yet, nor read its response: fifty thousand sends
+    begun at once keep a loop busy for seconds. So when the timer itself wakes `late`, requests get their time
+    again, at most `SPARED_SECONDS` and once: such requests are `spared`.
     """
     over, earliest = list[int](), float("inf")
     is_late = late > LATE_SECONDS
@@ -50,9 +50,9 @@ def timed_out(
 
 @attrs.define
 class Silence:
-    """Whether a peer says nothing any more. A connection whose other end is gone without a word looks like
-    one with nothing to say: NAT forgot it, a firewall drops it, the machine was moved or lost its power. A
-    request that ran out of time, with nothing heard since it was written, tells the two apart."""
+    """Whether a peer is silent. A connection whose other end is gone without notice looks like an idle
+    connection: NAT forgot it, a firewall drops it, the machine was moved or lost its power. A request that
+    ran out of time, with no byte received since its write, tells both apart."""
 
     since: float = math.inf
     """When the first request was written that ran out of time unheard."""
@@ -69,7 +69,7 @@ class Silence:
 
 
 class Deadlines:
-    """The deadlines of all calls of one connection: one task, asleep until the earliest of them."""
+    """The deadlines of all calls of a connection: a single task, asleep until the earliest deadline."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Deadlines:
         now: Callable[[], float],
         on_over: Callable[[list[PendingRequest], float], None],
     ) -> None:
-        """`on_over(requests, now)` gets those whose time is over, which are pending no more."""
+        """`on_over(requests, now)` gets the requests whose time is over, which are no longer pending."""
         self.at = math.inf
         """The earliest deadline that is waited for."""
         self._pending, self._now, self._on_over = pending, now, on_over

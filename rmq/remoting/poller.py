@@ -1,10 +1,11 @@
-"""Poller: reads the sockets of many connections in one task.
+"""Poller: reads the sockets of many connections in a single task.
 
-A task for each connection wakes by way of the event loop, which costs more than the request that it reads
-when each connection has one. Here all sockets are in an epoll of our own, the loop waits for that one
-descriptor, and whoever can be read is called. Each connection keeps its task: it owns the connection's end,
-and does all that has to wait. A connection that is alone reads by its task, which is as fast then. So do all
-where the system has no epoll, and on asyncio, whose own way is a function for each socket.
+A task for each connection wakes by way of the event loop, which costs more than a request when each
+connection has a request. The poller keeps all sockets in an epoll of our own, the loop waits for that single
+descriptor, and the readable sockets are served. Each connection keeps its task: the task owns the
+connection's end, and does all work that must wait. A connection that is alone reads by its task, which is as
+fast in this case. So do all connections on a system without epoll, and on asyncio, whose own way is a
+function for each socket.
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ ALONE_AFTER: Final = 16
 
 
 class Poller:
-    """`round_seconds` is how long it took to serve, once, all that could be read in the last round, other
-    tasks' turns included. `clock` is in seconds. Only trio has one that runs.
-    """
+    """`round_seconds` is the time that the last round took to serve everything readable, including turns of
+    other tasks. `clock` is in seconds. Only trio has a running poller."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.round_seconds = 0.0
@@ -64,8 +64,8 @@ class Poller:
             self.alone = descriptor
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Call those whose sockets can be read, until cancelled; where there is none, return at once.
-        `started` says that `attend` may be called now."""
+        """Serve readable sockets until cancelled; return at once without epoll. `started` says that `attend`
+        may be called now."""
         if sys.platform != "linux" or current_loop().name != "trio":
             task_status.started()
             return
@@ -111,11 +111,11 @@ class Poller:
             self.is_serving = False
 
     async def attend(self, descriptor: int, on_readable: Callable[[], bool]) -> None:
-        """Have `on_readable` called whenever the descriptor can be read, until it returns False, or raises
-        what this then raises. It must not block, and may be called when there is nothing to read.
+        """Call `on_readable` whenever the descriptor can be read, until it returns False, or raises an error,
+        which this call then raises. `on_readable` must not block, and may be called without data.
 
-        Returns after one call where the descriptor is alone: then the caller's own task waits. One task may
-        attend a descriptor, which stays open meanwhile. Cancelled: it is not called any more.
+        Returns after a single call when the descriptor is alone: the caller's own task waits in this case.
+        Only one task may attend a descriptor, which stays open. Cancelled: the calls end.
         """
         if self.alone == descriptor:
             await trio.lowlevel.wait_readable(descriptor)

@@ -1,5 +1,4 @@
-"""Pool: one connection for each address, dialled when first needed and again, with back-off, when it was
-lost.
+"""Pool: a connection for each address, dialled on first use and again, with back-off, after a loss.
 
 Runs on trio and on asyncio.
 """
@@ -52,7 +51,7 @@ def _ignore(address: str, cause: object) -> None:
 
 @attrs.define(eq=False)
 class _Link:
-    """What is known about one address."""
+    """State of an address."""
 
     address: str
     connection: Connection | None = None
@@ -64,9 +63,8 @@ class _Link:
 
 
 class Pool:
-    """Connections by address. `async with Pool(...) as pool:` or, with a task group of one's own, `await
-    tasks.start(pool.run)`; either way no task of it outlives the block.
-    """
+    """Connections by address. `async with Pool(...) as pool:` or, with a task group of the caller, `await
+    tasks.start(pool.run)`; in both cases no task of the pool outlives the block."""
 
     def __init__(
         self,
@@ -97,8 +95,8 @@ class Pool:
         self._on_change: Callable[[str, object], None] = _ignore
 
     def watch(self, on_change: Callable[[str, object], None]) -> None:
-        """Call `on_change` with an address and None when there is a connection to it, and with the cause when
-        it has ended or could not be made; further failures to make it are not told."""
+        """Call `on_change` with an address and None for a new connection, and with the cause when it has
+        ended or could not be made; further failures are not reported."""
         self._on_change = on_change
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -142,16 +140,17 @@ class Pool:
         return connection
 
     async def notify(self, address: str, command: Command, timeout: float = 3.0) -> None:
-        """Send a one-way request to `address`. Returns when it is in the outbox. Raises ConnectFailed."""
+        """Send a one-way request to `address`. Returns when the request is in the outbox. Raises
+        ConnectFailed."""
         connection = await self.connection(address, timeout)
         await connection.room()
         connection.notify(command)
 
     async def connection(self, address: str, timeout: float = 3.0) -> Connection:
-        """The connection to `address`, dialled now if there is none; callers share one dial.
+        """The connection to `address`, dialled now if missing; callers share a dial.
 
-        Raises ConnectFailed: this is no address, the dial failed or takes longer than `timeout`, or the last
-        one failed so recently that the next must wait. Cancelled: the dial goes on for the others.
+        Raises ConnectFailed: the address is invalid, the dial failed or takes longer than `timeout`, or the
+        last dial failed so recently that the next must wait. Cancelled: the dial goes on for other callers.
         """
         link = self._links.get(address)
         if link is None:
@@ -170,8 +169,8 @@ class Pool:
         return connection
 
     def state(self, address: str) -> tuple[bool, int, str]:
-        """Whether there is a connection, how many attempts to make one have failed in a row, and what the
-        last one failed or ended with; "" when nothing is known."""
+        """Whether a connection exists, the number of failed attempts in a row, and the last error or reason
+        of its end; "" when unknown."""
         link = self._links.get(address)
         if link is None:
             return False, 0, ""
@@ -180,7 +179,7 @@ class Pool:
         return is_connected, link.failures, "" if link.error is None else str(link.error)
 
     def close(self, address: str) -> None:
-        """Close the connection to `address`, if there is one; the next call dials again."""
+        """Close the connection to `address`, if any; the next call dials again."""
         link = self._links.get(address)
         if link is not None and link.connection is not None:
             link.connection.close()
@@ -200,7 +199,7 @@ class Pool:
         await link.dialled.wait()
 
     async def _keep(self, link: _Link) -> None:
-        """Dial, then serve the connection until it ends."""
+        """Dial, and serve the connection until it ends."""
         connection: Connection | None = None
         began = self._now()
         try:

@@ -43,11 +43,11 @@ async def serve(
 ) -> NoReturn:
     """Listen on all of `addresses` and serve; `started` gets the addresses as bound, in the same order.
 
-    Raises PortInUse and OSError before `started`, and ConfigError when the TLS files are not usable: then
-    nothing listens. What goes wrong with a peer ends that peer's connection, a bug of `endpoint` too.
-    `acceptor` tells who was refused; without it there is one of `limits`. `access` says which WebSocket
-    upgrades are taken, `budget` how much peers may make the process hold. Cancelled: all connections are
-    closed, after what is in their outboxes was sent to peers that read.
+    Raises PortInUse and OSError before `started`, and ConfigError for unusable TLS files, with no open
+    listener. An error with a peer ends that peer's connection, also a bug of `endpoint`. `acceptor` knows the
+    refused peers; by default it is made of `limits`. `access` decides about WebSocket upgrades, `budget`
+    bounds the bytes that peers make the process hold. Cancelled: all connections are closed, after their
+    outboxes were sent to peers that read.
     """
     listeners = await open_listeners(network, addresses)
     await serve_listeners(
@@ -64,7 +64,7 @@ async def serve(
 
 async def open_listeners(network: Network, addresses: Sequence[str], *, held: bool = False) -> list[Listener]:
     """Bind all addresses or none. For services that must know their port before they can answer; `held`:
-    peers are refused until they are served."""
+    peers are refused until the service begins."""
     listeners: list[Listener] = []
     try:
         for address in addresses:
@@ -88,8 +88,8 @@ async def serve_listeners(
     doors: DoorServer | None = None,
     task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
-    """`serve` on listeners that are open already; closes them at the end. `poller` is run here.
-    Peers that begin as those of a door are given to `doors`."""
+    """`serve` on open listeners; closes them at the end. `poller` runs in this call. A peer that begins like
+    a door's goes to `doors`."""
     limits = limits or Limits()
     acceptor = acceptor or Acceptor.of(limits)
     poller = poller or Poller()
@@ -108,7 +108,7 @@ async def serve_listeners(
 
 
 class Server:
-    """The connections of one service, whichever listener they came by."""
+    """The connections of a service, from all its listeners."""
 
     def __init__(
         self,
@@ -136,10 +136,8 @@ class Server:
         self._connections: dict[Connection, None] = {}
 
     async def expire(self) -> NoReturn:
-        """Close connections that are idle or stuck: one task looks at them all.
-
-        Those that hold bytes are looked at more often, and they are few.
-        """
+        """Close connections that are idle or stuck: a single task checks all connections. Connections that
+        hold bytes are few, and checked more often."""
         scan_at = anyio.current_time() + self._limits.scan_seconds
         while True:
             if self._budget.holders() or await self._held.wait(scan_at):
@@ -152,7 +150,8 @@ class Server:
                 scan_at = self._idle_limits.scan_at(now, [one.expire(now) for one in list(self._connections)])
 
     async def serve(self, raw: Stream, guest: Guest) -> None:
-        """Serve one peer until it disconnects or sends what is no frame. A whole frame proves it."""
+        """Serve a peer until it disconnects or sends bytes that are no frame. A whole frame proves the
+        peer."""
         raw.keep_alive(self._limits.keepalive_seconds, self._limits.unacknowledged_seconds)
         raw.reset_if_killed()  # RocketMQ's clients for Java wait on, for half a minute, after an end in order
         try:

@@ -1,4 +1,4 @@
-"""Stream and Listener: what every transport looks like from above; Outbox: what waits to be sent on one."""
+"""Stream and Listener: the interface of every transport; Outbox: the unsent bytes of a stream."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Stream(_Abstract):
-    """A byte stream to one peer: the contract of trio.abc.Stream plus names and a send that never waits.
+    """A byte stream to a peer: the contract of trio.abc.Stream plus names and a send that never waits.
 
-    `receive_some` returns ``b""`` at the end. Errors are trio's where trio is loaded, else anyio's:
+    `receive_some` returns ``b""`` at the end. Errors are trio's if trio is loaded, else anyio's:
     BrokenResourceError (the peer or the network is gone), ClosedResourceError (we closed it),
     BusyResourceError (two tasks in the same direction, a bug). Cancelling `receive_some` loses nothing;
-    cancelling `send_all` leaves an unknown part sent, so the stream can only be closed then.
+    cancelling `send_all` leaves an unknown part sent, so that the stream can only be closed.
     """
 
     peer: str = ""
@@ -54,15 +54,15 @@ class Stream(_Abstract):
 
     @abstractmethod
     async def send_all(self, data: Buffer) -> None:
-        """Send all of it, waiting until the peer takes it."""
+        """Send all of `data`, waiting until the peer takes it."""
 
     @abstractmethod
     async def wait_send_all_might_not_block(self) -> None:
         """Return when something can be sent, or when that has failed."""
 
     def reset_on_close(self) -> None:
-        """When it is closed, the peer shall be told that the connection broke, where the stream can: clients
-        of RocketMQ wait for their answers on after an end in order. What it has not read yet may be lost."""
+        """Show the peer a broken connection when this stream is closed, where the stream can: clients of
+        RocketMQ go on waiting for responses after an orderly end. Unread bytes may be lost."""
         return
 
     def reset_if_killed(self) -> None:
@@ -71,9 +71,9 @@ class Stream(_Abstract):
         return
 
     def keep_alive(self, idle_seconds: float, unacknowledged_seconds: float) -> None:
-        """Have the system find out that the peer is gone without a word, where the stream can: it asks after
-        `idle_seconds` without traffic, and ends the connection when what was sent, or such a question, is not
-        acknowledged within `unacknowledged_seconds`. 0 leaves either as the system has it."""
+        """Have the system detect a peer that is gone without notice, where the stream can: it probes after
+        `idle_seconds` without traffic, and ends the connection when bytes or a probe are not acknowledged
+        within `unacknowledged_seconds`. 0 leaves the system's default."""
         return
 
     def end_sending(self) -> None:
@@ -83,7 +83,7 @@ class Stream(_Abstract):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close it; safe to repeat. Cancelled: it is closed at once."""
+        """Close the stream; safe to repeat. Cancelled: it is closed at once."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -92,10 +92,10 @@ class Stream(_Abstract):
         await self.aclose()
 
     def send_now(self, buffers: Sequence[Buffer]) -> int:
-        """Give the transport what it takes at once; returns how many bytes that was.
+        """Give the transport as many bytes as it takes at once; return their number.
 
-        Less than all says: the next send, of whatever kind, must begin with the first byte that was not
-        taken. Must not be called while a `send_all` runs. Raises BrokenResourceError, ClosedResourceError.
+        After a partial send the next send, of any kind, must begin with the first byte that was not taken.
+        Must not be called while a `send_all` runs. Raises BrokenResourceError, ClosedResourceError.
         """
         return 0
 
@@ -221,9 +221,9 @@ SMALL_BYTES = 16 * 1024
 
 
 class Outbox:
-    """A queue of buffers. Small ones are joined, large ones (pull replies) go out as they are, uncopied.
+    """A queue of buffers. Small buffers are joined, large ones (pull replies) go out uncopied.
 
-    `size` is the number of unsent bytes, `taken` of those that are gone, since the beginning.
+    `size` is the number of unsent bytes, `taken` the number of bytes sent since the beginning.
     """
 
     __slots__ = ("_buffers", "_packed", "size", "taken")
@@ -236,7 +236,7 @@ class Outbox:
         self.size = self.taken = 0
 
     def add(self, data: Buffer | Sequence[Buffer]) -> None:
-        """Queue a buffer, or several in a row; they must not change until they are sent."""
+        """Queue a buffer, or several in a row; they must not change before they are sent."""
         if isinstance(data, (bytes, bytearray, memoryview)):
             self._buffers.append(data)
             self.size += len(data)
@@ -245,7 +245,8 @@ class Outbox:
             self.size += sum(map(len, data))
 
     def peek(self) -> list[Buffer]:
-        """All that waits, as few pieces, in order. It stays queued until `consume` says that it was sent."""
+        """All unsent bytes, as few buffers, in order. They stay queued until `consume` reports them as
+        sent."""
         buffers = self._buffers
         fresh = len(buffers) - self._packed
         if fresh > 1:
@@ -278,8 +279,8 @@ class Outbox:
             self._buffers[0] = memoryview(self._buffers[0])[sent:]
 
     def send(self, stream: Stream, frame: bytes) -> None:
-        """Queue a buffer, and give the transport what it takes at once: mostly all, which then is never in
-        the queue. Raises what `Stream.send_now` does; the buffer is queued then."""
+        """Queue a buffer, and give the transport as much as it takes at once: usually everything, so that the
+        buffer never enters the queue. Raises as `Stream.send_now`, with the buffer queued."""
         if not self.size:
             try:
                 sent = stream.send_now((frame,))

@@ -42,7 +42,7 @@ _ENDS_IN_ORDER = struct.pack("ii", 0, 0)
 
 
 def keepalive_options(idle_seconds: float, unacknowledged_seconds: float) -> list[tuple[int, int, int]]:
-    """What `Stream.keep_alive` sets of a socket, as level, option and value, where the system has it."""
+    """Socket options of `Stream.keep_alive`, as level, option and value, where the system has them."""
     named: list[tuple[str, int]] = []
     if idle_seconds:
         idle = max(1, round(idle_seconds))
@@ -168,10 +168,9 @@ class TcpStream(ByteStream):
 
 
 class _AsyncioTcpStream(TcpStream):
-    """The same on asyncio, whose loop has its own way: a function that it calls when there is something to
-    read. To have it called for each wait costs 30 µs, so it stays registered, and it reads, or the loop would
-    call it once more before the task has its turn.
-    """
+    """The same on asyncio, whose loop calls a function when a socket is readable. Registering the function
+    for each wait costs 30 µs, so it stays registered, and it reads, or the loop would call it once more
+    before the task has its turn."""
 
     def __init__(self, sock: socket.socket, loop: Loop | None = None) -> None:
         super().__init__(sock, loop)
@@ -239,7 +238,7 @@ def _stream(sock: socket.socket, loop: Loop) -> TcpStream:
 
 
 class TcpListener:
-    """A listening socket; `held`: one that begins to listen when somebody first waits for a peer."""
+    """A listening socket; `held`: begins to listen with the first accept."""
 
     def __init__(self, sock: socket.socket, *, held: bool = False) -> None:
         self._socket = sock
@@ -292,7 +291,7 @@ async def dial(address: Address) -> TcpStream:
 
 
 async def listen(address: Address, *, held: bool = False) -> TcpListener:
-    """Bind and listen on one address; port 0 takes any free one. Raises PortInUse, OSError. `held`: see
+    """Bind and listen on an address; port 0 takes any free port. Raises PortInUse, OSError. `held`: see
     `Network.listen`."""
     family, kind, proto, _, sockaddr = (await _resolve(address, passive=True))[0]
     sock = socket.socket(family, kind, proto)

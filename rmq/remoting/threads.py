@@ -1,4 +1,5 @@
-"""Ordinary functions as async ones, in worker threads, and the end of waiting for those that do not end."""
+"""Ordinary functions as async functions in worker threads, with an end to waiting for functions that do not
+end."""
 
 from __future__ import annotations
 
@@ -16,15 +17,16 @@ from rmq.errors import StrayCancellation
 
 
 class ThreadWaits:
-    """Waits for functions in threads, which a cancellation does not end: a thread cannot be stopped, and one
-    that ends in time has done its work. `give_up` ends them all."""
+    """Waits for functions in threads, which a cancellation does not end: a thread cannot be stopped, and a
+    thread that ends in time has done its work. `give_up` ends all waits."""
 
     def __init__(self) -> None:
         self._scopes: set[anyio.CancelScope] = set()
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """In the block, and in tasks that begin there, functions of `as_async` are waited for here."""
+        """In the block, and in tasks that begin in it, functions of `as_async` are waited for by this
+        object."""
         token = _waits.set(self)
         try:
             yield
@@ -55,13 +57,13 @@ _waits: ContextVar[ThreadWaits | None] = ContextVar("rmq_thread_waits", default=
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether it is an async function, or an object whose call is one."""
+    """Whether `function` is async, or an object whose call is."""
     call = getattr(function, "__call__", None)  # noqa: B004 - of an object
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def as_async(handler: Callable[[Any], Any], threads: int) -> Callable[[Any], Awaitable[Any]]:
-    """The handler itself, or one that runs it in a worker thread, at most `threads` at a time."""
+    """The handler itself, or a wrapper that runs it in a worker thread, at most `threads` at a time."""
     if is_async(handler):
         return handler
     limiter = anyio.CapacityLimiter(max(threads, 1))

@@ -1,9 +1,9 @@
 """TLS over any of our streams, on trio and on asyncio: settings, certificates, and the stream itself.
 
-OpenSSL works in memory, this module moves bytes. Why not the libraries' own: an echo round trip of frames,
-both ends together, costs 122 µs of CPU through trio.SSLStream (trio only) and 93 through anyio's TLSStream,
-which waits for the peer when it closes; here it is 62, because a send that the transport takes at once needs
-no await. Plain TCP: 48.
+OpenSSL works in memory, this module moves bytes. The libraries' own streams are slower: an echo round trip of
+frames, both ends together, costs 122 µs of CPU through trio.SSLStream (trio only) and 93 through anyio's
+TLSStream, which waits for the peer when it closes; this module needs 62, because a send that the transport
+takes at once needs no await. Plain TCP: 48.
 
 The settings are those of RocketMQ's tls.properties. A changed certificate file is read again at the next
 handshake.
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 
 @frozen(kw_only=True)
 class TlsConfig:
-    """TLS of one process: what its ports accept, and how it dials others.
+    """TLS of a process: for its ports, and for its dials.
 
     A server needs `tls_cert_path` and `tls_key_path` unless the mode is disabled. The fields `tls_client_*`
-    are for dialling only; where they are empty, the others serve for both. Raises InvalidType for a field of
-    a wrong type, ConfigError for a value that there is not.
+    are for dialling only; if empty, the other fields serve both. Raises InvalidType for a field of a wrong
+    type, ConfigError for an unknown value.
     """
 
     tls_mode: str = setting(
@@ -105,7 +105,7 @@ class TlsConfig:
 
 
 class TlsContexts:
-    """The ssl contexts of one configuration. Changed files are read again at the next handshake."""
+    """The ssl contexts of a configuration. Changed files are read again at the next handshake."""
 
     def __init__(self, config: TlsConfig) -> None:
         self.config = config
@@ -127,7 +127,7 @@ class TlsContexts:
 
 
 class _Reloaded:
-    """A context, made again when one of its files has changed; kept while the new files are not usable."""
+    """A context, made again when a file has changed; kept while the new files are not usable."""
 
     def __init__(self, config: TlsConfig, make: Callable[[TlsConfig], ssl.SSLContext]) -> None:
         self._config = config
@@ -199,7 +199,7 @@ def certificate_end(path: str) -> datetime | None:
 
 
 def _tell_expiry(path: str) -> None:
-    """Log that a certificate is past its time: clients will be refused it, and here nobody would see why."""
+    """Log that a certificate has expired: clients refuse it, and the server's log would not show why."""
     until = certificate_end(path)
     if until is not None and until < datetime.now(UTC):
         log.error(
@@ -270,7 +270,7 @@ WEAKER: Final = {
 
 
 def with_file(config: TlsConfig) -> TlsConfig:
-    """The settings with those of `tls_config_file` where they have their defaults. Raises ConfigError."""
+    """The settings, with values of `tls_config_file` in place of defaults. Raises ConfigError."""
     if not config.tls_config_file:
         return config
     changes: dict[str, Any] = {}
@@ -351,11 +351,11 @@ async def tls_server(stream: Stream, tls: TlsContexts) -> TlsStream:
 
 
 class TlsStream(ByteStream):
-    """TLS 1.2 and later. A peer that hangs up without close_notify is a BrokenResourceError, not an end: else
-    whoever cuts the wire could cut a message short.
+    """TLS 1.2 and later. A peer that hangs up without close_notify is a BrokenResourceError, not an end:
+    otherwise an attacker on the wire could cut a message short.
 
-    One task may receive while another sends. What OpenSSL wants to send while it reads (key updates) is sent
-    by the reader; a lock keeps the records in order.
+    A task may receive while another sends. The reader sends OpenSSL's own records (key updates); a lock keeps
+    the records in order.
     """
 
     def __init__(
@@ -414,7 +414,7 @@ class TlsStream(ByteStream):
         return data
 
     def _decrypted(self, max_bytes: int) -> bytes | None:
-        """What the records that are here hold; None: a whole record is needed first; ``b""``: the end."""
+        """The content of the received records; None: a whole record is needed first; ``b""``: the end."""
         pieces: list[bytes] = []
         size = 0
         try:
@@ -500,7 +500,7 @@ class TlsStream(ByteStream):
         await self._stream.wait_send_all_might_not_block()
 
     async def aclose(self) -> None:
-        """Send close_notify if the transport takes it at once, do not wait for the peer's, then close the
+        """Send close_notify if the transport takes it at once, do not wait for the peer's, and close the
         transport."""
         if not self._is_closed:
             self._is_closed = True

@@ -85,10 +85,8 @@ async def accept_websocket(
 
 
 class _Reader:
-    """The nursery that trio-websocket sees. Its reader task may fail as peers like; that must not end ours.
-
-    It also ends a handshake whose stream broke, which trio-websocket alone would wait for without end.
-    """
+    """The nursery that trio-websocket sees. Its reader task may fail with the peer; that must not end ours.
+    It also ends a handshake whose stream broke, for which trio-websocket alone would wait without end."""
 
     def __init__(self, nursery: trio.Nursery, stream: Stream) -> None:
         self._nursery = nursery
@@ -133,12 +131,11 @@ def _reason(error: BaseException | None) -> str:
 
 
 class MeteredStream(PrefixedStream):
-    """A stream under a WebSocket that ends when its peer sends many frames that bring no data.
+    """A stream under a WebSocket that ends when its peer sends many frames without data.
 
-    Each frame costs the parsers above 10 µs, also an empty fragment or a ping of 6 bytes. So the headers of
-    frames are looked at here (RFC 6455, 5.2), which costs a twentieth, before anything else sees them: each
-    frame counts one, and each `CONTENT_BYTES` of messages one less. Messages of any honest size never reach
-    the limit.
+    Each frame costs the parsers above 10 µs, also an empty fragment or a ping of 6 bytes. So this stream
+    checks the headers of frames (RFC 6455, 5.2) first, which costs a twentieth: each frame counts 1, and each
+    `CONTENT_BYTES` of messages -1. Messages of any honest size never reach the limit.
     """
 
     def __init__(self, stream: Stream) -> None:

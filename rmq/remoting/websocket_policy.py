@@ -24,16 +24,16 @@ def _lowered(names: Iterable[str]) -> frozenset[str]:
 
 @frozen(kw_only=True)
 class WebSocketAccess:
-    """Which upgrades a server takes: none that a web page makes, unless it is listed.
+    """WebSocket upgrades that a server accepts: no upgrade of a web page, unless the page is listed.
 
-    A browser lets any page open a WebSocket to any address, one on loopback too, and names the page in the
-    header `Origin`, which the page cannot change (RFC 6455, 10.2). Clients that are no browsers send none. A
-    page whose own name was made to lead to the server's address (DNS rebinding) shows it in `Host`.
+    A browser lets any page open a WebSocket to any address, also on loopback, and names the page in the
+    header `Origin`, which the page cannot change (RFC 6455, 10.2). Clients that are no browsers send no
+    `Origin`. A page whose own name was made to lead to the server's address (DNS rebinding) shows that name
+    in `Host`.
 
-    `origins` are the pages that may connect (``https://console.example.com``; ``*``: all of them).
-
-    `hosts` are names under which clients know the server, besides addresses and localhost. Without any, an
-    upgrade without `Origin` may name what it likes, unless it came in over loopback.
+    `origins` are the pages that may connect (``https://console.example.com``; ``*``: all pages). `hosts` are
+    names under which clients know the server, besides addresses and localhost. Without `hosts`, an upgrade
+    without `Origin` may name any host, unless it came in over loopback.
     """
 
     origins: frozenset[str] = field(default=(), converter=_lowered)

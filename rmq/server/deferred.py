@@ -1,8 +1,8 @@
-"""Deferred: answers, and other work, that come later, without a task for each.
+"""Deferred: responses, and other work, that come later, without a task for each.
 
-A row waits under a key: a table, a connection, a line of files. It ends once: it is taken, its deadline
-passes, or the table is drained. Rows count as their holders' (`rmq.shares`), so that no account or address
-has all places; a row that finds none is refused as SYSTEM_BUSY.
+A row waits under a key: a table, a connection, a queue of files. It ends once: it is taken, its deadline
+passes, or the table is drained. Rows count for their holders (`rmq.shares`), so that no account or address
+has all places; a row without a place is refused as SYSTEM_BUSY.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Row(Generic[K, V]):
 class Deferred(Generic[K, V]):
     """A bounded table of rows that wait.
 
-    `most` bounds the rows and `bytes_most` the sum of their sizes (0: no bound); `what` names them in
-    refusals ("the calls that wait"). `on_deadline(at)` is called with the deadline of each new row that has
-    one, so that the owner asks for `due` by then.
+    `most` bounds the rows and `bytes_most` the sum of their sizes (0: no bound); `what` names the rows in
+    refusals ("the calls that wait"). `on_deadline(at)` is called with the deadline of each new row that has a
+    deadline, so that the owner calls `due` by that time.
     """
 
     def __init__(
@@ -80,8 +80,7 @@ class Deferred(Generic[K, V]):
         return self.places.used
 
     def full(self, holders: Holders, size: int = 0) -> str:
-        """The reason for which one more row finds no place, as words for a remark; empty when there is
-        one."""
+        """Why a further row finds no place, as words for a remark; empty when it finds a place."""
         full = self.places.full(holders)
         if not full and self.bytes.most:
             full = self.bytes.full(holders, size)
@@ -165,8 +164,9 @@ class Deferred(Generic[K, V]):
         return [row.value for row in list(self._all) if self.take(row)]
 
     def due(self, now: float, most: int | None = None) -> Iterator[Row[K, V]]:
-        """Take the rows whose deadline has passed, `most` at most, in the order of their deadlines. A row
-        that is added meanwhile has its turn in the next call; one that is taken meanwhile is left out."""
+        """Take the rows past their deadline, `most` at most, in the order of their deadlines. A row that is
+        added during the call has its turn in the next call; a row that is taken during the call is left
+        out."""
         newest = next(self._order)
         while most != 0 and self._heap:
             deadline, order, row = self._heap[0]
@@ -202,9 +202,8 @@ class DeferredCalls:
     def add(
         self, key: object, holders: Holders, seconds: float, call: Callable[[], None]
     ) -> Callable[[], None]:
-        """Call something after `seconds`; returns a function that prevents it. `key` is a connection, with
-        whose end the call is forgotten. Raises ResponseError when too many wait, in all or of the holders.
-        """
+        """Call `function` after `seconds`; return a function that prevents the call. `key` is a connection,
+        whose end drops the call. Raises ResponseError when too many calls wait, in all or of the holders."""
         self._rows.check(holders)
         row = self._rows.add(key, call, holders=holders, deadline=self._clock() + max(0.0, seconds))
         return lambda: self._prevent(row)
@@ -230,7 +229,7 @@ class DeferredCalls:
 
 
 class Waiting:
-    """A file that is to be written: `write` does it, its result goes to `then` and its error to `fail`."""
+    """A file to be written: `write` writes, its result goes to `then` and its error to `fail`."""
 
     __slots__ = ("fail", "then", "write")
 
@@ -243,12 +242,12 @@ class Waiting:
 
 
 class DeferredSaves:
-    """Files that are written beside the event loop, one after the other, and the answers that wait for that:
-    a sync of the disk may take a second, and no other request waits for it.
+    """Files that are written beside the event loop, in order, and the responses that wait for the writes: a
+    sync of the disk may take a second, and other requests go on.
 
-    `respond` sends an answer, `refusal` makes the one of an error, and `on_wanted()` is called when a file is
-    to be written; without it a file is written at once. `holders_of` gives the names under which the rows of
-    a peer count.
+    `respond` sends a response, `refusal` makes the response to an error, and `on_wanted()` is called when a
+    file is to be written; without it a file is written at once. `holders_of` gives the names under which the
+    rows of a peer count.
     """
 
     def __init__(
@@ -267,10 +266,11 @@ class DeferredSaves:
     def answer(
         self, request: Command, peer: Peer, write: Callable[[], T], then: Callable[[T], Command]
     ) -> Command | None:
-        """The answer to a request, None when it comes later: `write()` runs in a thread, and an error that it
-        raises is answered then; `then` gets its result, in the loop, and makes the answer.
+        """The response to a request, None when it comes later: `write()` runs in a thread, and its error
+        becomes the response; `then` gets its result, in the loop, and makes the response.
 
-        Raises the errors of both where the file is written at once, and ResponseError when too many wait.
+        Raises the errors of both if the file is written at once, and ResponseError when too many requests
+        wait.
         """
         if self._on_wanted is None:
             return then(write())

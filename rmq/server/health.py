@@ -1,4 +1,5 @@
-"""Health: whether a server is ready, and what it lacks until then, for probes. Stop: ends it."""
+"""Health: whether a server is ready, and which parts it lacks, for probes. Stop: the event that ends a
+server."""
 
 from __future__ import annotations
 
@@ -10,17 +11,15 @@ class Stop(Protocol):
     """An event of either loop, set where a server shall end."""
 
     def set(self) -> object:
-        """Wake the tasks that wait for it."""
+        """Wake the tasks in `wait`."""
 
     def wait(self) -> Awaitable[object]:
-        """Return when it is set."""
+        """Wait until `set` is called."""
 
 
 class Health:
-    """What a server lacks, by its parts: the part -> why, in words an operator can act on.
-
-    It begins with `lacking`: who looks before the server has had its first turn must not take it for ready.
-    """
+    """Missing parts of a server: the part -> why, in words an operator can act on. It begins with `lacking`,
+    so that a probe before the server's first turn does not take it for ready."""
 
     def __init__(self, **lacking: str) -> None:
         self.lacking: dict[str, str] = lacking
@@ -39,7 +38,7 @@ class Health:
         return not self.lacking
 
     def text(self) -> str:
-        """A line, and one for each part that lacks."""
+        """A line, and a further line for each missing part."""
         if self.is_ready:
             return "ready\n"
         return "not ready\n" + "".join(f"{part}: {why}\n" for part, why in self.lacking.items())

@@ -1,4 +1,4 @@
-"""HTTP for those who look after a server: which pages it has, and where they are served."""
+"""HTTP pages of a server for its operators: which pages it has, and at which address."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ def brings_token(asked: Asked, token: bytes) -> bool:
 
 
 def health_pages(health: Health, token: bytes = b"") -> dict[str, Page]:
-    """`/healthz`, which is answered for as long as the event loop runs, and `/ready`, which is 503 until the
-    server is ready, with what it lacks. With `token` only those who bring it read what it lacks."""
+    """`/healthz`, which is answered for as long as the event loop runs, and `/ready`, which is 503 with the
+    missing parts until the server is ready. With `token` only requests that carry it see the missing
+    parts."""
 
     async def alive(asked: Asked) -> Answer:
         return Answer(b"alive\n")
@@ -57,8 +58,8 @@ def health_pages(health: Health, token: bytes = b"") -> dict[str, Page]:
 
 
 async def tell_supervisor(health: Health) -> None:
-    """Tell systemd how a server is, for as long as it lives: this stops with the event loop, as its watchdog
-    wants. Returns at once when nobody asks."""
+    """Report the server's state to systemd, for as long as the event loop runs, as its watchdog wants.
+    Returns at once without systemd."""
     supervisor = Supervisor()
     if not supervisor.is_asking:
         return
@@ -84,14 +85,14 @@ def _token(path: str) -> bytes:
 
 @frozen
 class Served:
-    """The pages of a server by their paths: more may be put into the table. Without an address nobody serves
-    them."""
+    """The pages of a server by their paths: more may be put into the table. Without an address they are not
+    served."""
 
     pages: dict[str, Page]
     address: str = ""
 
     def listens(self) -> dict[str, str]:
-        """Where, for those who start the server."""
+        """The address of the pages, for the start banner."""
         return {"health": f"http://{self.address}/ready"} if self.address else {}
 
 

@@ -1,7 +1,7 @@
-"""The log of a service: where it goes, its form, and a bound: what strangers cause must not fill a disk.
+"""Log of a service: its destination, its form, and a bound, so that strangers cannot fill a disk.
 
-A port scan, a client with a wrong secret or a loop of refused requests write the same line again and again.
-The first of a second are written, the others counted.
+A port scan, a client with a wrong secret or a loop of refused requests write the same line repeatedly. The
+first lines of a second are written, the rest is counted.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class LogLimit(logging.Filter):
 
 
 class LogFormat(logging.Formatter):
-    """A line for each record, of `LINE_CHARACTERS` at most, with what is not printable escaped.
+    """A line for each record, of `LINE_CHARACTERS` at most, with unprintable characters escaped.
 
-    Client ids, names and remarks come from strangers: none of them may make a line of its own. A traceback
+    Client ids, names and remarks come from strangers: no such text may make a line of its own. A traceback
     follows in lines that begin with ``|``.
     """
 
@@ -71,7 +71,7 @@ class LogFormat(logging.Formatter):
         return text.replace("+00:00", "Z")
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and the traceback if there is one."""
+        """The line, and the traceback if any."""
         trace = self._trace(record)
         kept = record.exc_info, record.exc_text, record.stack_info
         record.exc_info = record.exc_text = record.stack_info = None
@@ -119,7 +119,7 @@ class LogConfig:
 
 
 class JsonFormat(LogFormat):
-    """An object a line: time, level, logger, message, and the traceback if there is one."""
+    """An object a line: time, level, logger, message, and the traceback if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
@@ -170,8 +170,8 @@ def _dressed(handler: logging.Handler, form: str) -> logging.Handler:
 
 
 def reopen_log() -> None:
-    """Go on in a new file where ours was renamed, as logrotate does before it sends SIGHUP. The next line
-    opens it."""
+    """Continue in a new file when ours was renamed, as by logrotate before SIGHUP. The next line opens the
+    new file."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler):
             handler.acquire()

@@ -34,8 +34,8 @@ Banner = Callable[[Sequence[str], Mapping[str, str], Health], str]
 
 
 class Start(NamedTuple):
-    """The input of a start: the command line, the settings that it asks for (those of the server first), and
-    the texts of the configuration file, which plug-ins read."""
+    """Input of a start: the command line, the resulting settings (the server's first), and the texts of the
+    configuration file, for plug-ins."""
 
     options: argparse.Namespace
     settings: tuple[Any, ...]
@@ -50,12 +50,12 @@ class Start(NamedTuple):
 
 @frozen(kw_only=True)
 class Program:
-    """One server as a program: `python -m MODULE`.
+    """A server as a program: `python -m MODULE`.
 
-    `settings(options)` reads the settings and raises ConfigError; `folder(settings)` is the folder that the
-    server keeps data in. `serve(start)` runs the server until it is stopped; its errors decide the exit
-    status: `taken` are those of a port or a folder that another process has. `name_servers` is the help of
-    the option -n, empty without the option.
+    `settings(options)` reads the settings and raises ConfigError; `folder(settings)` is the server's data
+    folder. `serve(start)` runs the server until it is stopped; its errors decide the exit status: `taken` are
+    the errors of a port or a folder that another process has. `name_servers` is the help of the option -n,
+    empty without the option.
     """
 
     module: str
@@ -137,12 +137,12 @@ async def run_until_signalled(
     beside: Sequence[Callable[[], Awaitable[None]]] = (),
     on_started: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run a server until SIGTERM or SIGINT, or until the process that looks after it has gone.
+    """Run a server until SIGTERM or SIGINT, or until its parent process has gone.
 
     `run(stop=, also=, health=, task_status=)` is the server: it ends in order once `stop` is set, and its
-    `started` gives the addresses for clients, none when it was stopped before. The banner is printed then,
-    and logged where the log is a file. SIGHUP calls `reload`; SIGUSR1 and SIGQUIT write a dump with `parts()`
-    in it; `beside` are tasks that last as long as the server. Raises as `run`.
+    `started` gives the addresses for clients, none after a stop before. The banner is printed at that time,
+    and logged if the log is a file. SIGHUP calls `reload`; SIGUSR1 and SIGQUIT write a dump with `parts()`;
+    `beside` are tasks that last as long as the server. Raises as `run`.
     """
     raise_descriptor_limit()
     return_large_blocks()

@@ -34,10 +34,10 @@ log = logging.getLogger("rmq.http")
 async def serve(
     listener: Listener, pages: Mapping[str, Page], hosts: WebSocketAccess | None = None
 ) -> NoReturn:
-    """Answer until cancelled; closes the listener then. `pages`, by their paths, may come while it runs;
-    `hosts` knows the names that browsers may have for this server (DNS rebinding).
+    """Answer until cancelled, which closes the listener. `pages`, by their paths, may be added while it runs;
+    `hosts` checks the host names of browsers (DNS rebinding).
 
-    What a peer does wrong ends its connection only; so does a page that fails, which is logged.
+    An error of a peer ends its connection only; so does a page that fails, which is logged.
     """
     desk = _Desk(pages, hosts or WebSocketAccess())
     try:
@@ -58,7 +58,7 @@ class _Desk:
         self._making = 0
 
     async def serve(self, stream: Stream, guest: Guest) -> None:
-        """One request of one peer."""
+        """A request of a peer."""
         try:
             with anyio.move_on_after(SECONDS):
                 await self._converse(stream, guest)

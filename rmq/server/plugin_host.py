@@ -1,4 +1,4 @@
-"""The server that a plug-in runs in, as the plug-in sees it: one PluginHost for all kinds of servers."""
+"""PluginHost: the server of a plug-in, as the plug-in sees it, for all kinds of servers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MetricsInSlices(Protocol):
 
 
 def at_once(make: Callable[[], Sequence[Metric]]) -> MetricsInSlices:
-    """The metrics of a server with few of them: `make()` gives all, and there is none for a queue."""
+    """Metrics of a server with few figures: `make()` gives all, without rows for queues."""
 
     def metrics(*, queues: bool = False) -> Generator[None, None, Sequence[Metric]]:
         yield
@@ -116,7 +116,7 @@ class PluginHost:
 
     @property
     def address(self) -> str:
-        """The address that clients are told; empty where they are told none."""
+        """The address registered for clients; empty without an address."""
         return self._messages.address
 
     def answer_saved(

@@ -1,7 +1,7 @@
-"""Ports that stay open from one service of a process to the next.
+"""Ports that stay open from a service of a process to the next service.
 
-Who connects in between waits for the next service in the system's queue, in place of being refused: clients
-that try again at once, some times, without a pause would give up before it is there.
+A client that connects in between waits in the system's queue for the next service, instead of being refused:
+clients that repeat a few times without a pause would give up too early.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class KeptPorts(Network):
 
 
 class _Kept(Listener):
-    """A listener that others use after this one."""
+    """A listener that a later service uses again."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener

@@ -45,8 +45,8 @@ def acceptor(
     *,
     share: float = 1.0,
 ) -> Acceptor:
-    """The acceptor of a port for `connections`, `per_address` of them from one address (None: as the settings
-    say), which may take `share` of the descriptors for connections."""
+    """The acceptor of a port for `connections`, `per_address` of an address (None: as the settings say),
+    which may take `share` of the descriptors for connections."""
     return Acceptor(
         config.max_connections if connections is None else connections,
         config.max_connections_per_address if per_address is None else per_address,

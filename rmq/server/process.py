@@ -1,4 +1,4 @@
-"""What a server asks of the process that it is: freed memory is free for others, systemd knows how it is."""
+"""Process of a server: freed memory goes back to the system, and systemd knows the server's state."""
 
 from __future__ import annotations
 
@@ -39,9 +39,8 @@ VERSION: Final = _version()
 
 
 class Supervisor:
-    """What systemd is told by sd_notify(3), if it asked for it by NOTIFY_SOCKET: that the server is ready, in
-    words what it lacks until then, that it lives (WATCHDOG_USEC), and that it stops.
-    """
+    """State of the server for systemd by sd_notify(3), if NOTIFY_SOCKET is set: ready, the parts it lacks
+    until ready, alive (WATCHDOG_USEC), stopping."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
@@ -53,11 +52,11 @@ class Supervisor:
 
     @property
     def is_asking(self) -> bool:
-        """Whether there is somebody to be told."""
+        """Whether systemd asked for reports."""
         return bool(self._address)
 
     def tell(self, health: Health) -> None:
-        """Tell it how the server is. Does not block; what cannot be sent is told the next time."""
+        """Report the server's state. Does not block; a failed report is repeated with the next."""
         lines = ["WATCHDOG=1"] if self._watched else []
         status = "; ".join(f"{part}: {why}" for part, why in health.lacking.items()) or "ready"
         if status != self._told:
@@ -89,11 +88,11 @@ class Supervisor:
 
 
 def return_large_blocks() -> None:
-    """Give the memory of large answers and batches back to the system once they are sent.
+    """Return the memory of large responses and batches to the system once they are sent.
 
-    glibc itself raises the size from which on it does so to the largest block that was freed, up to 32 MiB:
-    after one answer of 7 MiB all smaller ones are cut from its heap, and what is left between them stays the
-    process's for good. For programs of our own only, and without effect where the C library is another.
+    glibc itself raises its threshold for this to the largest block that was freed, up to 32 MiB: after a
+    response of 7 MiB all smaller blocks come from its heap, and the gaps between them stay with the process
+    for good. For programs of our own only, and without effect with another C library.
     """
     if sys.platform != "linux":
         return

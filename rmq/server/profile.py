@@ -1,4 +1,4 @@
-"""`profile = secure`: one line that turns every protection on, and refuses to start without what it needs."""
+"""`profile = secure`: a line that turns every protection on, and refuses a start that lacks a requirement."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ C = TypeVar("C", bound=ServerSettings)
 
 
 def applied(config: C, tls: TlsConfig) -> tuple[C, TlsConfig]:
-    """The settings of a server as their profile makes them.
-
-    Raises ConfigError, with everything that `secure` needs and that is not there, and how to make it.
-    """
+    """The settings of a server according to their profile. Raises ConfigError with every missing requirement
+    of `secure`, and the way to meet it."""
     if config.profile != SECURE:
         return config, tls
     if tls.tls_mode == "permissive" or tls.tls_insecure_skip_verify or tls.tls_test_mode:
@@ -53,8 +51,9 @@ def connection_rate(config: ServerSettings) -> int:
 
 
 def protect_files(config: ServerSettings, folder: str = "") -> None:
-    """For a program's start with the profile `secure`: what it writes from now on, messages, tables, logs, is
-    its user's alone. `folder` is where its store is; one that others may enter is warned about."""
+    """Called at the start of a program with the profile `secure`: files written from now on, messages,
+    tables, logs, belong to its user alone. `folder` is the folder of its store; a folder open to other users
+    gets a warning."""
     if config.profile != SECURE:
         return
     os.umask(_READ_BY_OTHERS)
@@ -97,10 +96,9 @@ def _accounts_file(settings: ServerSettings) -> str:
 
 
 def exposure(config: ServerSettings, tls: TlsConfig, *, secret: str, unguarded: str) -> list[str]:
-    """Lines for the start banner of a service that other machines can reach: what they can do there.
-
-    `secret` says whether servers must know a secret, and `unguarded` what anybody can do otherwise.
-    """
+    """Lines for the start banner of a service that other machines can reach: the rights that they have.
+    `secret` says whether servers must know a secret, and `unguarded` names the rights of any machine
+    otherwise."""
     found = []
     if not config.acl_enable:
         found.append("without ACL anybody there can do everything")
@@ -116,8 +114,8 @@ def exposure(config: ServerSettings, tls: TlsConfig, *, secret: str, unguarded: 
 
 
 def cluster_secret(path: str, key: str = "clusterSecretFile") -> ClusterSecret | None:
-    """The secret that a file holds, in its first line; None for an empty path. Further lines are secrets that
-    are taken from others too, so that one can be replaced server by server.
+    """The secret in the first line of a file; None for an empty path. Further lines are secrets that are
+    accepted from other servers too, so that a secret can be replaced server by server.
 
     Raises ConfigError when the file cannot be read or its text is too short to be a secret.
     """

@@ -10,7 +10,7 @@ from rmq.server.log_limit import LogConfig
 
 @frozen
 class ServerSettings(LogConfig):
-    """Base of the settings of every server. `rmq.config.again` gives one of them another default."""
+    """Base of the settings of every server. `rmq.config.again` changes a default in a subclass."""
 
     listen_port: int = setting(
         0, help="Port for clients; 0 takes a free one", validator=between(0, 65535), important=True

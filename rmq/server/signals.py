@@ -34,8 +34,8 @@ async def obey(
     reload: Callable[[], None] = lambda: None,
     parts: Callable[[], str] = lambda: "",
 ) -> None:
-    """Set `stop` at SIGTERM or SIGINT; at SIGHUP open the log's file anew and `reload` the settings; at
-    SIGUSR1 or SIGQUIT write what tasks wait for, and `parts`, where the log goes. Runs until cancelled."""
+    """Set `stop` at SIGTERM or SIGINT; at SIGHUP reopen the log's file and `reload` the settings; at SIGUSR1
+    or SIGQUIT write the state of tasks, and `parts`, to the log. Runs until cancelled."""
     with trio.open_signal_receiver(*STOP, *RELOAD, *DUMP) as signals:
         async for number in signals:
             name = signal.Signals(number).name
@@ -65,8 +65,8 @@ async def stop_without_parent(stop: trio.Event) -> None:
 
 
 def tasks_text() -> str:
-    """The tasks of the running trio loop, each below its parent, with where each waits; then what the other
-    threads do."""
+    """The tasks of the running trio loop, each below its parent, with the place where each waits; after them
+    the stacks of the threads."""
     root = trio.lowlevel.current_root_task()
     lines = [] if root is None else list(_task_lines(root, 0))
     own = threading.get_ident()

@@ -1,8 +1,9 @@
-"""The file `abort`: there while a store is open, so that the next start knows a stop that was none.
+"""The file `abort`: present while a store is open, so that the next start recognises a stop that was not
+clean.
 
-RocketMQ's is empty, or holds a process id. Ours also says up to where the log is known to be synced, for the
-recovery after a crash: the checkpoint is written once a minute and holds times, this after every sync of the
-log. It is not synced itself, so after a power cut it may say less than is true, and never more.
+RocketMQ's file is empty, or holds a process id. Ours also holds the end of the synced log, for the recovery
+after a crash: the checkpoint is written once a minute and holds times, this file is written after every sync
+of the log. The file itself is not synced, so after a power cut its offset may be too low, and never too high.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ class AbortFile:
         self.synced = ALL if data is None else synced_in(data)
 
     def changing(self) -> None:
-        """A recovery is about to write what it does not sync at once. Raises StoreError."""
+        """The recovery begins to write without syncing at once. Raises StoreError."""
         if self.is_clean and self._segment is None:
             self._disk.replace(self._path, mark_of(ALL))  # never without what it says
             self._segment = self._disk.open(self._path, SIZE, mapped=False)
 
     def remaking(self) -> None:
-        """A recovery is about to take away what it makes again: should it not end, the stop was not clean.
-        Raises StoreError."""
+        """The recovery begins to remove files that it makes again: from now on the stop counts as not clean,
+        until the recovery ends. Raises StoreError."""
         self.changing()
         self._is_remade = True
 
     def refused(self) -> None:
-        """The recovery has failed, what it wrote is synced: a clean stop stays one. Raises StoreError."""
+        """The recovery has failed, and its writes are synced: a clean stop stays clean. Raises StoreError."""
         if self.is_clean and self._segment is not None and not self._is_remade:
             self.remove()
 
@@ -70,7 +71,8 @@ class AbortFile:
         self.synced = synced
 
     def note(self, synced: int) -> None:
-        """The log was synced up to there. Thread-safe for one who syncs at a time; a failure is no loss."""
+        """The log was synced up to `position`. Thread-safe for a single syncing thread; a failed write is
+        harmless."""
         segment = self._segment
         if segment is not None and synced != self.synced:
             try:
@@ -80,7 +82,7 @@ class AbortFile:
             self.synced = synced
 
     def lower(self, synced: int) -> None:
-        """The log is about to be cut there: what comes in its place was not synced. Raises StoreError."""
+        """The log is about to be cut at `position`: later bytes there are not synced. Raises StoreError."""
         if self._segment is not None and synced < self.synced:
             self._segment.write(0, mark_of(synced))
             self._segment.sync()
@@ -92,7 +94,7 @@ class AbortFile:
         self._disk.remove(self._path)
 
     def close(self) -> None:
-        """Close the file and leave it as it is."""
+        """Close the file without a change."""
         segment, self._segment = self._segment, None
         if segment is not None:
             segment.close()
@@ -105,7 +107,7 @@ def mark_of(synced: int) -> bytes:
 
 
 def synced_in(data: bytes) -> int:
-    """What the content of the file says; 0 for RocketMQ's and for a damaged one."""
+    """The offset in the content of the file; 0 for RocketMQ's file and for a damaged file."""
     if len(data) != SIZE or not data.startswith(_MAGIC) or _CRC.unpack(data[-4:])[0] != zlib.crc32(data[:-4]):
         return 0
     synced: int = _FORM.unpack_from(data)[1]

@@ -1,8 +1,9 @@
-"""A log that is given up is kept: it moves to a folder of its own, `aside/commitlog` beside the log's folder.
+"""A log that is given up is kept: its files move to a folder of its own, `aside/commitlog` beside the log's
+folder.
 
-A log's folder may be a volume of its own, or a link to one: it can be neither renamed nor moved elsewhere
-then. Its files move to the folder `aside` within it, which our brokers leave alone. (RocketMQ's broker does
-not start with a folder there: move it away before.)
+A log's folder may be a volume, or a link to a volume, which can be neither renamed nor moved elsewhere. In
+this case its files move to the folder `aside` within the log's folder, which our brokers ignore. (RocketMQ's
+broker does not start with such a folder: move it away before.)
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ _PART: Final = "aside.part"
 
 
 def find_aside(disk: Disk, log_folder: str) -> str:
-    """The folder of an earlier log that was set aside; where the next one goes, when there is none."""
+    """The folder of an earlier log that was set aside; without such a log, the folder for the next."""
     inside = os.path.join(log_folder, _INSIDE)
     return inside if disk.exists(inside) else _beside(log_folder)
 
 
 def move_aside(disk: Disk, log_folder: str) -> str:
-    """Move a log aside, and return the folder where it is. No file of it is open.
+    """Move a log aside, and return its new folder. No file of the log is open.
 
-    Raises StoreError, also when an earlier log lies there; then the log is where it was, or, on a volume of
-    its own, a part of it is in `aside.part`.
+    Raises StoreError, also when an earlier log was set aside; the log is unmoved in this case, or, on a
+    volume, a part of the log is in `aside.part`.
     """
     aside = find_aside(disk, log_folder)
     if disk.exists(aside):
@@ -55,10 +56,10 @@ def move_aside(disk: Disk, log_folder: str) -> str:
 
 
 def give_up(disk: Disk, root: str, log_folder: str) -> str:
-    """Set aside the log of a store that nobody has open, and remove what goes with it: queues and index, and
-    what `abort` and the checkpoint say of it. Returns where the log is.
+    """Set aside the log of a closed store, and remove its queues, its index, `abort` and the checkpoint.
+    Return the folder of the log.
 
-    Raises StoreLocked, StoreError; then nothing is changed, or the next try goes on.
+    Raises StoreLocked, StoreError; nothing is changed in this case, or the next try completes the move.
     """
     lock = disk.lock(os.path.join(root, "lock"))
     try:

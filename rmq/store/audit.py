@@ -1,8 +1,8 @@
-"""Looking into a store's folder without a broker, ours or RocketMQ's: what is damaged, what is in it.
+"""Audit of a store's folder without a broker, ours or RocketMQ's: its damage and its content.
 
-Nothing is changed here (`rmq.store.repair` does that), and no setting is needed: the sizes of files are those
-that the files have. One pass over the log compares every record with its queue unit and its index entries,
-so the memory needed grows with the number of queues, not of messages.
+The audit changes nothing (`rmq.store.repair` does), and needs no settings: sizes of files are taken from the
+files. A single pass over the log compares every record with its queue unit and its index entries, so that
+memory grows with the number of queues, not of messages.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ __all__ = ["Finding", "Gap", "Report", "check", "dump", "known_topics", "log_run
 
 @frozen
 class Finding:
-    """Something that is not as it must be. `kind` is one of a few words; `offset` is a place in the file (or
-    in the log, for the log's files).
-    """
+    """A fault. `kind` is a keyword; `offset` is a place in the file (or in the log, for the log's files)."""
 
     kind: str
     path: str
@@ -55,7 +53,8 @@ class Finding:
 
 @frozen
 class Gap:
-    """A part of the log without good records; `is_tail`: nothing good comes after it, it can be cut."""
+    """A part of the log without good records; `is_tail`: no good record follows, so that the part can be
+    cut."""
 
     start: int
     stop: int
@@ -65,7 +64,7 @@ class Gap:
 
 @define
 class Report:
-    """What `check` found. `counts`: findings by kind, of which `findings` has the first thousand each."""
+    """Result of `check`. `counts`: findings by kind; `findings` has the first thousand of each kind."""
 
     folder: str
     commit_log: str = ""  # the log's own folder, where it is not commitlog/ below `folder`
@@ -114,9 +113,9 @@ def check(
     progress: Progress = lambda stage, done, total: None,
 ) -> Report:
     """Check everything in a store's folder. `delays` is the table of `messageDelayLevel`; `commit_log` the
-    folder of the log (storePathCommitLog), when it is not in the store's.
+    folder of the log (storePathCommitLog), if outside the store's folder.
 
-    Raises StoreError when there is no store or a file cannot be read.
+    Raises StoreError without a store, and when a file cannot be read.
     """
     report = Report(folder, commit_log, clean_stop=not disk.exists(os.path.join(folder, "abort")))
     if not report.clean_stop:
@@ -186,7 +185,7 @@ def _named(disk: Disk, folder: str) -> list[str]:
 
 
 def known_topics(disk: Disk, folder: str) -> KnownTopics:
-    """The topics of a store's folder, and from which physical offset on records are of them."""
+    """The topics of a store's folder, and the physical offsets from which records belong to them."""
     return read_topics(lambda: disk.load(os.path.join(folder, "config", "topics.json")))
 
 
@@ -202,7 +201,7 @@ def _record_at(runs: list[Segments], offset: int) -> Scanned | None:
 def _check_log(
     runs: list[Segments], report: Report, queues: QueueAudits, index: IndexAudit, progress: Progress
 ) -> int:
-    """One pass over the log; returns the latest store time."""
+    """Pass over the log; return the latest store time."""
     report.log_start = runs[0].start if runs else 0
     total = sum(run.stop - run.start for run in runs)
     last = done = foreign = 0
@@ -243,7 +242,7 @@ def _check_log(
 def _records(
     run: Segments, report: Report, *, final: bool, vouch: Vouch = nobody_vouches
 ) -> Iterator[Scanned]:
-    """The good records of a run; what lies between them goes into the report."""
+    """The good records of a run; gaps between the records go into the report."""
     position = run.start
     while position < run.stop:
         scan = Scan(run, position)
@@ -263,7 +262,7 @@ def _records(
 
 
 def _evidence(disk: Disk, folder: str, *, clean: bool) -> Evidence:
-    """What abort and checkpoint say of the log's end. The queues are compared unit by unit."""
+    """Compare abort and checkpoint with the log's end. Queues are compared unit by unit."""
     path = os.path.join(folder, "checkpoint")
     if not disk.exists(path) or disk.size(path) != CHECKPOINT_SIZE:
         return Evidence()
@@ -274,7 +273,7 @@ def _evidence(disk: Disk, folder: str, *, clean: bool) -> Evidence:
 
 
 def _check_reach(runs: list[Segments], report: Report, evidence: Evidence) -> None:
-    """Compare the log's end with what the files beside it say."""
+    """Compare the log's end with the files beside the log."""
     if runs and (why := evidence.missing(runs[-1], max(report.log_end, runs[-1].start))):
         report.add(ENDS_EARLY, runs[-1].path(report.log_end), report.log_end, why)
 
@@ -334,7 +333,7 @@ _HEAD = part("size", "magic", "physical_offset")
 
 
 def _why(run: Segments, position: int) -> str:
-    """Why no good record starts there."""
+    """Why no good record starts at `position`."""
     base = position - position % run.file_size
     view = run.read(base, run.file_size)
     assert view is not None
@@ -399,9 +398,7 @@ def dump(
     limit: int | None = None,
 ) -> Iterator[dict[str, object]]:
     """The good records from physical offset `start` on, as plain values; bodies as text, or else in hex.
-
-    Raises StoreError when there is no store.
-    """
+    Raises StoreError without a store."""
     given = 0
     for run in log_runs(disk, Report(folder, commit_log)):
         if run.stop <= start:

@@ -1,7 +1,7 @@
-"""The index's part of a store's check: each entry against the record it stands for, and the chains of slots.
+"""The index's part of a store's check: each entry against its record, and the chains of slots.
 
-How many slots an index file has is not written in it. Its first entry tells: it is that of the record that
-the header names, whose key hash is known from the log.
+An index file does not name its number of slots. Its first entry reveals the number: the header names the
+record of this entry, whose key hash is known from the log.
 """
 
 from __future__ import annotations

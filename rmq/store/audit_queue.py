@@ -34,9 +34,8 @@ _CHUNK = 256  # units that are read at once
 
 
 class QueueAudit:
-    """One queue. Its findings wait until the end: when its offsets start again, the topic was deleted and
-    made again, and what its older records lack does not matter.
-    """
+    """A queue. Its findings wait until the end: when its offsets start again, the topic was deleted and
+    created again, and units that its older records lack are no fault."""
 
     def __init__(self, files: Segments, begin: int) -> None:
         self.files = files
@@ -183,7 +182,7 @@ class QueueAudits:
                 queue.held.append((kind, index, f"{where}: {unit[at]}, expected {wanted[at]}"))
 
     def finish(self) -> None:
-        """The log is at its end: look at what the files have beyond it."""
+        """The log is at its end: check the units of the files beyond that end."""
         for queue in self._table.values():
             self.units += queue.expected
             self._look_beyond(queue)

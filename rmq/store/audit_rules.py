@@ -1,11 +1,11 @@
-"""What an audit of log and queues takes for a fault: the words and the rules, once for `rmq store check` and
-for Spark.
+"""Rules of an audit of log and queues: the names of faults and their tests, shared by `rmq store check` and
+Spark.
 
-`rmq.store.audit_queue` goes through one store record by record; `rmq.spark.pipelines.audit` joins the records
-and units of a store of any size. Both ask these functions, which are written with comparisons, `&` and `|`
-alone: so each holds for one record, for a numpy array of them and for a column of a Spark frame alike. Beside
-them stand `has_unit` and `unit_code` (`rmq.protocol.properties`) and `is_unit` (`rmq.store.consumequeue`),
-which the store itself goes by.
+`rmq.store.audit_queue` checks a store record by record; `rmq.spark.pipelines.audit` joins the records and
+units of a store of any size. Both call these functions, which use only comparisons, `&` and `|`: so each
+works for a record, for a numpy array of records and for a column of a Spark frame alike. Further rules are
+`has_unit` and `unit_code` (`rmq.protocol.properties`) and `is_unit` (`rmq.store.consumequeue`), which the
+store itself uses.
 """
 
 from __future__ import annotations
@@ -47,16 +47,14 @@ def differences(record: tuple[Any, Any, Any], unit: tuple[Any, Any, Any]) -> dic
 
 
 def is_kept(physical_offset: Any, log_start: Any) -> Any:
-    """Whether a unit that names this place must have a record there. Units of records that retention has
-    removed stay for a while: they are no fault.
-    """
+    """Whether a unit for this place must have a record. Units of records that retention has removed stay for
+    a while: they are no fault."""
     return (physical_offset >= log_start) | (physical_offset < 0)
 
 
 def is_replaced(physical_offset: Any, queue_offset: Any, later: Any, later_queue_offset: Any) -> Any:
-    """Whether a record is of a topic that was deleted and made again: its queue has, later in the log, a
-    record with no higher queue offset. What units an older record lacks is no fault then.
-    """
+    """Whether a record belongs to a topic that was deleted and created again: later in the log, its queue has
+    a record with no higher queue offset. A missing unit of an older record is no fault in this case."""
     return (physical_offset < later) & (queue_offset >= later_queue_offset)
 
 
@@ -75,7 +73,7 @@ def is_compared(topic: str) -> bool:
 
 
 def kept_topics(known: Iterable[str] | None, folders: Iterable[str]) -> frozenset[str] | None:
-    """The topics whose records must have units: those that topics.json knows and those that have queue
-    folders. Others were deleted. None, for all, when it is not known what topics.json has (`known` is None).
-    """
+    """The topics whose records must have units: topics of topics.json and topics with queue folders. Other
+    topics were deleted. None, for all topics, when the content of topics.json is unknown (`known` is
+    None)."""
     return None if known is None else frozenset((*known, *folders))

@@ -1,12 +1,12 @@
-"""The checkpoint file: how far log, queues and index were synced. 4096 bytes, with RocketMQ's three store
+"""The checkpoint file: the synced ends of log, queues and index. 4096 bytes, with RocketMQ's three store
 times at the start.
 
-Store times tell it only while the clock goes forward: after it was set back, records that are not synced look
-older than those that are. So ours has physical offsets, too, which RocketMQ leaves alone; they count as long
-as the times beside them are those that they were written with.
+Store times are reliable only while the clock goes forward: after the clock was set back, unsynced records
+look older than synced records. So our file also has physical offsets, which RocketMQ ignores; they count only
+while the times beside them are unchanged since our last write.
 
-Behind these stands where the log begins: retention writes that down before it removes a file, so that a first
-file which is gone for another reason is missed.
+Behind the offsets is the begin of the log: retention writes the new begin before it removes a file, so that a
+first file that is missing for another reason is noticed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ _MARGIN_MS = 3000
 
 
 class Checkpoint:
-    """Times are store times in ms; 0 means nothing is known. `log_to`: the log is synced up to this physical
-    offset; `queues_to`: the units of all records before it are. `has_places`: these two are known, else they
-    are 0. `log_from`: all from this physical offset on is in the log's files; None when that is not known.
-    """
+    """Times are store times in ms; 0 means unknown. `log_to`: the log is synced up to this physical offset;
+    `queues_to`: the units of all records before this offset are synced. `has_places`: these two are known,
+    else 0. `log_from`: the log's files have everything from this physical offset on; None when unknown."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         existed = disk.exists(path) and disk.size(path) >= _TIMES.size

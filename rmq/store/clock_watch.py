@@ -1,9 +1,9 @@
-"""ClockWatch: whether the wall clock may be believed when files are deleted by their age.
+"""ClockWatch: whether the wall clock is reliable enough to delete files by their age.
 
-A wall clock that is ahead makes every file look expired, if only for seconds. So it is compared with a clock
-that nobody sets, at every look, and at the start with the store time of the last record. Where they do not
-agree, nothing is deleted by age for an hour, or until the clock is set back, or an administrator asks for the
-deletion.
+A wall clock that is ahead makes every file look expired, if only for seconds. So the watch compares it with a
+clock that cannot be set, at every check, and at the start with the store time of the last record. If the
+clocks differ, nothing is deleted by age for an hour, or until the clock is set back, or until an
+administrator requests the deletion.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GAP_MS: Final = 3_600_000
 
 
 class ClockWatch:
-    """`clock` is in seconds and never set; None where there is none: then the wall clock is believed."""
+    """`clock` is in seconds and never set; None without such a clock: the wall clock is trusted."""
 
     def __init__(self, clock: Callable[[], float] | None) -> None:
         self._clock = clock

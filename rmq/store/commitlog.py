@@ -1,8 +1,8 @@
-"""CommitLog: all records of a broker, one after the other.
+"""CommitLog: all records of a broker in a single sequence.
 
-Appending has two steps, so that a whole chunk of requests costs one write for each touched file:
-`append` gathers, `commit` writes and makes the gathered records readable, `rollback` forgets them. A
-record never crosses a file's end: when its size + 8 does not fit, a BLANK record closes the file.
+Appending has two steps, so that a whole chunk of requests costs a single write for each touched file:
+`append` gathers, `commit` writes and makes the gathered records readable, `rollback` forgets them. A record
+never crosses a file's end: when its size + 8 does not fit, a BLANK record closes the file.
 """
 
 from __future__ import annotations
@@ -79,9 +79,8 @@ class CommitLog:
     # ---- appending ----
 
     def append(self, data: bytes) -> None:
-        """Gather one record, which the caller built for `position` and which leaves a BLANK's room in
-        `left`.
-        """
+        """Gather a record, which the caller built for `position` and which leaves a BLANK's room in
+        `left`."""
         if not self._chunks:
             self._groups.append((self.position, self._chunks))
         self._chunks.append(data)
@@ -109,9 +108,8 @@ class CommitLog:
         return self.position
 
     def commit(self) -> None:
-        """Write what was gathered. Raises StoreError; then nothing of it is there, and it is still
-        gathered.
-        """
+        """Write the gathered records. Raises StoreError; in this case none of them is in the log, and they
+        stay gathered."""
         self._check()
         assert self.end <= self.position
         try:
@@ -129,7 +127,7 @@ class CommitLog:
         self._chunks = []
 
     def rollback(self) -> None:
-        """Forget what was gathered, and take back what a failed commit wrote of it."""
+        """Forget the gathered records, and undo the writes of a failed commit."""
         self._restart()
         if self._is_dirty:
             try:
@@ -144,9 +142,8 @@ class CommitLog:
             self._clean_tail()
 
     def _clean_tail(self) -> None:
-        """Bytes of a failed write must never be found by a recovery, so they go before anything else is
-        written.
-        """
+        """Bytes of a failed write must never be found by a recovery, so they are cleared before any other
+        write."""
         # Synced before the next record is written: a power cut could keep the old bytes behind the new
         # record's place and lose the record, and a recovery would take what was never acknowledged for good.
         self.segments.truncate(self.end)
@@ -172,15 +169,14 @@ class CommitLog:
     # ---- reading ----
 
     def read(self, physical_offset: int, size: int) -> memoryview | None:
-        """`size` committed bytes, or None when they are not (or no longer) there."""
+        """`size` committed bytes; None when they are not (or no longer) in the log."""
         if physical_offset < self.segments.start or physical_offset + size > self.end or size < 0:
             return None
         return self.segments.read(physical_offset, size)
 
     def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> list[memoryview]:
-        """The bytes of several ranges (start, end) that are in the log, each in one file. Those of one file
-        cost a slice each: the messages of a queue seldom follow each other in the log.
-        """
+        """The bytes of several ranges (start, end) of the log, each within a file. Ranges of the same file
+        cost a slice each: the messages of a queue seldom follow each other in the log."""
         views = []
         first, file = 0, memoryview(b"")
         for start, stop in ranges:
@@ -193,14 +189,14 @@ class CommitLog:
         return views
 
     def file_view(self, physical_offset: int) -> tuple[int, memoryview]:
-        """Where the file begins that holds a byte of the log, and a view of the whole of it."""
+        """The begin of the file that holds a byte of the log, and a view of the whole file."""
         first = physical_offset - physical_offset % self.file_size
         found = self.segments.read(first, self.file_size)
         assert found is not None, "the byte is in the log"
         return first, found
 
     def record(self, physical_offset: int) -> memoryview | None:
-        """The record that starts there, or None when none does; any number may be asked."""
+        """The record that starts at an offset; None without a record. Any offset is allowed."""
         head = self.read(physical_offset, 48)
         if head is None:
             return None
@@ -211,11 +207,11 @@ class CommitLog:
         return view
 
     def relax(self) -> None:
-        """Give the memory of pages that readers have mapped back to the system; they stay readable."""
+        """Release the memory of pages that readers have mapped; they stay readable."""
         self.segments.relax()
 
     def store_timestamp(self, physical_offset: int) -> int:
-        """The store time of the record there; -1 when there is none."""
+        """The store time of the record at an offset; -1 without a record."""
         head = self.read(physical_offset, 76)
         return -1 if head is None else store_timestamp(head, 0)
 
@@ -226,10 +222,10 @@ class CommitLog:
     # ---- syncing ----
 
     def flush(self) -> int:
-        """Sync what is committed now; returns the offset up to which all is synced. Thread-safe.
+        """Sync the committed log; return the end of the synced log. Thread-safe.
 
-        Raises StoreError when the medium refuses; the log then takes no more records until `mend`, since
-        what the kernel held back may be lost and a second sync would not say so.
+        Raises StoreError when the medium refuses; the log then takes no more records until `mend`, since the
+        kernel may have lost pages, and a second sync would not report the loss.
         """
         with self._flush_lock:
             if self.failure:
@@ -252,12 +248,12 @@ class CommitLog:
             return self.flushed
 
     def mend(self) -> int:
-        """After a failed `flush`: write what was committed since the last good one again, and sync it; then
-        records are taken again. Thread-safe. Returns what `flush` does.
+        """After a failed `flush`: write everything committed since the last good `flush` again, and sync;
+        after this the log takes records again. Thread-safe. Returns as `flush`.
 
-        A kernel drops the dirty mark of pages that it could not write, so only a new write brings them to
-        the medium. Raises StoreError while the medium refuses, CorruptRecord when the pages themselves are
-        gone: then only a recovery can tell what is left.
+        A kernel drops the dirty mark of pages that it could not write, so that only a new write brings the
+        pages to the medium. Raises StoreError while the medium refuses, CorruptRecord when the pages
+        themselves are lost: only a recovery can find the remaining log in this case.
         """
         with self._flush_lock:
             timestamp, end = self.timestamp, self.end
@@ -273,9 +269,8 @@ class CommitLog:
             return self.flushed
 
     def _check_there(self, end: int) -> None:
-        """Raise StoreError when the newest file was deleted, or replaced: what is synced there is lost with
-        this process.
-        """
+        """Raise StoreError when the newest file was deleted or replaced: bytes synced to this file are lost
+        with the process."""
         if end > 0 and (path := self.segments.gone(end - 1)):
             raise StoreError(
                 f"{path} was DELETED OR REPLACED while the broker runs. What it had is in memory and in open"
@@ -285,9 +280,8 @@ class CommitLog:
     def write_again(
         self, start: int, end: int, *, doubted: bool = False, progress: Progress = no_progress
     ) -> None:
-        """Write the records from `start` to `end` once more where they are, for a sync that can be believed.
-        `doubted`: pages may have been lost since they were written. Raises CorruptRecord, StoreError.
-        """
+        """Write the records from `start` to `end` once more in place, for a reliable sync. `doubted`: pages
+        may have been lost since they were written. Raises CorruptRecord, StoreError."""
         scan = Scan(self.segments, start, stop=end)
         at = start
         # Record by record, not page by page: what is not a good record may be a lost page, which reads as

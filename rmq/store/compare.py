@@ -26,9 +26,8 @@ Step = Callable[[str, int, int], None]
 
 @frozen
 class Difference:
-    """The first bytes that are not the same: from `start` on, where known the record that begins at
-    `record.position`; `stop` is the end of what differs somewhere, one more than `start` when it is the byte.
-    """
+    """The first difference: from `start` on, in the record that begins at `record.position`, if known. `stop`
+    is the end of the differing range, `start` + 1 for a known byte."""
 
     start: int
     stop: int
@@ -37,9 +36,8 @@ class Difference:
 
 @define
 class Log:
-    """The log of one replica: from `start` to the `end` of its last good record, in files of `file_size`
-    bytes. Either its `files` are here, or `digests` of its pieces, by where these begin.
-    """
+    """The log of a replica: from `start` to the `end` of its last good record, in files of `file_size` bytes.
+    Either its `files` are given, or `digests` of its pieces, by their begins."""
 
     name: str
     start: int
@@ -59,12 +57,12 @@ class Log:
             at = end
 
     def bytes_of(self, start: int, stop: int) -> bytes:
-        """The bytes there, of one file. Raises StoreError."""
+        """The bytes of a range within a file. Raises StoreError."""
         assert self.files is not None
         return self.files.copy(start, stop - start)
 
     def digest(self, start: int, stop: int) -> str:
-        """Of one piece; empty when it is not known. Raises StoreError."""
+        """The digest of a piece; empty when unknown. Raises StoreError."""
         if self.files is None:
             return self.digests.get(start, "") if stop in self._ends(start) else ""
         return hashlib.blake2b(self.bytes_of(start, stop), digest_size=16).hexdigest()
@@ -79,7 +77,7 @@ class Log:
 
 
 def open_log(disk: Disk, folder: str, commit_log: str = "") -> Log:
-    """The log of a store's folder. Raises StoreError when there is none, or files of it are missing."""
+    """The log of a store's folder. Raises StoreError without a log, and for missing files."""
     runs = log_runs(disk, Report(folder, commit_log))
     if len(runs) != 1:
         for run in runs:
@@ -108,7 +106,7 @@ def write_digests(log: Log, step: Step = lambda stage, done, total: None) -> byt
 
 
 def read_digests(name: str, data: bytes) -> Log:
-    """A log of which only digests are here. Raises StoreError when they are none."""
+    """A log that is known by digests only. Raises StoreError for any other text."""
     try:
         table: Any = json.loads(data)
         if table["form"] != _FORM or table["piece"] != PIECE:
@@ -122,9 +120,8 @@ def read_digests(name: str, data: bytes) -> Log:
 def first_difference(
     one: Log, other: Log, step: Step = lambda stage, done, total: None
 ) -> tuple[int, int, Difference | None]:
-    """Compare two logs: from where to where they could be compared, and the first difference there. Raises
-    StoreError for logs in files of different sizes.
-    """
+    """Compare two logs. Return the compared range, and the first difference in it. Raises StoreError for logs
+    in files of different sizes."""
     if one.file_size != other.file_size:
         raise StoreError(
             f"{one.name} has log files of {one.file_size} bytes, {other.name} of {other.file_size}: they are"

@@ -23,7 +23,7 @@ class FlushDiskType(enum.Enum):
 
 
 class BrokerRole(enum.Enum):
-    """What a broker is in its group."""
+    """Role of a broker in its set."""
 
     ASYNC_MASTER = "ASYNC_MASTER"
     SYNC_MASTER = "SYNC_MASTER"
@@ -31,14 +31,14 @@ class BrokerRole(enum.Enum):
 
 
 class DivergedLog(enum.Enum):
-    """What a slave does when its log does not go on with its master's."""
+    """Reaction of a slave whose log does not continue its master's."""
 
     stop = "stop"
     aside = "aside"
 
 
 class Durability(enum.Enum):
-    """What an acknowledged message survives: one name for a flush type and a role."""
+    """The failures that an acknowledged message survives: a name for a flush type and a role."""
 
     memory = "memory"
     disk = "disk"
@@ -46,7 +46,7 @@ class Durability(enum.Enum):
 
 
 def _flush_type(config: StoreConfig) -> FlushDiskType:
-    """What `durability` asks for, when the setting itself is not given."""
+    """The settings that `durability` implies, unless they are given themselves."""
     on_disk = config.durability in (Durability.disk, Durability.replicated)
     return FlushDiskType.SYNC_FLUSH if on_disk else FlushDiskType.ASYNC_FLUSH
 
@@ -95,10 +95,10 @@ _LIMIT = 0x7FFFFFFF  # file sizes and counts are 32-bit numbers in the files
 
 @frozen(kw_only=True)
 class StoreConfig:
-    """What the store reads. Defaults are RocketMQ's; names are its keys in snake_case."""
+    """Settings of the store. Defaults are RocketMQ's; names are its keys in snake_case."""
 
     store_path_root_dir: str = setting(
-        _home_store(), help="Folder of the store; one broker owns it", important=True
+        _home_store(), help="Folder of the store, of a single broker", important=True
     )
     store_path_commit_log: str | None = setting(
         None, help="Folder of the commit log when it is not <root>/commitlog", important=True
@@ -115,7 +115,7 @@ class StoreConfig:
     durability: Durability | None = setting(
         None,
         help="memory (ASYNC_FLUSH), disk (SYNC_FLUSH) or replicated (SYNC_FLUSH and SYNC_MASTER): sets"
-        " flushDiskType and brokerRole, which need not be given then and must not say otherwise",
+        " flushDiskType and brokerRole, which may be omitted and must not contradict",
         important=True,
     )
     flush_disk_type: FlushDiskType = setting(
@@ -209,7 +209,7 @@ class StoreConfig:
     check_crc_on_recover: bool = setting(True, help="Check the body of each record that recovery scans")
     truncate_damaged_log: bool = setting(
         False,
-        help="Cut the log at a damaged record, losing the good ones after it, instead of not starting",
+        help="Cut the log at a damaged record, losing later good records, instead of not starting",
     )
     max_transfer_bytes_on_message_in_memory: int = setting(
         1 << 20,
@@ -269,7 +269,7 @@ class StoreConfig:
     )
     default_query_max_num: int = setting(
         32,
-        help="Messages that a query answers when it names no number",
+        help="Messages in the response to a query without a number",
         runtime=True,
         most=65_536,
         validator=at_least(1),
@@ -304,20 +304,20 @@ class StoreConfig:
         None, help="Where a slave finds its master's HA port", important=True
     )
     ha_slave_fallbehind_max: int = setting(
-        256 << 20, help="A slave further behind does not count as there", unit="bytes", validator=at_least(0)
+        256 << 20, help="A slave further behind counts as absent", unit="bytes", validator=at_least(0)
     )
     ha_catch_up_rate: int = setting(
         0,
-        help="What a slave gets at most while it is more than haSlaveFallbehindMax behind; 0 is no bound."
-        " It must be more than what is written meanwhile",
+        help="Bandwidth limit for a slave that catches up (more than haSlaveFallbehindMax behind); 0: none."
+        " Must exceed the write rate, or the slave never catches up",
         unit="bytes a second",
         validator=at_least(0),
         runtime=True,
     )
     ha_diverged_log: DivergedLog = setting(
         DivergedLog.stop,
-        help="What a slave does when its log and its master's differ in what may have been acknowledged: stop"
-        " (follow no more, keep all), or aside (move its log to the folder `aside` and copy the master's)",
+        help="Reaction of a slave whose log differs from its master's in acknowledged records: stop (stop"
+        " following, keep everything), or aside (move its log to the folder `aside` and copy the master's)",
         runtime=True,
     )
     offset_check_in_slave: bool = setting(
@@ -345,9 +345,8 @@ class StoreConfig:
 
     @property
     def level(self) -> str:
-        """What an acknowledged message survives, by flush type and role: a name of Durability, or `replicated
-        in memory` (SYNC_MASTER with ASYNC_FLUSH), which `durability` does not offer.
-        """
+        """The failures that an acknowledged message survives, by flush type and role: a name of Durability,
+        or `replicated in memory` (SYNC_MASTER with ASYNC_FLUSH), which `durability` does not offer."""
         on_disk = self.flush_disk_type is FlushDiskType.SYNC_FLUSH
         if self.broker_role is BrokerRole.SYNC_MASTER:
             return "replicated" if on_disk else "replicated in memory"
@@ -370,7 +369,7 @@ class StoreConfig:
 
 
 def physical_memory(cgroup: str = "/sys/fs/cgroup") -> int:
-    """Bytes of memory that this process may have: the machine's, or what a container's limit leaves of it."""
+    """Bytes of memory that this process may have: the machine's memory, or the limit of a container."""
     try:
         found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):

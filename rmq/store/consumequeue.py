@@ -1,9 +1,9 @@
-"""ConsumeQueue: the 20-byte units of one topic and queue, in queue order.
+"""ConsumeQueue: the 20-byte units of a topic's queue, in queue order.
 
-New units gather in memory (`tail`), where they are readable at once, and go to the queue's file many at
-a time: with 10,000 queues a file operation for every few messages would cost more than the messages.
-Losing what gathered is harmless, because recovery makes units from the log. Files are made at full size,
-opened when needed, and bounded in number.
+New units gather in memory (`tail`), readable at once, and go to the queue's file in batches: with 10,000
+queues a file operation for every few messages would cost more than the messages. A loss of gathered units is
+harmless, because recovery makes units from the log. Files are made at full size, opened on demand, and
+bounded in number.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class ConsumeQueue:
     def load(self, is_end: Callable[[int, Unit], bool]) -> None:
         """Find the files and the end of the units: the first index for which `is_end(index, unit)` holds.
 
-        A file that is damaged in length, or missing in the middle, goes with all after it: the units are
+        A file of a wrong length, or missing in the middle, is removed with all later files: the units are
         made again.
         """
         try:
@@ -189,7 +189,7 @@ class ConsumeQueue:
         self.cut_at = None
 
     def write(self) -> None:
-        """Write what gathered to the file. Raises StoreError; it then stays in memory."""
+        """Write the gathered units to the file. Raises StoreError; the units stay in memory in this case."""
         if not self.tail:
             return
         at = self._tail_start * UNIT
@@ -236,12 +236,12 @@ class ConsumeQueue:
         return in_file
 
     def unit(self, index: int) -> Unit | None:
-        """One unit, or None when it is not there."""
+        """The unit at an index; None without a unit."""
         data = self.units(index, 1)
         return UNIT_FORM.unpack(data) if len(data) == UNIT else None
 
     def unit_in_files(self, index: int) -> Unit | None:
-        """The unit that the files have there, whether it is believed or not; None when they have none."""
+        """The unit in the files at an index, trusted or not; None without a unit."""
         view = None if index < 0 else self._files.read(index * UNIT, UNIT)
         if view is None or len(view) < UNIT:
             return None
@@ -249,7 +249,8 @@ class ConsumeQueue:
         return unit if 0 < unit[1] < FILLER_SIZE else None
 
     def first_in_files(self) -> Unit | None:
-        """The unit with which the first file begins; None without one, and where the queue begins in it."""
+        """The first unit of the first file, and the index at which the queue begins in the file; None without
+        a unit."""
         return self.unit_in_files(self.file_start)
 
     def next_file(self, index: int) -> int:
@@ -333,7 +334,7 @@ class ConsumeQueue:
         return self.cut_files() or is_cut
 
     def cut_files(self) -> bool:
-        """Make what lies after the end zero in the files, if it is not; whether that changed anything."""
+        """Zero the files behind the end of the units; return whether that changed anything."""
         end = self.end * UNIT
         later = self._files.stop > end - end % self._files.file_size + self._files.file_size
         if later or (
@@ -349,7 +350,7 @@ class ConsumeQueue:
         self.tail = bytearray()
 
     def close(self) -> None:
-        """Close the files; what gathered should have been written, unless it is to be forgotten."""
+        """Close the files; gathered units should have been written, unless they are to be forgotten."""
         self._files.close()
 
     @property

@@ -48,21 +48,18 @@ class Segment(Protocol):
         ...
 
     def write(self, at: int, data: Bytes) -> None:
-        """Write all of `data`; a reader sees it at once. Raises DiskFull or StoreError, and then any prefix
-        may be there.
-        """
+        """Write all of `data`; readers see it at once. Raises DiskFull or StoreError, after any prefix was
+        written."""
         ...
 
     def copy(self, at: int, size: int) -> bytes:
-        """The bytes there, read past the mapping: where there may be holes (a page of a hole needs space on
-        some file systems, and a mapping cannot say that there is none). Raises StoreError.
-        """
+        """Bytes read past the mapping: for ranges with holes (a page of a hole needs space on some file
+        systems, and a mapping cannot report a lack of space). Raises StoreError."""
         ...
 
     def read(self, at: int, size: int) -> memoryview:
-        """The bytes there. A view stays valid for as long as it is held, even when the segment was closed
-        or removed.
-        """
+        """Bytes of the mapping. A view stays valid for as long as it is held, even after the segment was
+        closed or removed."""
         ...
 
     def writable(self, size: int) -> memoryview:
@@ -116,7 +113,8 @@ class Disk(Protocol):
     """Paths are plain strings; a folder comes into being with its first file."""
 
     def open(self, path: str, size: int, *, mapped: bool = True) -> Segment:
-        """Make the file at full size (sparse), or open it. StoreError when it is there with another size."""
+        """Create the file at full size (sparse), or open it. Raises StoreError for an existing file of
+        another size."""
         ...
 
     def list(self, folder: str) -> builtins.list[str]:
@@ -128,29 +126,27 @@ class Disk(Protocol):
         ...
 
     def size(self, path: str) -> int:
-        """The size of the file in bytes. StoreError when it is not there."""
+        """The size of the file in bytes. Raises StoreError for a missing file."""
         ...
 
     def load(self, path: str) -> bytes | None:
-        """The whole of a small file, or None when it is not there."""
+        """The content of a small file; None for a missing file."""
         ...
 
     def replace(self, path: str, data: Bytes) -> None:
-        """Write a small file so that a crash leaves the old one or the new one: temporary file, sync,
-        rename, sync of the folder.
-        """
+        """Replace a small file so that a crash leaves the old or the new content: temporary file, sync,
+        rename, sync of the folder."""
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a folder with all that is in it. Not being there is fine. A folder that is a
-        link, or where a volume is mounted, stays, and all that is in it goes.
-        """
+        """Remove a file, or a folder with its content. A missing file is fine. A folder that is a link or a
+        mount point stays, and only its content is removed."""
         ...
 
     def move(self, path: str, to: str, *, sync: bool = True) -> None:
-        """Rename a file or folder, on the same file system, so that a crash leaves it here or there; without
-        `sync` it may be here again after one. Raises StoreError, also when it is not there, and for a link.
-        """
+        """Rename a file or folder, on the same file system; a crash leaves either the old or the new name.
+        Without `sync` a crash may also bring back the old name later. Raises StoreError, also for a missing
+        file and for a link."""
         ...
 
     def sync(self, path: str) -> None:
@@ -198,7 +194,7 @@ def store_error(error: OSError, path: str) -> StoreError:
 
 
 class RealSegment:
-    """A file: one descriptor, and one shared mapping that is made at the first read."""
+    """A file: a descriptor, and a shared mapping that is made at the first read."""
 
     __slots__ = (
         "_busy",
@@ -523,7 +519,7 @@ def _open_file(path: str) -> tuple[int, bool]:
 
 
 def wrong_size(path: str, found: int, expected: int) -> StoreError:
-    """The error for a file whose length is not the configured one."""
+    """The error for a file whose length differs from the configured length."""
     return StoreError(
         f"{path} has {found} bytes, expected {expected}: either the file is damaged (restore it from a "
         "backup or a replica) or the configured file size is not the one that the store was made with (set "

@@ -1,20 +1,19 @@
-"""Evidence beside the log of how far it must reach, and where it begins: compared with the log's files.
+"""Evidence beside the log of its end and its begin, compared with the log's files.
 
-A log whose last bytes are gone looks like one that ends there. The files beside it know better, each as far
-as it can be believed:
+A log that has lost its last bytes looks like a log that ends earlier. The files beside the log reveal the
+loss, each as far as it is reliable:
 
-| file | after a clean stop | after a kill | after a power cut |
-|---|---|---|---|
-| `checkpoint`, with physical offsets | the log ends exactly there | synced before it was written | the same |
-| `checkpoint` of RocketMQ, store times only | a record of that time was synced | the same | the same |
-| `abort` | is not there | exactly what was synced | at most what was synced |
-| queue units | each names a record | each names a record | may be ahead of the log |
+| file | after a clean stop | after a kill | after a power cut | |---|---|---|---| | `checkpoint`, with
+physical offsets | the log ends exactly there | synced before it was written | the same | | `checkpoint` of
+RocketMQ, store times only | a record of that time was synced | the same | the same | | `abort` | is not there
+| exactly what was synced | at most what was synced | | queue units | each names a record | each names a
+record | may be ahead of the log |
 
-A kill and a power cut leave the same files, so queue units count after a clean stop only; and since a flipped
-bit in one queue is no reason to refuse a log that ends where our checkpoint says, they count only where the
+A kill and a power cut leave the same files, so queue units count only after a clean stop. A flipped bit in a
+queue is no reason to refuse a log that ends at our checkpoint's offset, so queue units count only if the
 checkpoint has no physical offset.
 
-Where the log begins is in our checkpoint only.
+Only our checkpoint has the begin of the log.
 """
 
 from __future__ import annotations
@@ -77,10 +76,9 @@ _NEVER_ZERO: Final = frozenset(
 
 @frozen
 class Evidence:
-    """How far a log must reach: `before`, a physical offset, by the file or queue `by`; 0 when nothing is
-    known. `time_ms`: the log must have a record stored then or later, by the checkpoint; 0 when not known.
-    `is_exact`: the log ended there, so that nothing of it comes after.
-    """
+    """The least end of a log: `before`, a physical offset, by the file or queue `by`; 0 when unknown.
+    `time_ms`: the log must have a record stored at this time or later, by the checkpoint; 0 when unknown.
+    `is_exact`: the log ended at this offset, so that nothing follows."""
 
     before: int = 0
     by: str = ""
@@ -123,9 +121,8 @@ class Evidence:
 
 
 def missing_start(checkpoint: Checkpoint, segments: Segments) -> str:
-    """Why the log's first files are missing; empty when they are not, or nothing is known. Retention writes
-    down where the log will begin before it removes a file.
-    """
+    """Why the log's first files are missing; empty when they are not, or when nothing is known. Retention
+    writes down the new begin of the log before it removes a file."""
     known = checkpoint.log_from
     if known is None or not segments.bases or segments.start <= known:
         return ""
@@ -138,7 +135,7 @@ def missing_start(checkpoint: Checkpoint, segments: Segments) -> str:
 def find_evidence(
     checkpoint: Checkpoint, synced: int, queues: Iterable[ConsumeQueue], *, clean: bool, now_ms: int
 ) -> Evidence:
-    """The furthest of what the files say. `synced` is what `abort` said; `queues` are loaded."""
+    """The furthest evidence of the files. `synced` is the offset in `abort`; `queues` are loaded."""
     if checkpoint.has_places:
         if clean or synced in (0, ALL) or synced <= checkpoint.log_to:
             return Evidence(checkpoint.log_to, "the checkpoint", is_exact=clean)
@@ -154,9 +151,8 @@ def find_evidence(
 
 
 def broken_text(properties: bytes) -> str:
-    """What shows that zeros in a record's properties are no sender's, but of lost bytes; empty when a sender
-    may have put them there: RocketMQ takes NUL in the values of properties.
-    """
+    """The reason why zeros in a record's properties are lost bytes; empty when a sender may have sent the
+    zeros: RocketMQ accepts NUL in the values of properties."""
     text = properties.rstrip(b"\0")
     for pair in properties[:-1].split(b"\x02") if properties.endswith(b"\x02") else properties.split(b"\x02"):
         name, separator, _ = pair.partition(b"\x01")
@@ -167,7 +163,8 @@ def broken_text(properties: bytes) -> str:
 
 
 def zeroed_id(properties: bytes) -> str:
-    """The first property of a record that has zeros although no sender puts any there; empty without one."""
+    """The first property of a record with zeros that no sender can have sent; empty without such a
+    property."""
     for pair in properties.split(b"\x02"):
         name, _, value = pair.partition(b"\x01")
         if name in _NEVER_ZERO and 0 in value:

@@ -33,10 +33,8 @@ class ConfigFiles:
             pass
 
     def load(self, name: str) -> bytes | None:
-        """The text, or None when there is none. A broken file is logged and answered with its .bak.
-
-        Raises StoreError when the file is broken and no good .bak is there.
-        """
+        """The text; None without a file. A broken file is logged and replaced by its .bak. Raises StoreError
+        when the file is broken and no good .bak exists."""
         path = self.path(name)
         with self._lock:
             data = self._disk.load(path)

@@ -104,9 +104,8 @@ class KeyHash:
 def pack_entries(
     view: memoryview, rows: Iterable[Row], count: int, used: int, slots: int, begin: int, entries_at: int
 ) -> tuple[int, int]:
-    """Write rows into a file that has `count` entries (with the one that is never used) and `used` slots in
-    use, and whose first entry has the time `begin`; returns both numbers as they are then.
-    """
+    """Write rows into a file that has `count` entries (including the unused first entry) and `used` slots in
+    use, and whose first entry has the time `begin`; return the new values of both numbers."""
     at = entries_at + count * _ENTRY_SIZE
     unpack, pack, entry = _SLOT.unpack_from, _SLOT.pack_into, _ENTRY.pack
     packed = []
@@ -290,15 +289,15 @@ class Index:
 
     def load(self, synced_ms: int | None) -> None:
         """Open the files. After a crash, `synced_ms` is the checkpoint's index time, at which the newest
-        synced file ends: what comes after that is made again.
-
-        A file of a wrong size goes too, with all after it.
-        """
+        synced file ends: later files are made again. A file of a wrong size is removed, with all later
+        files."""
         names = [name for name in self._disk.list(self._folder) if _NAME.fullmatch(name)]
         for number, name in enumerate(names):
             path = os.path.join(self._folder, name)
             if self._disk.size(path) != self._size:
-                log.warning("index file %s has not the configured size: it is made again from the log", path)
+                log.warning(
+                    "index file %s has another size than configured: it is made again from the log", path
+                )
                 self._discard(names[number:])
                 return
             file = self._file(path, self._disk.open(path, self._size))
@@ -378,7 +377,7 @@ class Index:
         most: int,
         accepts: Callable[[int], bool] | None = None,
     ) -> Search:
-        """The same, of those that `accepts` says it of; it goes on behind the others, up to a bound."""
+        """The same, for the records that `accepts`; later candidates follow, up to a bound."""
         search = Search(self.hash(topic, key), begin_ms, end_ms, most, accepts)
         for file in reversed(self.files):
             if file.covers(begin_ms, end_ms):
@@ -388,8 +387,8 @@ class Index:
         return search
 
     def trim(self, log_start: int) -> list[str]:
-        """Take out the files whose records are all gone, but never the last one; returns their paths, which
-        are to be removed."""
+        """Take out the files whose records have all expired, but never the last file; return their paths, for
+        removal."""
         paths = []
         while len(self.files) > 1 and self.files[0].end_offset < log_start:
             file = self.files.pop(0)
@@ -398,7 +397,7 @@ class Index:
         return paths
 
     def truncate(self, log_end: int) -> None:
-        """Remove the files that know records at or after `log_end`; they are to be made again."""
+        """Remove the files with records at or after `log_end`; they are made again."""
         while self.end_offset >= log_end:
             self._remove(self.files.pop())
 

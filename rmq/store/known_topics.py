@@ -1,8 +1,8 @@
-"""The topics of a store, as config/topics.json tells them to recovery and audit.
+"""Topics of a store according to config/topics.json, for recovery and audit.
 
 The records of a deleted topic stay in the log until their files expire, under a name that a later topic may
-have. The file says from which physical offset on the records of a name are those of the present topic, and
-where in the log topics were deleted that are not there any more. RocketMQ's file says neither.
+have. The file names the physical offset from which the records of a name belong to the present topic, and the
+offsets at which topics were deleted that do not exist any more. RocketMQ's file has neither.
 """
 
 from __future__ import annotations

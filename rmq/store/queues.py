@@ -1,8 +1,7 @@
-"""Queues: all consume queues of a store; who has units in memory only, what was not synced, what is to be
-trimmed.
+"""Queues: all consume queues of a store, their unwritten and unsynced units, and their trimming.
 
-Units wait in memory until a queue has half a page of them per write, or for a few seconds, or until all
-together take too much memory. One thread uses it; `sync` may run in another.
+Units wait in memory until a queue has half a page of units per write, or for a few seconds, or until all
+units together take too much memory. The queues belong to a single thread; `sync` may run in another.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class Queues:
 
     def take_lost(self) -> list[tuple[str, int, int, int]]:
         """The queues that have lost messages with files of the log since the last call, as (topic, queue id,
-        where it began, where it begins now)."""
+        former begin, present begin)."""
         lost, self._lost = self._lost, {}
         found = [(key, start, self.table.get(key)) for key, start in lost.items()]
         return [(*key, start, queue.start) for key, start, queue in found if queue is not None]
@@ -129,7 +128,7 @@ class Queues:
     # ---- taking units ----
 
     def take(self, units: list[Unit], owners: list[ConsumeQueue], timestamp: int) -> list[Arrival]:
-        """Hand units, encoded in one go, to the queues that own them, whose `next` counts them already."""
+        """Hand units, encoded together, to their queues, whose `next` counts them already."""
         pack = UNIT_FORM.pack
         data = b"".join([pack(*unit) for unit in units])
         self._gathered_bytes += len(data)
@@ -185,9 +184,8 @@ class Queues:
     # ---- writing ----
 
     def keep_up(self, timestamp: int, taken_to: int) -> None:
-        """Bound what waits in memory. `timestamp`: the last record's store time, here and below. `taken_to`:
-        the units of all records before this physical offset have come.
-        """
+        """Bound the units in memory. `timestamp`: the last record's store time, here and below. `taken_to`:
+        the units of all records before this physical offset have come."""
         self._taken_to = taken_to
         if self._full:
             full, self._full = self._full, []
@@ -220,9 +218,9 @@ class Queues:
             raise StoreError(f"queues could not be written, the next start makes them: {self.error}")
 
     def write(self, queues: Iterable[ConsumeQueue], timestamp: int, most_ms: int = _WRITE_MS) -> bool:
-        """Write gathered units to their files; whether time ran out before the last of them.
+        """Write gathered units to their files; return whether time ran out before the last unit.
 
-        A failure is logged: the units stay readable and are tried again by a later call.
+        A failure is logged: the units stay readable, and a later call writes them.
         """
         deadline = self._now_ms() + most_ms
         late = False
@@ -252,10 +250,7 @@ class Queues:
             self.written = Written(first.gathered_since_ms, _first_gathered(first))
 
     def sync(self) -> Written:
-        """Sync the files written so far; what the result says is in files is synced then.
-
-        Thread-safe. Raises StoreError.
-        """
+        """Sync the files written so far, up to the places of the result. Thread-safe. Raises StoreError."""
         # Read before the queues are taken: what the other thread writes from here on counts for the next
         # call.
         written = self.written

@@ -187,12 +187,12 @@ def choose(
     matches: Matches | None,
     matches_record: Callable[[int, int], bool] | None = None,
 ) -> Chosen:
-    """Go through units; returns the place in _STATUSES, how many messages and bytes are taken, how many units
-    were looked at, where the last one's record is, and the ranges of the log that hold the records.
+    """Go through units. Return the place in _STATUSES, the numbers of messages and bytes taken, the number of
+    units visited, the place of the last unit's record, and the ranges of the log that hold the records.
+    `most` and `most_old` are limits on messages and bytes, the latter for records before `old`.
 
-    `most` and `most_old` are the most messages and bytes, of records before `old` the latter.
-    Records that follow each other in one file make one range. It is one long loop because it runs for each
-    message that anyone reads.
+    Records that follow each other in a file make a single range. The function is a single long loop because
+    it runs for each message of each reader.
     """
     status = 0
     ranges: list[tuple[int, int]] = []
@@ -237,12 +237,11 @@ def _record_matches(log: CommitLog, physical: int, size: int, matches: MatchesRe
 
 
 def offset_by_time(queue: ConsumeQueue, log: CommitLog, timestamp_ms: int) -> int:
-    """The offset whose record was stored nearest to that time, as Java searches for it; 0 for an empty
-    queue.
+    """The offset whose record was stored nearest to that time, as Java searches for it; 0 for an empty queue.
 
-    Java takes the first file whose last write is not before the time, or the last file; we take the
-    store time of a file's last record for its last write. In it, of the two neighbours of the time the
-    nearer one wins, the earlier on a draw.
+    Java takes the first file whose last write is not before the time, or the last file; this function uses
+    the store time of a file's last record as its last write. Within the file the nearer neighbour of the time
+    wins, the earlier on a draw.
     """
     chosen = None
     for low, stop in queue.file_ranges():

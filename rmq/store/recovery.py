@@ -1,9 +1,9 @@
-"""Opening a store: find the end of the log, and make queues fit it.
+"""Recovery: open a store, find the end of the log, and make queues fit the log.
 
 After a clean stop (no `abort` file) everything was synced and queued: only the last part of the log is
-looked at again. After a crash the scan starts with the file that the checkpoint vouches for, every queue
-is cut to what lies before that, and units are made from the records again. A queue that turns out to
-lack older units is made from where it ends.
+checked again. After a crash the scan starts with the file that the checkpoint names, every queue is cut to
+the records before that file, and units are made from the records again. A queue that turns out to lack older
+units is made again from its end.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ _REPORT_EVERY = 256
 
 @frozen
 class Recovery:
-    """What `Store.load` found: whether the stop before was clean, and what had to be done.
+    """Result of `Store.load`: whether the stop before was clean, and the work of the recovery.
 
-    `records`: how many were scanned, from physical offset `scanned_from`; `end`: where the log ends;
-    `cut`: the file that was cut at a torn tail, if any; `rebuilt`: queues whose older units had to be
-    made again; `seconds`: how long the opening took.
+    `records`: number of records scanned, from physical offset `scanned_from`; `end`: the end of the log;
+    `cut`: the file that was cut at a torn tail, if any; `rebuilt`: queues whose older units had to be made
+    again; `seconds`: duration of the opening.
     """
 
     is_clean: bool
@@ -75,9 +75,8 @@ class Recovery:
 
 
 def known_synced(before: int, checkpoint: Checkpoint) -> Synced:
-    """What of the log was synced for certain: all before the physical offset that `abort` tells, and what the
-    checkpoint vouches for, by times only when it has no places.
-    """
+    """The part of the log that was certainly synced: up to the physical offset in `abort`, and up to the
+    checkpoint, by its times only when it has no offsets."""
     if checkpoint.has_places:
         return Synced(max(before, checkpoint.log_to), 0)
     return Synced(before, checkpoint.log_ms)
@@ -90,11 +89,10 @@ def _own(is_end: Callable[[int, Unit], bool], begin: int) -> Callable[[int, Unit
 
 @define
 class Recoverer:
-    """Carries out one recovery. `synced`: what a crash cannot have taken; `topics`: which exist, and where in
-    the log they begin; `changing` is called before queue files are written, `remaking` before any are
-    removed to be made again. `abort`: up to where the log was synced by the file of that name; `now_ms`: the
-    wall clock.
-    """
+    """A single recovery. `synced`: the part of the log that a crash cannot have taken; `topics`: the existing
+    topics, and their begins in the log; `changing` is called before queue files are written, `remaking`
+    before any are removed to be made again. `abort`: the synced end of the log by the file of that name;
+    `now_ms`: the wall clock."""
 
     commit_log: CommitLog
     queues: Queues
@@ -153,9 +151,8 @@ class Recoverer:
         return find_evidence(checkpoint, self.abort, queues, clean=clean, now_ms=self.now_ms)
 
     def _check_reach(self, evidence: Evidence, start: int, end: int) -> bool:
-        """Compare the end that was found with what the files beside the log say; whether what is missing is
-        given up. Raises CorruptRecord.
-        """
+        """Compare the end of the scan with the files beside the log; return whether missing records are given
+        up. Raises CorruptRecord."""
         segments = self.commit_log.segments
         try:
             evidence.check_reach(segments, end)
@@ -163,14 +160,13 @@ class Recoverer:
         except CorruptRecord as error:
             if not self.cut_damage:
                 raise
-            log.error("the log is taken as it is, what it lost is given up: %s", error)
+            log.error("the log is accepted as found, its lost records are given up: %s", error)
             return segments.at(end) is not None
         return False
 
     def _check_gone(self, checkpoint: Checkpoint, *, clean: bool) -> None:
-        """There is no file of the log: look before queues are removed whether there was one. Raises
-        CorruptRecord.
-        """
+        """The log has no file: check before queues are removed that the log was always empty. Raises
+        CorruptRecord."""
         if clean:
             for queue in self.queues.table.values():
                 queue.load(lambda index, unit: unit[1] <= 0)
@@ -233,10 +229,11 @@ class Recoverer:
         self._find_lost_firsts()
 
     def _find_lost_firsts(self) -> None:
-        """Have queues made again whose first files were lost though the log still has records of theirs.
+        """Have queues made again whose first files were lost while the log still has records of these queues.
 
-        Retention keeps the unit before the first one that the log has a record of. A queue whose first file
-        begins with a later one lacks none only if it begins there, as after RocketMQ's retention.
+        Retention keeps the unit before the first unit whose record is in the log. A queue whose first file
+        begins with a later unit is complete only if the queue begins at this unit, as after RocketMQ's
+        retention.
         """
         low = self.commit_log.start
         doubtful: dict[tuple[bytes, int], ConsumeQueue] = {}
@@ -260,8 +257,9 @@ class Recoverer:
                 del doubtful[record.topic, record.queue_id]
 
     def _distrust_queues(self, physical_offset: int) -> None:
-        """Have nothing vouch for units of records from there on: units that were synced are about to go, and
-        are not there again before the next checkpoint. Killed meanwhile, the next start makes them."""
+        """Lower the evidence for units of records from this offset on: synced units are about to be removed,
+        and exist again only after the next checkpoint. If the process is killed before, the next start makes
+        them."""
         self.remaking()
         checkpoint = self._checkpoint
         if checkpoint is not None and (checkpoint.queues_to > physical_offset or checkpoint.queues_ms):
@@ -344,19 +342,20 @@ class Recoverer:
         return records, end, torn
 
     def _is_pierced(self, record: Scanned) -> bool:
-        """Whether a power cut took a part of the record's properties. What was synced lost none, nor did what
-        lies before it.
-        """
+        """Whether a power cut took a part of the record's properties. Synced records lost none, and neither
+        did earlier records."""
         if self.synced.covers(record) or not has_lost_page(record):
             return False
         following = next_good(self.commit_log.segments, record.position, self._vouch)
         return following is None or not self.synced.covers(following)
 
     def _is_torn(self, last: Scanned) -> bool:
-        """Whether the last record before the end lacks its last bytes: a write that was killed, or a power
-        cut, leaves zeros there. A sender's zeros begin in the middle of a sector, and the record has a unit.
-        But what a slave was sent in two pieces may have its unit on the disk and the first piece only. Our
-        brokers take no zeros from senders, so where they have said what was synced, these are none.
+        """Whether the last record before the end lacks its last bytes: a killed write, or a power cut, leaves
+        zeros in their place. A sender's zeros begin in the middle of a sector, and the record has a unit.
+
+        A record that a slave received in two pieces may have its unit on the disk and the first piece only.
+        Our brokers accept no zeros from senders, so if they have recorded the synced end, zeros are lost
+        bytes.
         """
         zeros = len(last.properties) - len(last.properties.rstrip(b"\0"))
         if not zeros:
@@ -370,9 +369,8 @@ class Recoverer:
         return not self._vouch(last)
 
     def _is_damaged(self, last: Scanned) -> bool:
-        """Whether the zeros at the end of a record that was synced are to be cut: they are no sender's, and
-        damage is cut. Raises CorruptRecord when it is not.
-        """
+        """Whether to cut the zeros at the end of a synced record: no sender sent them, and damage is cut.
+        Raises CorruptRecord when damage is not cut."""
         why = broken_text(last.properties) or self._other_unit(last)
         return bool(why) and self._is_cut_at(last, f"it ends in zeros, and {why}")
 
@@ -398,7 +396,7 @@ class Recoverer:
         return True
 
     def _other_unit(self, record: Scanned) -> str:
-        """How the record differs from the unit that the queue's files have for it; empty when it does not."""
+        """The difference between the record and its unit in the queue's files; empty without a difference."""
         queue = self.queues.table.get((record.topic.decode("utf-8", "replace"), record.queue_id))
         unit = queue.unit_in_files(record.queue_offset) if queue and has_unit(record.sys_flag) else None
         code = unit_code(record.topic, record.properties, record.store_timestamp, self.delays)
@@ -470,7 +468,7 @@ class Recoverer:
         return known or (not queue.is_empty and queue.file_start == 0)
 
     def _rebuild_short(self, end: int) -> None:
-        """Scan again from where the first of the short queues ends, for them alone."""
+        """Scan again from the end of the shortest queue, for the short queues alone."""
         short, self._short = self._short, {}
         start = min(short.values())
         names = ", ".join(f"{queue.topic}/{queue.queue_id}" for queue in list(short)[:5])

@@ -1,8 +1,8 @@
-"""Repairing a store's folder: only what is asked for, and never while a broker has it.
+"""Repair of a store's folder: only on request, and never while a broker has the store open.
 
-The log keeps its addresses: what is skipped is overwritten with records that say so, so that scans, ours and
-RocketMQ's, pass it. A skipped message whose place in its queue is known stays there with a body of zeros and
-the property DAMAGED, so that offsets stay dense; any other bytes become records that no queue gets.
+The log keeps its addresses: a skipped range is overwritten with marked records, so that scans, ours and
+RocketMQ's, pass the range. A skipped message whose place in its queue is known stays in its queue with a body
+of zeros and the property DAMAGED, so that offsets stay dense; any other bytes become records without a queue.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ Save = Callable[[list[Lost]], object]
 
 
 def _keep_nothing(lost: list[Lost]) -> None:
-    """For callers that take what is returned."""
+    """Default `save`, for callers that use the return value."""
 
 
 @contextmanager
 def locked(disk: Disk, folder: str) -> Iterator[None]:
-    """Have the folder for the time of a repair. Raises StoreLocked when a broker has it."""
+    """Lock the folder for the time of a repair. Raises StoreLocked when a broker has it open."""
     lock = disk.lock(os.path.join(folder, "lock"))
     try:
         yield
@@ -63,9 +63,8 @@ def locked(disk: Disk, folder: str) -> Iterator[None]:
 
 
 def cut_tail(disk: Disk, folder: str, report: Report, save: Save = _keep_nothing) -> list[Lost]:
-    """Cut what follows the log's last good record; `save` gets it before. What queues, checkpoint and abort
-    say beyond is given up, too: without that a log that has lost its end would not open. Raises StoreError.
-    """
+    """Cut the bytes behind the log's last good record; `save` gets them before. Lower the ends in queues,
+    checkpoint and abort too: otherwise a log that has lost its end would not open. Raises StoreError."""
     lost = []
     with locked(disk, folder):
         for run in log_runs(disk, Report(folder, report.commit_log))[-1:]:
@@ -81,7 +80,7 @@ def cut_tail(disk: Disk, folder: str, report: Report, save: Save = _keep_nothing
 
 
 def _accept_end(disk: Disk, folder: str, report: Report) -> None:
-    """Have nothing beside the log say that it reached further than it does."""
+    """Remove all evidence beside the log that it reached further."""
     tails = [gap.start for gap in report.gaps if gap.is_tail]
     end = max(min([report.log_end, *tails]), report.log_start)
     table = Queues(disk, folder, report.queue_file_size or 6_000_000, lambda: 0)
@@ -119,9 +118,8 @@ def accept_start(disk: Disk, folder: str, report: Report) -> None:
 
 
 def skip_damaged(disk: Disk, folder: str, report: Report, save: Save = _keep_nothing) -> list[Lost]:
-    """Overwrite each damaged place that good records follow; `save` gets what is there before. Raises
-    StoreError, and then nothing was changed, when one is too small for that.
-    """
+    """Overwrite each damaged range that good records follow; `save` gets the former bytes before. Raises
+    StoreError, with nothing changed, when a range is too small."""
     with locked(disk, folder):
         plans = [
             (run, gap, plan)
@@ -155,7 +153,7 @@ def _taken(run: Segments, start: int, stop: int, reason: str, what: str) -> Lost
 
 
 def _plan(disk: Disk, folder: str, run: Segments, gap: Gap) -> Iterator[tuple[int, bytes, str]]:
-    """What to write over a gap: (place, record, what it was)."""
+    """Records to write over a gap: (place, record, the former content)."""
     if gap.start // run.file_size != (gap.stop - 1) // run.file_size:
         raise StoreError(
             f"{run.path(gap.start)}: damage from {gap.start} to {gap.stop} crosses files: restore them from "
@@ -209,7 +207,7 @@ def _units(disk: Disk, folder: str) -> Iterator[tuple[str, int, int, int, int]]:
 
 
 def _filler(run: Segments, at: int, size: int) -> bytes:
-    """A record that no queue gets; a BLANK when the file ends after it."""
+    """A record without a queue; a BLANK when the file ends behind it."""
     if at + size == at - at % run.file_size + run.file_size and size >= BLANK_SIZE:
         return blank(size)
     return _record(at, size, SKIPPED_TOPIC, 0, 0, sys_flag=_ROLLBACK)

@@ -1,7 +1,7 @@
 """ReplicaStore: a store whose log is copied from a master's, byte by byte.
 
-The bytes come as they are; queue units and index entries are made of the records in them. `truncate` and
-`set_aside` are for a log that its master cannot go on with.
+The bytes are appended unchanged; queue units and index entries are made of the records in them. `truncate`
+and `set_aside` are for a log that its master cannot continue.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class ReplicaStore(StoreView):
     _raw_whole: int  # where the last whole record that came ends
 
     def append_raw(self, physical_offset: int, data: Bytes) -> Sequence[Arrival]:
-        """Append bytes that the master's log has there; an empty log begins at that offset, which must be
-        the start of a file. A record may come in pieces.
+        """Append bytes of the master's log at the same offset; an empty log begins at that offset, which must
+        be the start of a file. A record may come in pieces.
 
-        Returns the queues that grew by whole records. Raises OffsetOutOfRange when the bytes do not
-        follow the log's end, StoreError when they cannot be written, CorruptRecord when no good record is
-        where one must begin: the log then ends with the last good one.
+        Returns the queues that grew by whole records. Raises OffsetOutOfRange when the bytes do not follow
+        the log's end, StoreError for a failed write, CorruptRecord when a place where a record must begin has
+        no good record: the log then ends with the last good record.
         """
         if physical_offset != self._log.end:
             is_start = physical_offset >= 0 and physical_offset % self._log.file_size == 0
@@ -128,8 +128,8 @@ class ReplicaStore(StoreView):
             self._reput.start(again=True)
 
     def cut_partial(self) -> None:
-        """Cut what came after the last whole record, a part of one or the end of a file: the master may go on
-        with another record there."""
+        """Cut the bytes behind the last whole record, a part of a record or the end of a file: the master may
+        go on with another record."""
         if self._raw_whole != self._log.end:
             self.truncate(self._raw_whole)
 
@@ -145,10 +145,10 @@ class ReplicaStore(StoreView):
         return find_aside(self.disk, self.config.commit_log_path)
 
     def set_aside(self) -> str:
-        """Move a slave's log to `aside`, which is returned, and go on with an empty one. Queues and index,
-        which `rmq store repair` makes again from a log, are removed.
+        """Move a slave's log to `aside`, return that folder, and go on with an empty log. Queues and index
+        are removed; `rmq store repair` makes them again from a log.
 
-        Raises StoreError, also when an earlier log lies there; the store is as it was then.
+        Raises StoreError, also when an earlier log was set aside; the store is unchanged in this case.
         """
         self._rollback()
         if self.disk.exists(self.aside):

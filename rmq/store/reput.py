@@ -133,7 +133,7 @@ class Reput:
             self.behind = None
 
     def _rest_of(self, entry: Entry) -> Entry:
-        """What the index lacks of the last record that is in it."""
+        """The rest of the last indexed record that the index lacks."""
         topic, keys, position, timestamp = entry
         times = timestamp - _AROUND_MS, timestamp + _AROUND_MS
         lacking = [key for key in keys if position not in self._index.find(topic, key, *times, _MANY)]

@@ -41,7 +41,8 @@ class DiskState:
 
 @frozen
 class CleanReport:
-    """What one `Store.clean` removed, in files, and why: "", "time", "space", "forced" or "asked"."""
+    """Result of a `Store.clean`: the removed files, and the reason: "", "time", "space", "forced" or
+    "asked"."""
 
     log_files: int = 0
     queue_files: int = 0
@@ -101,13 +102,13 @@ def expired_files(
 
 
 class Retention:
-    """Removes expired files, one at a time, and trims queues and index behind them.
+    """Removes expired files, singly, and trims queues and index behind them.
 
-    `take` takes a file out of the log, which costs nothing. Removing it from the disk may take half a second
-    for a GiB, so the caller does that, `store.remove_left(retention.path)`, in any thread, and then calls
+    `take` takes a file out of the log, which costs nothing. Removing a file of a GiB from the disk may take
+    half a second, so the caller does that, `store.remove_left(retention.path)`, in any thread, and then calls
     `removed`. Queues and index follow when the log's files are off the disk: a crash before leaves records
-    with their units, and never a record without one, which nobody could read. A deleted topic's folder is
-    moved out of the way and leaves in the same manner: the topic may be made again at once.
+    with their units, and never an unreadable record without a unit. A deleted topic's folder is moved out of
+    the way and removed in the same manner: the topic may be created again at once.
     """
 
     def __init__(
@@ -146,11 +147,12 @@ class Retention:
         return self._leaving[path]
 
     def take(self, config: StoreConfig, now_ms: int, *, asked: bool = False) -> bool:
-        """Take the oldest file out of the log if it is expired or must make room; whether there was one.
+        """Take the oldest file out of the log if it is expired or must make room; return whether a file was
+        taken. `asked`: at any hour, and whatever the clock watch says.
 
-        `asked`: at any hour, and whatever was thought of the wall clock. The disk is looked at each time, so
-        that no more files go than make room: while anything waits to be removed from it, a deleted topic's
-        folder for one, no file goes before its time. Raises StoreError.
+        The disk's usage is read each time, so that no more files are removed than necessary: while anything
+        waits to be removed from the disk, as a deleted topic's folder, no file is removed before its time.
+        Raises StoreError.
         """
         segments = self._log.segments
         self.reason = why_clean(self._disk.usage(segments.folder), config, now_ms) or (
@@ -187,7 +189,7 @@ class Retention:
         return bool(why)
 
     def take_topic(self, topic: str) -> None:
-        """Take a topic's queues out of the store. Raises StoreError; then the store has them as before."""
+        """Take a topic's queues out of the store. Raises StoreError, with the queues as before."""
         folder = self._queues.topic_folder(topic)
         # Forgotten only when the files are out of the way: a topic that is made again would find them.
         if self._disk.exists(folder):
@@ -195,7 +197,7 @@ class Retention:
         self._queues.remove_topic(topic)
 
     def _move_away(self, folder: str) -> None:
-        """Move a topic's folder out of the way; where it cannot be moved, remove what is in it now."""
+        """Move a topic's folder out of the way; if it cannot be moved, remove its content now."""
         for place, name in self._left_places():
             left = os.path.join(place, f"{name}{self._numbers + 1}")
             try:
@@ -209,9 +211,9 @@ class Retention:
         self._disk.remove(folder)
 
     def _left_places(self) -> tuple[tuple[str, str], ...]:
-        """Folders that take what is out of the way, and how names in them begin: that of the store, and one
-        within the queues' own, which may be a volume of their own. RocketMQ's broker takes that for a topic
-        whose queues have no numbers, which it leaves alone."""
+        """Folders for files that are out of use, and the prefix of names in them: the store's folder, and a
+        folder within the queues' folder, which may be a volume of its own. RocketMQ's broker takes the latter
+        for a topic whose queues have no numbers, and ignores it."""
         inside = os.path.join(self._root, "consumequeue", LEFT_INSIDE)
         return (os.path.join(self._root, LEFT_FOLDER), ""), (inside, "topic-")
 
@@ -225,10 +227,8 @@ class Retention:
                     self._numbers = max(self._numbers, int(number))
 
     def removed(self, path: str) -> None:
-        """It is off the disk; trims queues and index when it was the last.
-
-        With very many queues the rest of their trimming is left to `Store.dispatch`.
-        """
+        """The file is off the disk; trim queues and index after the last file. With very many queues
+        `Store.dispatch` does the rest of the trimming."""
         self._leaving.pop(path, None)
         if self._to_trim and not self._leaving:
             self._to_trim = False

@@ -1,23 +1,20 @@
-"""Reading records straight from the bytes of the log, and telling a torn tail from damage.
+"""Scan of the log: read records straight from its bytes, and tell a torn tail from damage.
 
 A record is good when its size, magic, own physical offset, inner lengths and body CRC all fit, and its topic,
-queue id and queue offset can be a queue's and a place in it. A scan
-goes from good record to good record and stops at the first bad spot. What that spot means:
+queue id and queue offset can belong to a queue. A scan goes from good record to good record and stops at the
+first bad spot. Meaning of that spot:
 
-- Nothing good comes after it: the end of the log (a *hole* of zeros) or a torn tail. The log is cut
-  there.
-- A good record comes after it (found by looking for the magic whose physical offset equals its own
-  position):
+- No good record follows: the end of the log (a *hole* of zeros) or a torn tail. The log is cut at the spot.
+- A good record follows (found by looking for the magic whose physical offset equals its own position):
   - after a clean stop everything was synced, so this is **damage**;
-  - after a crash, a record before the place that `abort` or the checkpoint tells was synced together with all
-    before it, and so was one whose store time is before the checkpoint's where that tells no place:
-    **damage**;
-  - otherwise the bad spot lies in what no sync had covered, where a power cut may lose single pages and
-    keep later ones. A lost page reads as zeros up to a page border. Such a spot is a torn tail; anything
+  - after a crash, a record before the offset in `abort` or the checkpoint was synced, with all before it;
+    so was a record whose store time is before the checkpoint's, if the checkpoint has no offset: **damage**;
+  - otherwise the bad spot lies in the unsynced part, where a power cut may lose single pages and
+    keep later pages. A lost page reads as zeros up to a page border. Such a spot is a torn tail; anything
     else is **damage**.
 
-The CRC covers the body only (the format is RocketMQ's), so most flipped bits in a topic or property are not
-seen; zeros that a crash left at the end of the last record's properties are.
+The CRC covers the body only (the format is RocketMQ's), so most flipped bits in a topic or property go
+unnoticed; zeros that a crash left at the end of the last record's properties are noticed.
 
 Damage is never taken for the end of the log: `CorruptRecord` names file and offset, unless
 `truncateDamagedLog` says to cut.
@@ -77,9 +74,8 @@ class Scanned(NamedTuple):
 
 
 def parse(data: Bytes, at: int, position: int, *, check_crc: bool) -> Scanned | None:
-    """The record at `at` in `data`, whose place in the log is `position`; None when no good one lies there
-    whole.
-    """
+    """The record at `at` in `data`, whose place in the log is `position`; None without a whole good
+    record."""
     left = len(data) - at
     if left < FIXED_SIZE:
         return None
@@ -114,11 +110,12 @@ def parse(data: Bytes, at: int, position: int, *, check_crc: bool) -> Scanned | 
 
 
 def has_lost_page(record: Scanned) -> bool:
-    """Whether zeros in a record's properties, which no CRC covers, are what a power cut leaves of unsynced
-    pages, or sectors: they begin and end at borders of those. Those of a sender (RocketMQ takes any) do so by
-    chance only.
+    """Whether zeros in a record's properties, which no CRC covers, come from a power cut of unsynced pages or
+    sectors: such zeros begin and end at borders of pages or sectors. A sender's zeros (RocketMQ accepts any)
+    do so by chance only.
 
-    One that was lost at their end took the next record's start with it, so that is found there.
+    A lost page at the end of the properties took the next record's start with it, so the loss is found at
+    that record.
     """
     start = record.position + record.size - len(record.properties)
     runs = _ZEROS.finditer(record.properties)
@@ -149,10 +146,8 @@ def is_blank(data: Bytes, left: int) -> bool:
 
 
 class Scan:
-    """Iterates over the good records from `start` on; afterwards `position` is the first place without one.
-
-    With `stop`, only records that end there or before count.
-    """
+    """Iterates over the good records from `start` on; afterwards `position` is the first place without a good
+    record. With `stop`, only records that end at `stop` or before count."""
 
     def __init__(
         self, segments: Segments, start: int, *, check_crc: bool = True, stop: int | None = None
@@ -172,7 +167,7 @@ class Scan:
                 return
 
     def _one_file(self, base: int) -> Iterator[Scanned]:
-        """The file is read in pieces past its mapping: a scan must not make pages for what it passes."""
+        """The scan reads pieces past the mapping: it must not make pages for everything that it passes."""
         end = base + self._segments.file_size
         stop = end if self._stop is None else min(self._stop, end)
         most = _PIECE
@@ -223,9 +218,8 @@ def record_at(segments: Segments, position: int, *, check_crc: bool) -> Scanned 
 
 
 def why_no_record(segments: Segments, position: int, end: int) -> str:
-    """What is wrong with the bytes from `position` to the log's `end`, where `Scan` found no good record;
-    empty when they may be the beginning of one, or of a blank record, that has not come whole.
-    """
+    """The fault in the bytes from `position` to the log's `end`, where `Scan` found no good record; empty
+    when the bytes may be the begin of an incomplete record, or of a blank record."""
     size, magic = _PAIR.unpack(
         segments.copy(position, min(_PAIR.size, end - position)).ljust(_PAIR.size, b"\0")
     )
@@ -251,12 +245,12 @@ def nobody_vouches(record: Scanned) -> bool | None:
 
 
 def next_good(segments: Segments, position: int, vouch: Vouch = nobody_vouches) -> Scanned | None:
-    """The first good record after the bad spot at `position`, in that file or a later one.
+    """The first good record after the bad spot at `position`, in the same file or a later file.
 
-    A body may hold whole records with the right physical offsets, made up by its sender. So what lies in the
-    body of the record at `position` does not count, if its head is whole; and of the others one with a queue
-    unit is believed before one without. Heads made up inside each other, each with a body up to the same end,
-    would each be read to that end: past `_CHECKED_BYTES` they count without, and are damage, not the end.
+    A body may hold whole records with the right physical offsets, made up by its sender. So records in the
+    body of the record at `position` do not count, if its head is whole; and a record with a queue unit is
+    believed before a record without. Heads made up inside each other, each with a body up to the same end,
+    would each be read to that end: past `_CHECKED_BYTES` they count unread, and are damage, not the end.
     """
     doubtful: Scanned | None = None
     left = _CHECKED_BYTES
@@ -280,8 +274,8 @@ def next_good(segments: Segments, position: int, vouch: Vouch = nobody_vouches) 
 
 
 def _candidates(segments: Segments, position: int) -> Iterator[Scanned]:
-    """All whose head and lengths look like a record's after `position`, without properties; but for what lies
-    in the body of the one there."""
+    """All positions after `position` whose head and lengths look like a record's, without properties; except
+    positions in the body of the record at `position`."""
     body, body_end = _body_of(segments, position)
     address = position + 1
     while segments.has(base := address - address % segments.file_size):
@@ -298,7 +292,7 @@ def _candidates(segments: Segments, position: int) -> Iterator[Scanned]:
 
 
 def _outline(segments: Segments, position: int) -> Scanned | None:
-    """What looks like a record, by its head and what follows its body, however long that is."""
+    """Whether head and end of body look like a record, however long the body is."""
     data = segments.copy(position, FIXED_SIZE + 24)
     if len(data) < FIXED_SIZE:
         return None
@@ -362,11 +356,9 @@ class Synced:
 def check_end(
     segments: Segments, position: int, synced: Synced, last_ms: int = 0, vouch: Vouch = nobody_vouches
 ) -> None:
-    """Raise CorruptRecord when the bad spot at `position` is damage; return when the log ends there.
-
-    `last_ms` is the store time of the record before it. An earlier time is not believed of a record that no
-    queue unit vouches for.
-    """
+    """Raise CorruptRecord when the bad spot at `position` is damage; return when the log ends at the spot.
+    `last_ms` is the store time of the record before. An earlier time of a record without a queue unit is not
+    believed."""
     following = next_good(segments, position, vouch)
     if following is None:
         return

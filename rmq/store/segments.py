@@ -1,8 +1,7 @@
-"""Segments: equal-size files as one address space.
+"""Segments: equal-size files as a single address space.
 
-A file's name is the address of its first byte, 20 digits. Files follow each other without a hole; they
-are opened when first needed. `OpenFiles` bounds how many stay open, so that 10,000 queues do not need
-10,000 descriptors.
+A file's name is the address of its first byte, 20 digits. Files follow each other without a hole; they are
+opened on demand. `OpenFiles` bounds the open files, so that 10,000 queues do not need 10,000 descriptors.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ class OpenFiles:
 
 
 class Segments:
-    """The files of one folder. Addresses are bytes from the start of the first file ever made.
+    """The files of a folder. Addresses are bytes from the start of the first file ever made.
 
     `mapped`: reads are views of mappings (the log); otherwise copies (queues: small reads, many files).
-    `ordered`: a new file is on the medium before it is used, so that files cannot be missing in the
-    middle after a crash.
+    `ordered`: a new file is on the medium before it is used, so that a crash leaves no file missing in the
+    middle.
     """
 
     __slots__ = ("_disk", "_limit", "_mapped", "_opened", "_ordered", "bases", "file_size", "folder")
@@ -73,7 +72,7 @@ class Segments:
 
     @property
     def start(self) -> int:
-        """The address of the first byte that is there; 0 without files."""
+        """The address of the first existing byte; 0 without files."""
         return self.bases[0] if self.bases else 0
 
     @property
@@ -82,9 +81,8 @@ class Segments:
         return self.bases[-1] + self.file_size if self.bases else 0
 
     def load(self) -> None:
-        """Find the files. Raises StoreError for one of another size, CorruptRecord when one in the middle
-        is missing.
-        """
+        """Find the files. Raises StoreError for a file of another size, CorruptRecord for a missing file in
+        the middle."""
         self.bases = sorted(int(name) for name in self._disk.list(self.folder) if _NAME.fullmatch(name))
         for before, base in zip(self.bases, self.bases[1:], strict=False):
             if base != before + self.file_size:
@@ -102,7 +100,7 @@ class Segments:
         return os.path.join(self.folder, f"{address - address % self.file_size:020d}")
 
     def at(self, address: int) -> Segment | None:
-        """The open file that holds `address`, or None when there is none."""
+        """The open file that holds `address`; None without a file."""
         base = address - address % self.file_size
         segment = self._opened.get(base)
         if segment is None and self.bases and self.bases[0] <= base <= self.bases[-1]:
@@ -110,9 +108,7 @@ class Segments:
         return segment
 
     def make(self, address: int) -> Segment:
-        """The file that holds `address`, made when it is the next one (or the first). Raises StoreError,
-        DiskFull.
-        """
+        """The file that holds `address`, created if next (or first). Raises StoreError, DiskFull."""
         segment = self.at(address)
         if segment is None:
             base = address - address % self.file_size
@@ -131,7 +127,7 @@ class Segments:
         return segment
 
     def read(self, address: int, size: int) -> memoryview | None:
-        """`size` bytes, which must lie in one file; None when that file is not there."""
+        """`size` bytes, which must lie in a single file; None without that file."""
         at = address % self.file_size
         if at + size > self.file_size:
             return None
@@ -139,10 +135,9 @@ class Segments:
         return None if segment is None else segment.read(at, size)
 
     def pieces(self, address: int) -> Iterator[tuple[int, bytes]]:
-        """What the file that holds `address` has from there on, without its holes, as (position in the file,
-        bytes). Pieces that follow each other overlap by 7 bytes: a magic and what is before it lie in one.
-
-        """
+        """The content from `address` to the end of its file, without holes, as (position in the file, bytes).
+        Pieces that follow each other overlap by 7 bytes, so that a magic and the bytes before are in a single
+        piece."""
         segment = self.at(address)
         assert segment is not None, "there is such a file"
         at = address % self.file_size
@@ -161,13 +156,12 @@ class Segments:
         return b"" if segment is None else segment.copy(at, min(size, self.file_size - at))
 
     def has(self, base: int) -> bool:
-        """Whether there is a file that starts at `base`."""
+        """Whether a file starts at `base`."""
         return bool(self.bases) and self.bases[0] <= base <= self.bases[-1]
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
-        """Write over as many files as it takes, making new ones. Raises StoreError; then any prefix may be
-        there.
-        """
+        """Write over as many files as needed, making new files. Raises StoreError, after any prefix was
+        written."""
         at = address % self.file_size
         if at + len(data) <= self.file_size:
             self.make(address).write(at, data)
@@ -181,7 +175,7 @@ class Segments:
             view = view[len(part) :]
 
     def sync(self, start: int, stop: int, *, progress: Progress = no_progress) -> None:
-        """Sync the files that hold start..stop. Thread-safe: it changes nothing here."""
+        """Sync the files that hold start..stop. Thread-safe: the state of this object stays unchanged."""
         for base in range(start - start % self.file_size, stop, self.file_size):
             progress("log synced", max(0, base - start), stop - start)
             segment = self._opened.get(base)
@@ -203,10 +197,8 @@ class Segments:
             segment.relax(0)
 
     def truncate(self, address: int) -> None:
-        """Remove the files past `address`, and make the rest of the one that holds it zero.
-
-        The first file stays even when nothing of it is left, since it says where the addresses begin.
-        """
+        """Remove the files past `address`, and zero the rest of its file. The first file stays even when it
+        becomes empty, since its name is the first address."""
         while len(self.bases) > 1 and self.bases[-1] >= address:
             self._disk.remove(self._take(self.bases.pop()))
         segment = self.at(address)
@@ -218,10 +210,8 @@ class Segments:
         self._disk.remove(self.take_first())
 
     def take_first(self) -> str:
-        """Take the oldest file out of the address space and close it; its path, to be removed, is returned.
-
-        Closed first: what is mapped keeps its blocks until it is unmapped, and then this thread frees them.
-        """
+        """Take the oldest file out of the address space and close it; return its path, for removal. The file
+        is closed first: a mapped file keeps its blocks until it is unmapped, and this thread frees them."""
         return self._take(self.bases.pop(0))
 
     def remove_all(self) -> None:
@@ -236,7 +226,7 @@ class Segments:
         return self.path(base)
 
     def let_go(self, base: int) -> None:
-        """Close a file if it is open; views of it stay valid."""
+        """Close an open file; views of its bytes stay valid."""
         segment = self._opened.pop(base, None)
         if segment is not None:
             segment.close()

@@ -1,12 +1,12 @@
-"""Store: the log, its queues and its index as one thing that takes, keeps and finds messages.
+"""Store: the log, its queues and its index as a unit that takes, keeps and finds messages.
 
-One thread uses a store, but for `flush`, `mend`, `flush_queues`, `flush_checkpoint`, `save_config` and
-`config_text`, which may run in another thread at any time.
+A store belongs to a single thread, except `flush`, `mend`, `flush_queues`, `flush_checkpoint`, `save_config`
+and `config_text`, which may run in another thread at any time.
 
-A send is `put` for each message, then one `commit` for all: only then are they readable, and only then
-may they be acknowledged. `flush` makes them safe from a power cut. Units gather in memory, index entries
-in a backlog; `dispatch`, called when there is time, writes them down. Both are made again from the log
-when lost.
+A send is `put` for each message, and a `commit` for all messages: only after the commit are they readable and
+may be acknowledged. `flush` protects them against a power cut. Units gather in memory, index entries in a
+backlog; `dispatch`, called in idle time, writes both to files. Lost units and entries are made again from the
+log.
 """
 
 from __future__ import annotations
@@ -75,9 +75,8 @@ class Batch(NamedTuple):
 
 
 class Store(StoreSync, ReplicaStore):
-    """One folder of files. `store_host` is this broker's address in records, 8 or 20 bytes; `now_ms` the
-    wall clock; `compiled` the engine, if not the pure one; `clock` is a clock that nobody sets.
-    """
+    """A folder of files. `store_host` is this broker's address in records, 8 or 20 bytes; `now_ms` the wall
+    clock; `compiled` the engine, if not the pure engine; `clock` is a clock that is never set."""
 
     def __init__(
         self,
@@ -153,11 +152,11 @@ class Store(StoreSync, ReplicaStore):
     # ---- opening and closing ----
 
     def load(self, progress: Progress | None = None, *, rebuild: bool = False) -> Recovery:
-        """Lock the folder and recover. `progress(stage, done, total)` is called now and then; `rebuild`
-        makes all queues and the index again from the log.
+        """Lock the folder and recover. `progress(stage, done, total)` is called at intervals; `rebuild` makes
+        all queues and the index again from the log.
 
-        Raises StoreLocked, CorruptRecord for damage inside the log, StoreError for files that cannot be
-        used. The folder is unlocked then.
+        Raises StoreLocked, CorruptRecord for damage inside the log, StoreError for unusable files, with the
+        folder unlocked.
         """
         self._lock = self.disk.lock(self._path("lock"))
         began = self._now_ms()
@@ -176,7 +175,7 @@ class Store(StoreSync, ReplicaStore):
             queue.may_have_lost()
 
     def _refuse(self) -> None:
-        """The store is not opened: what was a clean stop stays one; what was written till now is synced."""
+        """The store stays closed: a clean stop stays clean, with everything written till now synced."""
         with suppress(StoreError):
             if self._abort is not None and self._abort.is_clean:
                 self.disk.sync_all(self._root)
@@ -291,8 +290,8 @@ class Store(StoreSync, ReplicaStore):
         """Take a record into the pending batch: its offsets, store time, size and tags code (when delayed)
         are filled in.
 
-        It is readable, and may be acknowledged, after `commit`. Raises StoreError for a record that no
-        log file can hold, on a slave, and when nothing can be written; the pending batch stays as it was.
+        The record is readable, and may be acknowledged, after `commit`. Raises StoreError for a record that
+        no log file can hold, on a slave, and when nothing can be written, with the pending batch unchanged.
         """
         queue = self._queues.table.get((record.topic, record.queue_id))
         if queue is None:
@@ -348,12 +347,12 @@ class Store(StoreSync, ReplicaStore):
             self._entries.append((record.topic, record.keys, position, now))
 
     def put_batch(self, shared: Record, batch: bytes, suffix: bytes) -> Batch | None:
-        """Take the messages of a batch body into the pending batch, as `put` does each: `shared` says what is
-        the same for all, `suffix` comes after each one's properties.
+        """Take the messages of a batch body into the pending batch, as `put` does with each: `shared` is
+        their common part, `suffix` follows the properties of each message.
 
-        The topic is not that of delayed messages. None when they do not surely fit the present file of the
-        log, or one has properties of over 8 KiB: put them one by one. Raises RemoteProtocolError, StoreError;
-        then the pending batch stays as it was.
+        The topic is not that of delayed messages. Return None when the messages may not fit the present file
+        of the log, and when a message has properties of over 8 KiB: the caller puts them singly. Raises
+        RemoteProtocolError, StoreError, with the pending batch unchanged.
         """
         commit_log = self._log
         queue = self._queues.table.get((shared.topic, shared.queue_id)) or self._queues.make(
@@ -400,7 +399,7 @@ class Store(StoreSync, ReplicaStore):
     def _put_made(
         self, queue: ConsumeQueue, data: bytes, positions: list[int], units: bytes, rows: Rows | None
     ) -> Batch | None:
-        """Take a batch as the compiled engine has made it, if it fits."""
+        """Take a batch made by the compiled engine, if it fits."""
         if len(data) + _ROOM > self._log.left:
             return None
         self._log.append(data)
@@ -416,11 +415,9 @@ class Store(StoreSync, ReplicaStore):
         return Batch(first, positions, len(data))
 
     def put_run(self, lanes: Lanes, run: SendRun, born_host: bytes) -> bool:
-        """Take a run of plain sends; runs are the whole pending batch. False when they are to be put one by
-        one, after a `commit` of the runs before.
-
-        Raises StoreError as `put` does; then this run is not pending.
-        """
+        """Take a run of plain sends; runs are the whole pending batch. False when the messages must be put
+        singly, after a `commit` of the earlier runs. Raises StoreError as `put` does, with this run not
+        pending."""
         commit_log = self._log
         if not commit_log.has_pending:
             self._begin_batch()
@@ -435,7 +432,7 @@ class Store(StoreSync, ReplicaStore):
         return True
 
     def lane(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The queue that a lane is to stand for, if there is one."""
+        """The queue of a lane, if it exists."""
         return self._queues.table.get((topic, queue_id))
 
     def _is_marked(self, suffix: bytes) -> bool:
@@ -467,10 +464,9 @@ class Store(StoreSync, ReplicaStore):
         return record.tags_code if due is None else due
 
     def commit(self) -> Sequence[Arrival]:
-        """Write the pending batch; its records are readable when this returns. Returns the queues that
-        grew.
+        """Write the pending batch; its records are readable when this returns. Return the queues that grew.
 
-        Raises StoreError (DiskFull …) when it cannot be written: then none of it is there, and the
+        Raises StoreError (DiskFull …) for a failed write: none of the batch is stored in this case, and the
         offsets that `put` gave out are free again.
         """
         if not self._log.has_pending:
@@ -545,9 +541,8 @@ class Store(StoreSync, ReplicaStore):
     # ---- cleaning ----
 
     def remove_topic(self, topic: str) -> None:
-        """Remove a topic's queues, files as `retention` does; records stay in the log till they expire.
-        Raises StoreError, and then the queues are there as before.
-        """
+        """Remove a topic's queues, files as `retention` does; records stay in the log until they expire.
+        Raises StoreError, with the queues as before."""
         self.retention.take_topic(topic)
         # Units of the pending batch go too; their records are in the log all the same.
         kept = [at for at, queue in enumerate(self._owners) if queue.topic != topic]
@@ -555,11 +550,9 @@ class Store(StoreSync, ReplicaStore):
         self._encoded = [units for units in self._encoded if units[0].topic != topic]
 
     def clean(self, now_ms: int, *, asked: bool = False) -> CleanReport:
-        """Remove whole log files, oldest first, that are expired or must make room, and what points there.
-
-        `asked`: at any hour, and all that are expired. Blocks for as long as the file system takes to remove
-        all of them; see `retention` for how a service does it. Raises StoreError.
-        """
+        """Remove whole log files, oldest first, that are expired or must make room, and the units and entries
+        of their records. `asked`: at any hour, and all expired files. Blocks until the file system has
+        removed them; see `retention` for the way of a service. Raises StoreError."""
         retention = self.retention
         files = queue_files = 0
         paths = self._remove_left()
@@ -584,14 +577,14 @@ class Store(StoreSync, ReplicaStore):
         return paths
 
     def lost(self) -> list[tuple[str, int, int, int]]:
-        """The queues that have lost messages by retention since the last call, as (topic, queue id, where it
-        began, where it begins now)."""
+        """The queues that have lost messages by retention since the last call, as (topic, queue id, former
+        begin, present begin)."""
         return self._queues.take_lost()
 
     def clean_queues(self) -> int:
-        """Drop what lies before the log's start from all queues now; returns how many files went. The last
-        unit of a queue stays, since it says where the queue goes on. A file that cannot go is logged.
-        """
+        """Drop the units before the log's start from all queues now; return the number of removed files. The
+        last unit of a queue stays, since it marks the next offset of the queue. A file that cannot be removed
+        is logged."""
         self._queues.begin_trim()
         removed = 0
         while not self._queues.is_trimmed:

@@ -1,4 +1,4 @@
-"""StoreSync: what brings a store's files to the medium. All of it may run in any thread, at any time."""
+"""StoreSync: syncs of a store's files. Every method may run in any thread, at any time."""
 
 from __future__ import annotations
 
@@ -27,28 +27,26 @@ class StoreSync:
     _unvouched = False  # a sync of queue or index files failed
 
     def flush(self) -> int:
-        """Sync the log; returns the physical offset up to which all is on the medium. Blocks: call it in a
-        thread.
+        """Sync the log; return the end of the synced log. Blocks: call this in a thread.
 
         Raises StoreError when the medium refuses; the store takes no more records then until `mend`.
         """
         return self._log.flush()
 
     def mend(self) -> int:
-        """After a failed `flush`: write what it did not sync again, and sync it. Blocks: call it in a thread.
-        Returns what `flush` does.
+        """After a failed `flush`: write its unsynced part again, and sync. Blocks: call this in a thread.
+        Returns as `flush`.
 
         Raises StoreError while the medium refuses, CorruptRecord when only a recovery can help.
         """
         return self._log.mend()
 
     def flush_queues(self) -> None:
-        """Sync the queue files written so far and the index files that are full. Blocks: call it in a
-        thread.
+        """Sync the queue files written so far and the full index files. Blocks: call this in a thread.
 
-        Needed only so that a recovery starts later in the log: once in
-        flushConsumeQueueThoroughInterval. Raises StoreError; the checkpoint then vouches for no more of
-        them, and the next start looks at all since.
+        Only needed so that a recovery starts later in the log: once in flushConsumeQueueThoroughInterval.
+        Raises StoreError; the checkpoint then names no later end, and the next start checks all records
+        since.
         """
         with self._sync_lock:
             if self._unvouched:
@@ -95,18 +93,16 @@ class StoreSync:
         self.disk.remove(path)
 
     def wait_for_disk(self) -> None:
-        """Return when the disk has taken a sync of the log, and no sync holds what `truncate` and
-        `save_config` need. Blocks: call it in a thread, before the loop does what must not wait there. Raises
-        StoreError.
-        """
+        """Wait until the disk has completed a sync of the log, and until no sync holds the locks of
+        `truncate` and `save_config`. Blocks: call this in a thread, before the loop does work that must not
+        wait. Raises StoreError."""
         self.flush()
         with self._sync_lock:
             self._files.wait()
 
     def config_text(self, name: str) -> bytes | None:
-        """The text of config/<name>.json, or of its .bak when it is broken; None when there is none. Raises
-        StoreError.
-        """
+        """The text of config/<name>.json, or of its .bak when it is broken; None without a file. Raises
+        StoreError."""
         return self._files.load(name)
 
     def keep_damaged_config(self, name: str) -> str:
@@ -118,11 +114,12 @@ class StoreSync:
         self._files.save(name, data)
 
     def save_configs(self, texts: Mapping[str, bytes]) -> None:
-        """Replace these files of config/, after a flush of the log. Blocks. Raises StoreError; some may be
-        replaced then.
+        """Replace these files of config/, after a flush of the log. Blocks. Raises StoreError; some files may
+        be replaced in this case.
 
-        What tables say of messages, as delivered, consumed or ended, would outlive them otherwise in a power
-        cut: take the texts before the call, and all that they vouch for is on the medium before they are.
+        Otherwise a power cut could keep tables with messages marked as delivered, consumed or ended, and lose
+        those messages: take the texts before the call, and everything that they refer to is on the medium
+        first.
         """
         if texts:
             self.flush()

@@ -93,12 +93,12 @@ class StoreView:
         looks: int = 800,
         reach: int | None = None,
     ) -> GetResult:
-        """Read messages from `queue_offset` on, as Java's getMessage does, status and next offset included.
+        """Read messages from `queue_offset` on, as Java's getMessage does, including status and next offset.
 
-        `matches(tags code)` and `matches_record(record)` leave messages out. `max_bytes` is a bound
-        besides the configured ones; the first message is given whatever its size. `looks` bounds the messages
-        that `matches_record` is asked about. Messages that end behind `reach`, a physical offset, are as if
-        they had not come yet. The buffers stay valid for as long as they are held.
+        `matches(tags code)` and `matches_record(record)` leave messages out. `max_bytes` is a bound besides
+        the configured bounds; the first message is given whatever its size. `looks` bounds the messages
+        passed to `matches_record`. Messages that end behind `reach`, a physical offset, count as not yet
+        arrived. The buffers stay valid for as long as they are held.
         """
         queue = self._queue(topic, queue_id)
         if queue is None or not queue.start <= queue_offset < queue.end:
@@ -122,17 +122,16 @@ class StoreView:
         return self.config.broker_role is not BrokerRole.SLAVE or self.config.offset_check_in_slave
 
     def read(self, physical_offset: int) -> memoryview | None:
-        """The bytes of the record that starts there; None when none does. Any number may be asked, but what a
-        client names is asked of `confirmed`.
-        """
+        """The bytes of the record that starts at an offset; None without a record. Any offset is allowed, but
+        for offsets from clients use `confirmed`."""
         return self._log.record(physical_offset)
 
     def confirmed(self, physical_offset: int) -> memoryview | None:
-        """The bytes of the record that starts there, if a queue's unit points at it; else None.
+        """The bytes of the record that starts at an offset, if a queue's unit points to it; else None.
 
-        For offsets that clients name. The bytes of a body may look like a record that lies at its own place
-        in the log, with any topic and a length that reaches into others' messages; only records have units.
-        A record of a deleted topic has none any more.
+        For offsets that clients name. A body may contain bytes that look like a record at its own place in
+        the log, with any topic and a length that reaches into other clients' messages; only records have
+        units. A record of a deleted topic has lost its unit.
         """
         view = self._log.record(physical_offset)
         record = None if view is None else parse(view, 0, physical_offset, check_crc=False)
@@ -143,20 +142,16 @@ class StoreView:
         return view if unit is not None and unit[:2] == (physical_offset, record.size) else None
 
     def read_raw(self, physical_offset: int, size: int) -> memoryview:
-        """At most `size` bytes of the log from there to the end of that file, for a slave. b"" at the end
-        of the log.
-
-        Raises OffsetOutOfRange when the log does not reach there.
-        """
+        """At most `size` bytes of the log from an offset to the end of that file, for a slave. b"" at the end
+        of the log. Raises OffsetOutOfRange when the log does not reach the offset."""
         if not self._log.start <= physical_offset <= self._log.end:
             raise self._out_of_range(physical_offset)
         stop = min(physical_offset + size, self._log.next_file(physical_offset), self._log.end)
         return self._log.read(physical_offset, stop - physical_offset) or memoryview(b"")
 
     def message(self, physical_offset: int, *, body: bool = True) -> StoredMessage | None:
-        """The message that starts there; None when none does. Without `body` its body is as it was sent,
-        neither checked nor decompressed.
-        """
+        """The message that starts at an offset; None without a message. Without `body` its body stays as
+        sent, neither checked nor decompressed."""
         view = self._log.record(physical_offset)
         return None if view is None else decode_record(view, check_crc=body, decompressed=body)
 
@@ -171,10 +166,9 @@ class StoreView:
         return 0 if queue is None else queue.end
 
     def cut_at(self, topic: str, queue_id: int) -> int | None:
-        """The end that a queue had when it may have lost messages behind it: the store was not closed in
-        order, the log was cut, another master had more of it. None for a queue that was never longer than it
-        is now, so that a position beyond its end is one of another topic, or in another store.
-        """
+        """The former end of a queue that may have lost messages behind its end: the store was not closed in
+        order, the log was cut, or another master had more of the queue. None for a queue that was never
+        longer than now, so that a position beyond its end belongs to another topic, or to another store."""
         queue = self._queues.table.get((topic, queue_id))
         return None if queue is None else queue.cut_at
 
@@ -189,7 +183,7 @@ class StoreView:
         return 0 if queue is None else offset_by_time(queue, self._log, timestamp_ms)
 
     def message_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """The store time of a message; -1 when it is not there."""
+        """The store time of a message; -1 without the message."""
         queue = self._queue(topic, queue_id)
         unit = None if queue is None else queue.unit(queue_offset)
         return -1 if unit is None else self._log.store_timestamp(unit[0])
@@ -199,7 +193,7 @@ class StoreView:
         return self.message_time(topic, queue_id, self.min_offset(topic, queue_id))
 
     def unit(self, topic: str, queue_id: int, queue_offset: int) -> tuple[int, int, int] | None:
-        """(physical offset, size, tags code) of a message; None when it is not there."""
+        """(physical offset, size, tags code) of a message; None without the message."""
         queue = self._queue(topic, queue_id)
         return None if queue is None else queue.unit(queue_offset)
 

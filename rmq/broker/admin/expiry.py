@@ -89,7 +89,7 @@ class Expiry:
         for group in groups:
             del self._unused[group]
         log.info(
-            "%d groups that nobody used for %d s are removed, and %d retry topics: %s%s",
+            "removed %d groups unused for %d s, and %d retry topics: %s%s",
             len(groups),
             self._settings.broker.unused_group_time_mills // 1000,
             len(topics),

@@ -218,7 +218,7 @@ def _lags(broker: Measured, each: bool) -> Slices[list[Metric]]:
             if looks % SCANS == 0:
                 yield
         sums.append(((group, topic), total))
-    help = "Messages that the group has not consumed yet and that are still there"
+    help = "Stored messages that the group has not consumed yet"
     found = [Metric("consumer_lag_messages", "gauge", help, sums, ("group", "topic"))]
     if each:
         help = "The same for each queue"
@@ -278,7 +278,7 @@ def _waiting(broker: Measured) -> Iterator[Metric]:
         ("sends_waiting_slave", "Acknowledgements that wait for a slave", broker.acknowledgement.slaves.acks),
         (
             "disk_waiting_seconds",
-            "How long the oldest sync has been under way that somebody waits for",
+            "Age of the oldest sync that requests wait for",
             broker.disk_work.oldest()[0],
         ),
         ("transactions_pending", "Half messages without an end", broker.transactions.open_count),

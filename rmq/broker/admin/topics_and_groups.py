@@ -189,7 +189,7 @@ class Admin:
 
     def _forget_topic(self, topic: str) -> None:
         if self._topics.get(topic) is not None:
-            log.warning("topic %s was made again while it was being deleted: its messages stay", topic)
+            log.warning("topic %s was created again while it was being deleted: its messages stay", topic)
             return
         self._commit_pending()  # as above
         queue_ids = [queue_id for name, queue_id in self._store.queues() if name == topic]
@@ -236,7 +236,7 @@ class Admin:
 
         def then() -> None:
             for topic in unused:
-                log.warning("queues of topic %s are removed: there is no such topic", topic)
+                log.warning("removed the queues of topic %s, which does not exist", topic)
                 self._forget_topic(topic)
 
         undo = self._topics.clean(unused)

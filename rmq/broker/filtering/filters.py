@@ -363,7 +363,7 @@ class FilterTable:
         saved = json.loads(data).get("filterDataByTopic", {}) if data else {}
         rows = [row for table in saved.values() for row in table.get("groupFilterData", {}).values()]
         if not all(self._is_valid(row.get("bloomFilterData")) for row in rows):
-            log.warning("the Bloom settings have changed: saved filters are dropped, clients bring them anew")
+            log.warning("the Bloom settings have changed: dropped the saved filters, clients send them again")
             return
         for row in rows:
             try:

@@ -94,7 +94,9 @@ class KnownSubscriptions:
             if len(text) <= TOLD_BYTES_MAX:
                 texts.append(text)
             else:
-                log.warning("slaves are not told what group %s announces: it is %d bytes", name, len(text))
+                log.warning(
+                    "the subscriptions of group %s are not replicated: %d bytes is too much", name, len(text)
+                )
         return b'{"consumerDataSet":[%b]}' % b",".join(texts)
 
     def missing(self, names: Collection[str]) -> list[str]:

@@ -1,1 +1,1 @@
-"""Sends: what may be stored, as which record, and when it is acknowledged."""
+"""Sends: rules for messages, their records, and their acknowledgement."""

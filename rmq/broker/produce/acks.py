@@ -1,22 +1,21 @@
 """Acknowledgement: a send is answered when its message is as safe as the settings ask.
 
-What must hold, in this order, before a producer hears of success:
+Conditions, in this order, before a producer gets success:
 
-1. its chunk's batch is written to the log; when that fails, all of the chunk are refused with the cause;
-2. its topic is in topics.json, if a send has made the topic;
-3. the log is synced that far, with flushDiskType=SYNC_FLUSH; after syncFlushTimeout the answer is
+1. its chunk's batch is written to the log; after a failure all sends of the chunk are refused with the cause;
+2. its topic is in topics.json, if a send has created the topic;
+3. the log is synced up to the message, with flushDiskType=SYNC_FLUSH; after syncFlushTimeout the answer is
    FLUSH_DISK_TIMEOUT;
-4. a slave has the log that far, with brokerRole=SYNC_MASTER; the answer is SLAVE_NOT_AVAILABLE when none is
-   near enough to be waited for, FLUSH_SLAVE_TIMEOUT after slaveTimeout.
+4. a slave has the log up to the message, with brokerRole=SYNC_MASTER; the answer is SLAVE_NOT_AVAILABLE when
+   no slave is near enough to be waited for, FLUSH_SLAVE_TIMEOUT after slaveTimeout.
 
-Who sends with WAIT=false, a consumer that sends a message back, and who ends a transaction needs 1 and 2
-only, but in a set with controllers: there a slave may become master at any time, and must have what was
-answered. An answer of 3 or 4 that is not success still has the message's id: the message is stored, its
-safety is not known.
+A send with WAIT=false, a message that a consumer sends back, and the end of a transaction need 1 and 2 only,
+except in a set with controllers: any slave may become master, and must have every acknowledged message. An
+unsuccessful answer of 3 or 4 still has the message's id: the message is stored, its safety is unknown.
 
-What waits is a row in a line, without a task or a timer of its own: a sync or a slave's report answers all
-that it covers, and `step` those whose deadline has passed. When the broker stops, what a last sync does not
-answer is told the same as at its deadline.
+A waiting send is a row in a line, without a task or a timer of its own: a sync or a slave's report answers
+all rows that it covers, and `step` answers rows past their deadline. When the broker stops, rows that the
+last sync does not answer get the same answer as at their deadline.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Call:
     record: Record
 
     def done(self, host: bytes, error: ResponseError | None) -> None:
-        """Report that the message is stored; `error`: but it is not known to be as safe as it should be."""
+        """Report that the message is stored; `error`: its safety is unknown."""
         record = self.record
         message_id = offset_message_id(host, record.physical_offset)
         self._tell(Appended(self.topic, self.queue_id, record.queue_offset, message_id, error))
@@ -109,7 +108,7 @@ Acks = Union[list[Ack], PlainAcks, Calls, "SendRun"]
 
 
 def _acks_of(run: SendRun) -> list[Ack]:
-    """The sends of a run one by one."""
+    """The single sends of a run."""
     placed = zip(run.commands(), run.placed(), strict=True)
     return [
         (request, queue_id, Batch(offset, [position], 0)) for request, (queue_id, position, offset) in placed
@@ -135,7 +134,7 @@ class AckBatch:
         return len(self.waiting) + len(self.ack_on_write) + len(self.send_backs)
 
     def refuse(self, connection: Connection, code: int, remark: str) -> None:
-        """Tell all of them that nothing is stored."""
+        """Refuse all requests: nothing is stored."""
         for request, _, _ in self.waiting + self.ack_on_write:
             connection.reply(request.reply(code, remark))
         for request in self.send_backs + (self.run.commands() if self.run else []):
@@ -145,11 +144,11 @@ class AckBatch:
 class Acknowledgement:
     """Answers the sends of a broker.
 
-    A handler of sends adds to `pending` whom the batch that is being put concerns. Once it is committed,
-    `committed` answers them or lets them wait; `refused` and `forget` are for a commit that failed.
+    A handler of sends adds its requests to `pending`, for the batch that is being put. After the commit,
+    `committed` answers them or lets them wait; `refused` and `forget` are for a failed commit.
 
     `clock` is in seconds. `on_deadline(at)` is called with each new deadline, so that `step` is called by
-    then; `on_sync_wanted` when a sync is waited for, which `synced` is to report.
+    that time; `on_sync_wanted` when a sync is awaited, whose end the caller reports to `synced`.
     """
 
     def __init__(
@@ -198,7 +197,7 @@ class Acknowledgement:
 
     @property
     def takes_runs(self) -> bool:
-        """Whether sends of a run may be answered all alike: none of them waits for its topic to be saved."""
+        """Whether sends of a run may be answered alike: no send waits for its topic to be saved."""
         return not self._topics.unsaved
 
     def records(self) -> list[Record]:
@@ -207,7 +206,7 @@ class Acknowledgement:
         return [record for records in stored if not isinstance(records, Batch) for record in records]
 
     def committed(self, connection: Connection) -> None:
-        """The pending batch is written: answer its senders, or let them wait for what is missing."""
+        """The pending batch is written: answer its senders, or let them wait for the missing conditions."""
         senders = self.pending
         if self._waits_for_more or self._topics.unsaved or senders.ack_on_write or senders.send_backs:
             self.pending = AckBatch()
@@ -225,12 +224,12 @@ class Acknowledgement:
             connection.answer(self._answers.of_run(run))
 
     def refused(self, connection: Connection, code: int, remark: str) -> None:
-        """The pending batch could not be written: nobody of it is told success."""
+        """The pending batch could not be written: refuse all its requests."""
         senders, self.pending = self.pending, AckBatch()
         senders.refuse(connection, code, remark)
 
     def forget(self) -> None:
-        """Answer nobody of the pending batch: after a bug it is not known what of it is written."""
+        """Drop the pending batch without answers: after a bug the written part is unknown."""
         self.pending = AckBatch()
         self.calls_refused(ResponseCode.SYSTEM_ERROR, "it is not known whether the message is written")
 
@@ -280,8 +279,8 @@ class Acknowledgement:
             self._park(connection, PlainAcks(senders.send_backs))
 
     def answer(self, request: Command, connection: Connection) -> Command | None:
-        """The answer to a request whose effect is in the log now; None when it comes later, as in a set with
-        controllers, where replicas must have the log so far."""
+        """The response to a request whose effect is in the log now; None when it comes later, as in a set
+        with controllers, whose replicas must have the log up to this effect."""
         if not self._role.awaits_replicas:
             return request.reply()
         self._park(connection, PlainAcks([request]))
@@ -297,7 +296,7 @@ class Acknowledgement:
         return sum(len(senders) for _, senders in self._new_topics) + len(self._new_topic_calls)
 
     def topics_saved(self) -> None:
-        """Topics have been saved: go on with those who waited for that."""
+        """Topics have been saved: go on with the sends that waited for this."""
         waited, self._new_topics = self._new_topics, []
         for connection, senders in waited:
             self._answer(connection, senders)
@@ -305,8 +304,8 @@ class Acknowledgement:
         self._report(calls)
 
     def topics_not_saved(self, error: StoreError) -> None:
-        """Topics cannot be saved: nobody who waited for that is told success. Nor that nothing is stored, as
-        by the code of a failed write, after which a client may send again as if it had never sent."""
+        """Topics cannot be saved: answer the waiting sends with an error. Not with the code of a failed
+        write, after which a client may repeat the send as if nothing were stored."""
         waited, self._new_topics = self._new_topics, []
         for connection, senders in waited:
             senders.refuse(connection, *topic_not_saved(error))
@@ -315,7 +314,7 @@ class Acknowledgement:
             call.done(self._store.store_host, for_code(*topic_not_saved(error)))
 
     def _hold_for_topics(self, connection: Connection, senders: AckBatch) -> AckBatch:
-        """Keep those whose topic is not saved; returns the others."""
+        """Keep the requests whose topic is not saved; return the rest."""
         held, free = AckBatch(), AckBatch()
         for ack in senders.waiting:
             (held if self._is_to_new_topic(ack) else free).waiting.append(ack)
@@ -328,7 +327,8 @@ class Acknowledgement:
         return free
 
     def _is_to_new_topic(self, ack: Ack) -> bool:
-        """Whether one of the topics of a send is not saved: the one it was sent to, or where it lies."""
+        """Whether a topic of a send is not saved: the topic of the send, or the topic in which the message
+        lies."""
         request, _, records = ack
         unsaved = self._topics.unsaved
         if not isinstance(records, Batch) and any(record.topic in unsaved for record in records):
@@ -343,12 +343,13 @@ class Acknowledgement:
     # ---- disk and slaves ----
 
     def synced(self, position: int) -> None:
-        """The log is synced up to the physical offset `position`: answer who waited for the disk."""
+        """The log is synced up to the physical offset `position`: answer the sends that waited for the
+        disk."""
         self.disk.advance(position)
         self._role.moved()
 
     def step(self, now: float) -> float:
-        """Answer those whose deadline has passed; returns the next deadline, infinite when nobody waits."""
+        """Answer the sends past their deadline; return the next deadline, infinite without waiting sends."""
         self.disk.expire(now)
         self.slaves.expire(now)
         return min(self.disk.deadline, self.slaves.deadline, self.rows.step(now))
@@ -358,7 +359,7 @@ class Acknowledgement:
         self.rows.advance()
 
     def stop(self) -> None:
-        """Answer all who still wait: there will be no further sync, and slaves are cut off."""
+        """Answer all waiting sends: no further sync follows, and slaves are cut off."""
         self.disk.expire(math.inf)
         self.slaves.expire(math.inf)
         self.rows.step(math.inf)
@@ -395,7 +396,7 @@ class Acknowledgement:
             self._safe(parked.connection, parked.acks)
 
     def _await_slave(self, connection: Connection | None, position: int, acks: Acks) -> None:
-        """Answer now when a slave has it, or when none can be waited for; else park."""
+        """Answer now when a slave has the log, or when no slave can be waited for; else park."""
         if self.replicas.offset >= position:
             self._safe(connection, acks)
         elif not self.replicas.are_near(position):
@@ -422,7 +423,7 @@ class Acknowledgement:
             connection.write(self._answers.stored(acks))
 
     def _unsure(self, connection: Connection | None, acks: Acks, code: ResponseCode) -> None:
-        """These are stored, but not known to be as safe as they should be: `code` says how."""
+        """Answer stored sends whose safety is unknown: `code` says why."""
         if isinstance(acks, Calls):
             for call in acks.calls:
                 call.done(self._store.store_host, for_code(code, "it is written"))
@@ -430,7 +431,7 @@ class Acknowledgement:
         assert connection is not None
         if isinstance(acks, PlainAcks):
             for request in acks.requests:
-                connection.reply(request.reply(code, "it is written, but not known to be at the replicas"))
+                connection.reply(request.reply(code, "it is written, but may not be at the replicas"))
             return
         for ack in acks if isinstance(acks, list) else _acks_of(acks):
             connection.reply(self._answers.unsure(ack, code))
@@ -448,10 +449,10 @@ class Parked:
 
 
 class ParkedSends:
-    """Sends that are stored and not answered yet: each waits until the log is safe up to its position, or for
-    its deadline. They stand in the order of their positions.
+    """Stored sends without an answer: each waits until the log is safe up to its position, or for its
+    deadline. They are in the order of their positions.
 
-    `release(parked, in_time)` answers them. `waited` is the histogram of how long those waited that were
+    `release(parked, in_time)` answers sends. `waited` is the histogram of the waits of sends that were
     released in time. `on_deadline(at)` is called with each new deadline. Times are seconds of `clock`.
     """
 
@@ -480,14 +481,14 @@ class ParkedSends:
         self._on_deadline(now + seconds)
 
     def advance(self, position: int) -> None:
-        """The log is safe up to `position`: release those who waited for it."""
+        """The log is safe up to `position`: release the sends up to there."""
         while self._line and self._line[0].position <= position:
             parked = self._take()
             self._waited.observe(self._clock() - parked.since, len(parked.acks))
             self._release(parked, True)
 
     def expire(self, now: float) -> None:
-        """Release those whose deadline has passed."""
+        """Release the sends past their deadline."""
         while self._line and self._line[0].deadline <= now:
             self._release(self._take(), False)
 

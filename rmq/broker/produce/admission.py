@@ -58,7 +58,8 @@ class FlowControl:
         role: Role,
         sender: Callable[[], Connection | None] = lambda: None,
     ) -> None:
-        """`sender` is the connection whose requests are being handled, if there is one."""
+        """Whether messages are refused now. `sender` is the connection whose requests are being handled, if
+        any."""
         self._sender = sender
         self._parked = Shares(0)  # as counted at `_parked_at`
         self._parked_at = -math.inf
@@ -82,12 +83,12 @@ class FlowControl:
         self.look_again()
 
     def look_again(self) -> None:
-        """What was looked at a moment ago does not hold any more."""
+        """Drop the result of the last check."""
         self._well_at = -LOOK_MS
         self._capacity = self._settings.broker.send_thread_pool_queue_capacity
 
     def wrote(self, seconds: float) -> None:
-        """A write took so long: after a slow one sends are refused for a while."""
+        """Take the seconds of a write: after a slow write sends are refused for a while."""
         if seconds * 1000 > self._store.config.os_page_cache_busy_time_out_mills:
             log.warning("a write took %.0f ms", seconds * 1000)
             self._busy_until = self._clock() + min(seconds, BUSY_SECONDS_MAX)
@@ -95,13 +96,13 @@ class FlowControl:
             self.look_again()
 
     def round_took(self, seconds: float) -> bool:
-        """A round of the event loop, in which each connection is served once, took so long; whether the next
-        is to be measured at once.
+        """Take the seconds of a round of the event loop, in which each connection is served once. Return
+        whether the next round should be measured at once.
 
-        What comes meanwhile waits for as long. When that is longer than a client waits for its answer, each
-        message would be stored for somebody who has given up. One long round may be a machine that was busy
-        elsewhere, so two in a row count; and since to refuse is quick, messages are taken again only when
-        rounds are half as long, which is when those that had gathered are answered.
+        A new request waits as long as a round. When a round is longer than a client waits for its response,
+        each message would be stored for a client that has given up. A single long round may come from a
+        machine that was busy elsewhere, so two in a row count. Refusals are quick, so messages are taken
+        again only when rounds are half as long, after the gathered requests were answered.
         """
         self._tell_disk()
         limit = self._settings.broker.wait_time_mills_in_send_queue
@@ -115,11 +116,11 @@ class FlowControl:
                 "the broker is overloaded: sends would wait for %.0f ms and are refused", self._round_ms
             )
         elif refusing and not is_long:
-            log.warning("the broker is not overloaded any more: sends are taken again")
+            log.warning("the broker is no longer overloaded: it takes sends again")
         return is_long
 
     def _tell_disk(self) -> None:
-        """Log when the disk begins to refuse messages, and when it takes them again."""
+        """Log when the disk begins to refuse messages, and when it takes messages again."""
         disk = self._store.disk_state()
         if disk.is_writable != self._is_writable:
             self._is_writable = disk.is_writable
@@ -151,8 +152,8 @@ class FlowControl:
         return self._why_busy() if config.broker_fast_failure_enable else None
 
     def _has_share(self, most: int) -> bool:
-        """Whether the sender may have more sends wait than there are, since few of them are its own: those of
-        one account or address alone are refused at half of `most`."""
+        """Whether the sender may have more waiting sends than the total allows, since few of the waiting
+        sends are its own: an account or address alone is refused at half of `most`."""
         connection = self._sender()
         waiting = self._acknowledgement.waiting
         if connection is None or waiting >= most:

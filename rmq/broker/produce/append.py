@@ -2,13 +2,13 @@
 
 `Append` holds the rules of a send: whether messages are taken now, names and permissions, sizes, delays,
 halves of transactions. The handlers of sends use it, and so does a plug-in, by `Append.message`. The compiled
-engine takes runs of plain sends past it (`rmq.broker.send_batches`), to topics that `Append` has admitted,
-and with its limit on bodies.
+engine takes runs of plain sends past `Append` (`rmq.broker.send_batches`), to topics that `Append` has
+admitted, and with its limit on bodies.
 
-`OwnWrites` is for records that the broker writes by itself: retries and dead letters, delayed messages and
-timers that are due, committed transactions, the records of its system topics. These were accepted before, so
-no rule of a send is asked again; but the topic may have fewer queues than it had then. A record for a queue
-that its topic does not have goes to a queue that it has.
+`OwnWrites` is for records that the broker writes by itself: retries and dead letters, due delayed messages
+and timers, committed transactions, the records of its system topics. These were accepted before, so that the
+rules of a send do not apply again; but the topic may have lost queues since. A record for a queue that its
+topic lacks goes to another queue of the topic.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ log = logging.getLogger("rmq.broker")
 
 @define
 class _Moved:
-    """Records of one topic that were moved and are not in the log yet, and when they may be (`clock`)."""
+    """Records of a topic that were moved to another queue and are not in the log yet, and the time of the
+    next log line (`clock`)."""
 
     count: int = 0
     next_at: float = 0.0
@@ -118,10 +119,11 @@ class OwnWrites:
         self._store.put(record)
 
     def queue_of(self, topic: str, queue_id: int) -> int:
-        """The queue for a record of ours: `queue_id`, or one that consumers read when the topic lacks it.
+        """The queue for a record of ours: `queue_id`, or a queue that consumers read when the topic lacks
+        `queue_id`.
 
-        All records for one missing queue go to the same queue, so that they keep their order. A record for a
-        topic that is gone goes to queue 0, which the topic has if it is made again.
+        All records for the same missing queue go to the same queue, so that they keep their order. A record
+        for a deleted topic goes to queue 0, which the topic has if it is created again.
         """
         config = self._topics.get(topic)
         count = 1 if config is None else queue_count(config)
@@ -322,7 +324,8 @@ class Append:
     # ---- into the store ----
 
     def put(self, record: Record) -> None:
-        """Take a message of others into the pending batch and count it. Raises ResponseError, StoreError."""
+        """Take a message of a client into the pending batch and count it. Raises ResponseError,
+        StoreError."""
         properties = record.properties
         if "\0" in properties:
             raise self.illegal(NUL_IN_PROPERTIES)
@@ -341,9 +344,9 @@ class Append:
         self.count(record.topic, 1, record.size)
 
     def put_batch(self, body: bytes, common: Record, suffix: str) -> Batch | list[Record]:
-        """Put all messages of a batch, or none; at once, unless each one's record is wanted. `common` is what
-        they share, `suffix` what comes after each one's properties. Raises ResponseError, StoreError.
-        """
+        """Put all messages of a batch, or none; in a single step, unless the record of each message is
+        needed. `common` is their common part, `suffix` follows the properties of each message. Raises
+        ResponseError, StoreError."""
         if len(body) > self.body_max:
             raise self.illegal(f"the batch has {len(body)} bytes")
         if not self._keeps_records() and len(body) < self._batch_room:
@@ -402,7 +405,7 @@ class Append:
         return self.counts.setdefault(topic, TopicCount())
 
     def take_counts(self) -> tuple[TopicCounts, TopicCounts]:
-        """The counts of the pending batch, of requests and of plug-ins; they begin again from nothing."""
+        """The counts of the pending batch, of requests and of plug-ins; the counters are reset."""
         taken = self.counts, self.plugin_counts
         self.counts = {}
         if self.plugin_counts:
@@ -433,11 +436,11 @@ class Append:
         limit: int | None,
         account: str = "",
     ) -> Records:
-        """Turn the record of a retried, delayed or half message into the record that is stored for it.
+        """Turn the record of a retried, delayed or half message into the record that is stored.
 
-        `group` is that of a retry topic, else empty; `limit` how often its message is retried, None for the
-        group's own number. `properties` are the message's, after `check_properties`; `account` is that of the
-        sender, which a half message or a timed one belongs to. Raises ResponseError.
+        `group` is that of a retry topic, else empty; `limit` is the number of retries, None for the group's
+        own number. `properties` are the message's, after `check_properties`; `account` is that of the sender,
+        which owns a half message or a timed message. Raises ResponseError.
         """
         if group:
             config = self.known_group(group)
@@ -461,9 +464,8 @@ class Append:
         return (record,)
 
     def check_properties(self, properties: dict[str, str]) -> None:
-        """Leave of a sender's properties those that it may give, and add the cluster's name. Raises
-        ResponseError for a recall, which has a request of its own: a plain send may be taken for it.
-        """
+        """Keep the properties that a sender may give, and add the cluster's name. Raises ResponseError for a
+        recall, which has a request of its own: a plain send may be taken for a recall."""
         if PROPERTY_RECALLED in properties:
             raise self.illegal(f"{PROPERTY_RECALLED} is not a sender's; recall a message by its handle")
         for name in INTERNAL_PROPERTIES.intersection(properties):
@@ -501,7 +503,7 @@ class Append:
             raise self.illegal(f"{PROPERTY_DELAY_LEVEL}={text[:20]!r} is not a delay level") from None
 
     def delay(self, record: Record, level: int, properties: dict[str, str]) -> None:
-        """Send a message round by the schedule topic; `properties` get where it shall go when it is due."""
+        """Send a message through the schedule topic; `properties` get its real topic and queue."""
         properties[PROPERTY_DELAY_LEVEL] = str(level)
         properties[PROPERTY_REAL_TOPIC] = record.topic
         properties[PROPERTY_REAL_QUEUE_ID] = str(record.queue_id)
@@ -510,7 +512,7 @@ class Append:
         record.topic, record.queue_id = SCHEDULE_TOPIC, level - 1
 
     def time(self, record: Record, properties: dict[str, str], due_ms: int, account: str = "") -> Records:
-        """Keep a message until its time; its producer is given the handle to recall it."""
+        """Keep a message until its time; its producer gets the handle for a recall."""
         self._topics.create_retry(TIMER_TOPIC, PERM_WRITE | PERM_READ, 1)
         unique_key = properties.get(PROPERTY_UNIQUE_KEY)
         handle = RecallHandle(record.topic, self._settings.broker.broker_name, due_ms, unique_key or "")
@@ -533,8 +535,8 @@ class Append:
         queues of its topic take turns. `on_done` is called with the outcome when the message is as safe as
         the settings ask. A half message or a timed one belongs to `account`.
 
-        Raises ResponseError for a refusal and StoreError when it cannot be written; then `on_done` is not
-        called. A topic that is made for it counts as `maker`'s.
+        Raises ResponseError for a refusal and StoreError for a failed write, without a call of `on_done`. A
+        topic created by the message counts for `maker`.
         """
         self.check_open()
         topic = message.topic

@@ -1,16 +1,16 @@
-"""Idempotent sends: a batch that its producer sends again is answered with the place of the first, and not
-stored again.
+"""Idempotent sends: a batch that its producer repeats is answered with the place of the first, and not stored
+again.
 
-A request of ours, IDEMPOTENT_SEND, is a batch send that also names its producer and the number of its first
-message; the others are numbered on from there. What RocketMQ's clients send never comes here. The first
-message of each batch that is stored gets a property, which says where it lies and which numbers it begins:
-so all that is known can be read from the log again, by a broker that was killed and by a slave that has
-become master. That is done when the first such request comes, a slice with each.
+IDEMPOTENT_SEND, a request of rmq, is a batch send that also names its producer and the number of its first
+message; the numbers of the other messages follow. RocketMQ's clients never send it. The first stored message
+of each batch gets a property with its place and its first number: so the whole table can be read from the log
+again, by a broker that was killed and by a slave that has become master. This reading begins with the first
+such request, a slice with each request.
 
-A message counts as sent before only if the one that is stored under its number has the same body and
-properties. So a place that was lost, to retention or with a topic, is stored anew, and a producer that
-numbers other messages alike is told so. A producer's name is that of its account: two accounts may give
-the same name, and do not know of each other.
+A message counts as a repetition only if the stored message of the same number has the same body and
+properties. So a message whose place was lost, to retention or with a topic, is stored again, and a producer
+that gives the same numbers to other messages gets an error. A producer's name includes its account: two
+accounts may use the same name independently.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _LENGTH: Final = Struct(">h")
 
 @frozen
 class Sent:
-    """Consecutive messages that one request has stored: their numbers, and where they lie."""
+    """Consecutive messages that a request has stored: their numbers and places."""
 
     first: int
     count: int
@@ -86,7 +86,7 @@ class Sent:
 
     @classmethod
     def parse(cls, text: bytes) -> Sent | None:
-        """What a stamp says, without its name; None for what is none."""
+        """The content of a stamp, without its name; None for any other text."""
         try:
             topic, queue_id, queue_offset, first, count, producer = text.decode().split(" ")
             found = cls(int(first), int(count), topic, int(queue_id), int(queue_offset), producer)
@@ -109,7 +109,7 @@ class SentTable:
         return self.shares.used
 
     def among(self, topic: str, producer: str, first: int, end: int) -> list[Sent]:
-        """What has some of these numbers, in their order."""
+        """The entries that have some of these numbers, in order."""
         found = self._of.get((topic, producer), [])
         low = bisect_right(found, first, key=_first) - 1
         if low < 0 or found[low].end <= first:
@@ -117,7 +117,7 @@ class SentTable:
         return found[low : bisect_left(found, end, key=_first)]
 
     def add(self, sent: Sent) -> None:
-        """Keep it, in place of what has some of its numbers: a broker stores none that it knows."""
+        """Keep an entry in place of entries with the same numbers: a broker stores no known numbers again."""
         for old in self.among(sent.topic, sent.producer, sent.first, sent.end):
             self.remove(old)
             if old.first < sent.first:
@@ -131,7 +131,7 @@ class SentTable:
         self.shares.add(sent.holders)
 
     def remove(self, sent: Sent) -> None:
-        """Forget it, if it is there."""
+        """Forget an entry, if present."""
         key = sent.topic, sent.producer
         found = self._of.get(key, [])
         at = bisect_left(found, sent.first, key=_first)
@@ -142,7 +142,7 @@ class SentTable:
                 del self._of[key]
 
     def expire(self, before_ms: int) -> None:
-        """Forget what was stored before that time."""
+        """Forget entries stored before that time."""
         while self._by_age and self._by_age[0].stored_ms < before_ms:
             self.remove(self._by_age.popleft())
         if (
@@ -161,14 +161,15 @@ def _age(sent: Sent) -> int:
 
 @frozen
 class Pieces:
-    """The messages of a batch as they lie in it: `edges` are where each begins, and the end."""
+    """The messages of a batch by position: `edges` are the begins of the messages, and the end."""
 
     body: bytes
     edges: list[int]
 
     @classmethod
     def of(cls, body: bytes) -> Pieces:
-        """Raises ResponseError for what is no batch. Most batches are looked at no closer here."""
+        """Check the form of a batch. Raises ResponseError; most batches are not checked further at this
+        point."""
         edges, at, end, size_at = [0], 0, len(body), _SIZE.unpack_from
         while at + _SIZE.size <= end:
             (size,) = size_at(body, at)
@@ -189,15 +190,15 @@ class Pieces:
         return self.body[self.edges[first] : self.edges[end]]
 
     def one(self, number: int) -> bytes:
-        """One message."""
+        """A message of a batch."""
         return self.part(number, number + 1)
 
 
 class IdempotentSends:
     """Handles IDEMPOTENT_SEND, while the setting idempotentSendKeepTime is not 0.
 
-    `send` stores a batch and has its sender answered. `commit_pending` commits what was put before, whose
-    failures their senders are told; `commit` what is put now, and raises StoreError.
+    `send` stores a batch and answers its sender. `commit_pending` commits earlier messages, and reports a
+    failure to their senders; `commit` commits the present messages, and raises StoreError.
     """
 
     def __init__(
@@ -221,11 +222,11 @@ class IdempotentSends:
         self._is_read = False
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
-        """What this part answers."""
+        """Request codes and their handlers."""
         return {IDEMPOTENT_SEND: self.on_send}
 
     def on_send(self, request: Command, connection: Connection, now: int) -> None:
-        """Store those of a batch that are not stored yet, and answer with the places of all."""
+        """Store the messages of a batch that are not stored yet, and answer with the places of all."""
         keep_ms = self._settings.broker.idempotent_send_keep_time
         if not keep_ms:
             raise unsupported(request)
@@ -286,7 +287,7 @@ class IdempotentSends:
     # ---- what is known ----
 
     def _known(self, asked: Sent, pieces: Pieces) -> list[Sent]:
-        """What is stored of these messages. Raises ResponseError when others have their numbers."""
+        """The stored part of these messages. Raises ResponseError when other messages have their numbers."""
         known = []
         for sent in self.table.among(asked.topic, asked.producer, asked.first, asked.end):
             if self._is_there(sent):
@@ -319,14 +320,14 @@ class IdempotentSends:
     # ---- what the log says ----
 
     def _read_log(self, since_ms: int) -> None:
-        """Have the log read, from what was stored then on. Raises ResponseError while there is more."""
+        """Read the log from `since` on. Raises ResponseError while more is to be read."""
         if self._is_read:
             return
         if self._unread is None:
             self._unread = self._reading(since_ms)
         for _ in self._unread:
             raise for_code(
-                ResponseCode.SYSTEM_BUSY, "the log is read for what idempotent producers have sent; try again"
+                ResponseCode.SYSTEM_BUSY, "reading the log for earlier idempotent sends; try again"
             )
         self._unread, self._is_read = None, True
 
@@ -358,7 +359,7 @@ class IdempotentSends:
             at = data.find(_MARK, start)
 
     def _take(self, sent: Sent) -> None:
-        """Keep what a stamp says if the message at the place that it names has it: copies have it, too."""
+        """Keep a stamp if the message at its place has it: copies of the message have the stamp, too."""
         record = self._record(sent, 0)
         if record is None or not _has_stamp(record, sent):
             return
@@ -380,7 +381,7 @@ class IdempotentSends:
         return self._store.config.mapped_file_size_commit_log
 
     def _file_of(self, since_ms: int) -> int:
-        """Where the newest file of the log begins that has all that was stored since then."""
+        """The begin of the newest file of the log that has everything stored since then."""
         store, size = self._store, self._file_size
         first = store.min_physical_offset
         at = max(store.max_physical_offset - 1, 0) // size * size
@@ -398,7 +399,7 @@ class IdempotentSends:
 
 
 def _asked(request: Command, header: SendMessageRequestHeader, count: int, account: str) -> Sent:
-    """What a request asks to be stored, at a place that is not known. Raises ResponseError."""
+    """The message of a request for an unknown place. Raises ResponseError."""
     producer, number = request.ext.get(PRODUCER_ID, ""), request.ext.get(SEQUENCE, "")
     if not header.batch or header.queue_id < 0:
         raise _illegal("idempotent sends are batches to a queue that they name")
@@ -412,8 +413,8 @@ def _asked(request: Command, header: SendMessageRequestHeader, count: int, accou
 
 
 def _owned(producer: str, account: str) -> str:
-    """The name of a producer here: with its account, so that another account's numbers are others. Consumers
-    see stamps, so the account is not to be read in it."""
+    """The producer's name including its account, so that accounts have separate numbers. Consumers see
+    stamps, so the account must not be readable in the name."""
     if not account:
         return producer
     return f"{blake2b(account.encode(), digest_size=8).hexdigest()}{_OF}{producer}"
@@ -446,7 +447,7 @@ def _body_and_properties(piece: bytes) -> tuple[bytes, bytes]:
 
 
 def _stamped(batch: bytes, stamp: bytes) -> bytes:
-    """A batch whose first message has one more property, before its others."""
+    """Add a property to the first message of a batch, in front of its properties."""
     first = batch[: int.from_bytes(batch[:4], "big")]
     body, properties = _body_and_properties(first)
     head = _SIZES.pack(len(first) + len(stamp), *_SIZES.unpack_from(first)[1:])
@@ -473,7 +474,7 @@ def _has_stamp(record: memoryview, sent: Sent) -> bool:
 
 
 def _is_same(record: memoryview, body: bytes, properties: bytes) -> bool:
-    """Whether a stored message is one that is sent: the broker adds properties to those of the sender."""
+    """Whether a stored message equals a sent message: the broker adds properties to the sender's."""
     try:
         return decode_record(record, check_crc=False, decompressed=False).body == body and (
             properties in property_bytes(record)

@@ -1,8 +1,8 @@
-"""Sending: the requests that bring messages, and how each becomes a record.
+"""Sends: the requests that bring messages, and their records.
 
-A handler here never answers with success. It puts records into the store's pending batch, by the rules of
-`rmq.broker.produce.append`, and notes who is to be answered; `rmq.broker.produce.acks` does that when the
-batch is as safe as the settings ask.
+No handler answers with success. A handler puts records into the store's pending batch, by the rules of
+`rmq.broker.produce.append`, and adds its request to the batch's acknowledgements; `rmq.broker.produce.acks`
+answers when the batch is as safe as the settings ask.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Send:
         self._read_properties = SentProperties(f"{PROPERTY_CLUSTER}\x01{cluster}", SLOW_PATH_PROPERTIES)
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
-        """What this part answers."""
+        """Request codes and their handlers."""
         send = self.send  # one object, by which the broker knows sends
         return {
             RequestCode.SEND_MESSAGE: send,
@@ -229,8 +229,9 @@ class Send:
             (senders.waiting if waits else senders.ack_on_write).append((request, queue_id, records))
 
     def _read_batch_properties(self, text: str) -> tuple[bool, str]:
-        """Whether the sender of a batch waits, and what comes after each message's properties. Remembered, as
-        a client's batches have one text; senders choose it, so only so many, and short ones."""
+        """Whether the sender of a batch waits, and the properties that follow each message's own. Cached,
+        since a client's batches share their text; bounded in number and length, since senders choose the
+        text."""
         shared = decode_properties(text)
         waits = shared.pop(PROPERTY_WAIT_STORE, "true").lower() == "true"
         shared[PROPERTY_CLUSTER] = self._settings.broker.broker_cluster_name
@@ -294,9 +295,9 @@ class Send:
     def _retry_after(
         self, record: Record, properties: dict[str, str], delay_ms: str | None, now: int
     ) -> bool:
-        """Put a message off for the ms that its consumer names. False without them, and while as many as may
-        wait for times of their own: then a level delays it. Raises ResponseError for what is no such time.
-        """
+        """Delay a message for the ms that its consumer names. False without them, and while the limit of
+        waiting timed messages is reached: a level then delays the message. Raises ResponseError for an
+        invalid time."""
         if delay_ms is None:
             return False
         due_ms = deliver_time({PROPERTY_DELAY_MS: delay_ms}, now)

@@ -64,10 +64,10 @@ _QUEUE_OFFSET: Final = _name("queueOffset")
 
 
 class Answers:
-    """The answers to sends as bytes. `host` is the address in offset message ids, of 8 or 20 bytes.
+    """Responses to sends as bytes. `host` is the address in offset message ids, of 8 or 20 bytes.
 
-    One is made for each message, so the broker's constants stand in templates already. Answers to batches are
-    few: those in the binary form, as all with more header fields than others, go through the general encoder.
+    Each message needs a response, so templates hold the broker's constant parts. Responses to batches are
+    rare: those in the binary form, like all with extra header fields, go through the general encoder.
     """
 
     def __init__(self, host: bytes, *, region: str, trace_on: bool) -> None:

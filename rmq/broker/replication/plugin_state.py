@@ -107,7 +107,7 @@ class PluginState:
                 continue
             if len(text) > TEXT_MAX:
                 log.error(
-                    "what plugin %s shares is not told to followers: %d bytes, the most is %d",
+                    "the state of plugin %s is not replicated: %d bytes, the limit is %d",
                     name,
                     len(text),
                     TEXT_MAX,
@@ -139,7 +139,7 @@ class PluginState:
             try:
                 plugin.take_shared(text)
             except RmqError as error:
-                log.error("plugin %s does not take what its master's has: %s", name, error)
+                log.error("plugin %s refuses the state of its master: %s", name, error)
         return False
 
     def _opened(self, name: str, row: str) -> bytes | None:
@@ -150,13 +150,13 @@ class PluginState:
         text = self._seal.open(sealed, self._about(name))
         if text is None or len(text) < _NUMBER.size:
             log.error(
-                "what plugin %s of the master shares cannot be opened: is clusterSecretFile the same there?",
+                "cannot open the state of plugin %s from the master: is its clusterSecretFile the same?",
                 name,
             )
             return None
         place = self._epoch(), _NUMBER.unpack_from(text)[0]
         if place <= self._taken.get(name, (-1, -1)):
-            log.error("what came for plugin %s was told before: it is not taken", name)
+            log.error("rejected replayed state of plugin %s", name)
             return None
         self._taken[name] = place
         return text[_NUMBER.size :]

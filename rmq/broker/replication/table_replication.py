@@ -378,7 +378,7 @@ class TableReceiver:
             return b""
         some = dict(list(self._contradicted.items())[:ROWS])
         self._contradicted = {name: ms for name, ms in self._contradicted.items() if name not in some}
-        log.warning("topics are deleted here, and are not at the master, which is told: %s", ", ".join(some))
+        log.warning("reported topics to the master that are deleted here: %s", ", ".join(some))
         return json.dumps({"deleted": some})
 
     def _changed(self, name: str) -> None:
@@ -424,7 +424,7 @@ class TableReceiver:
         return all(last is not None and last[0] < physical_offset for last in lasts)
 
     def _remove(self, topic: str, count: int) -> None:
-        log.warning("topic %s was deleted: the %d queues that it had are removed", topic, count)
+        log.warning("topic %s was deleted: removed its %d queues", topic, count)
         self._store.remove_topic(topic)
 
     def reportable(self, physical_offset: int) -> int:

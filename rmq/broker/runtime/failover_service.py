@@ -498,7 +498,7 @@ class FailoverService:
                     await anyio.sleep(BEAT_SECONDS / 3)
                 else:
                     return
-        log.info("%s: the controllers are not told that it leaves: %s", self._config.broker_name, failure)
+        log.info("%s: cannot report the stop to the controllers: %s", self._config.broker_name, failure)
 
     def _check_disk(self, broker: Broker) -> None:
         """Step down when this master cannot write and another replica can be elected. This happens seldom at

@@ -101,7 +101,7 @@ class Flusher:
             if error is not None and (isinstance(error, CorruptRecord) or not isinstance(error, StoreError)):
                 raise error
         self._is_mending = False
-        log.warning("the commit log is synced again up to offset %d: messages are taken", position)
+        log.warning("the commit log is synced again up to offset %d: the broker takes messages", position)
         self._finished(position, None)
 
     async def _in_thread(self, *, task_status: anyio.abc.TaskStatus[Callable[[], None]]) -> None:

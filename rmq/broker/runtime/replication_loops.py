@@ -157,7 +157,7 @@ async def _serve_slave(broker: Broker, stream: Stream, guest: Guest) -> None:
         log.warning("slave %s is cut off: %s", stream.peer, error)
     finally:
         broker.acknowledgement.replicas.leave(link.session)
-        log.info("slave %s has gone, it had %d", stream.peer, link.session.acknowledged)
+        log.info("slave %s has disconnected, its log ended at %d", stream.peer, link.session.acknowledged)
 
 
 class _SlaveLink:
@@ -399,7 +399,7 @@ class Follower:
                 cut = manager.cut(store, greeting, state.log_id)
                 is_same = cut == store.max_physical_offset or not self._set_aside_confirmed(cut, greeting)
                 if is_same and cut < store.max_physical_offset:
-                    log.warning("our log reaches %d: it is cut at %d", store.max_physical_offset, cut)
+                    log.warning("our log ends at %d: cut it at %d", store.max_physical_offset, cut)
                     broker = self._broker
                     # Before the cut, so that a crash in between leaves nothing undelivered.
                     go_back(store, broker.delivery, broker.saving)
@@ -454,7 +454,7 @@ class Follower:
             if cut is not None:
                 check_cut(store, theirs, cut, state.kept(theirs, self._reported))
                 log.warning(
-                    "our log reaches %d, the master's %d: ours is cut at %d, of what follows nobody was told",
+                    "our log ends at %d, the master's at %d: cut ours at %d, nothing behind was acknowledged",
                     store.max_physical_offset,
                     theirs.end,
                     cut,

@@ -70,7 +70,7 @@ class Saver:
             try:
                 await save()
             except StoreError as error:
-                log.error("a table cannot be saved, trying again: %s", error)
+                log.error("cannot save a table, will try again: %s", error)
         async with self._saving:
             self._confirmed.look()
             texts = await run_cooperatively(self._broker.saving())
@@ -78,7 +78,7 @@ class Saver:
                 write = partial(self._broker.store.save_configs, texts)
                 await self._broker.disk_work.do(write, "a write of tables has been under way")
             except StoreError as error:
-                log.error("%s cannot be saved, trying again: %s", ", ".join(texts), error)
+                log.error("cannot save %s, will try again: %s", ", ".join(texts), error)
                 self._broker.files.not_saved(texts)
                 self._broker.wake.flush()  # if it was the log that could not be synced, it is mended there
 

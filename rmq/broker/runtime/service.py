@@ -408,7 +408,7 @@ class _Service:
                 await self._blocking(self.store.flush_queues)
                 await self._blocking(self.store.flush_checkpoint)
             except StoreError as error:
-                log.error("queue files cannot be synced, a recovery will make them again: %s", error)
+                log.error("cannot sync queue files, a recovery will make them again: %s", error)
 
     async def _reput(self) -> None:
         first, longest = REPUT_PAUSES

@@ -283,7 +283,7 @@ class Opening:
             if scope.cancelled_caught:
                 raise StoreError("the disk does not answer: the store is being opened, and that is given up")
         if not loaded:
-            log.info("told to stop while the store was being opened; the next start begins with it again")
+            log.info("stopped while the store was being opened; the next start opens it from the beginning")
             raise StoppedOpening
         self._health.has(STORE)
 

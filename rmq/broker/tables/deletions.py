@@ -1,8 +1,9 @@
-"""Topics that were deleted: the trace that tells a deletion from a lost topics.json.
+"""Deleted topics: the trace that tells a deletion from a lost topics.json.
 
 The records of a deleted topic stay in the log until their files expire. Recovery, which makes queues of the
-log, and a slave that copies it must know that they are no topic's any more. A trace is kept in topics.json,
-saved by the same write that removes the topic's row, until the log has no record before it.
+log, and a slave that copies the log must know that the records belong to no topic any more. A trace is kept
+in topics.json, saved by the same write that removes the topic's row, until the log has no record before the
+deletion.
 """
 
 from __future__ import annotations

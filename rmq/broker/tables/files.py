@@ -18,21 +18,21 @@ log = logging.getLogger("rmq.broker")
 
 
 class Table(Protocol):
-    """What is in one file."""
+    """The content of a file."""
 
     def load(self, data: bytes | None) -> None:
-        """Take what was in the file; None when there was none. Raises RemoteProtocolError."""
+        """Take the content of the file; None without a file. Raises RemoteProtocolError."""
 
     def to_json(self) -> bytes:
         """The text of the file."""
 
 
 class ChangingTable(Table, Protocol):
-    """A table whose file is written from time to time, when it has changed; `to_json` unsets `is_changed`."""
+    """A table whose file is written at intervals, after changes; `to_json` unsets `is_changed`."""
 
     @property
     def is_changed(self) -> bool:
-        """Whether it has changed since `to_json` was called."""
+        """Whether the table has changed since `to_json` was called."""
 
 
 class LargeTable(Table, Protocol):
@@ -40,17 +40,17 @@ class LargeTable(Table, Protocol):
 
     @property
     def is_changed(self) -> bool:
-        """Whether it has changed since `text` was called."""
+        """Whether the table has changed since `text` was called."""
 
     def text(self) -> Slices[bytes]:
         """The text of the file; unsets `is_changed`."""
 
 
 class CopiedTable(Table, Protocol):
-    """A table that a slave copies from its master; what changes by that, it saves as after any change."""
+    """A table that a slave copies from its master; a change by copying is saved like any other change."""
 
     def replace(self, data: bytes) -> Slices[bool]:
-        """Have the master's table instead of ours; returns whether it differs. Raises RemoteProtocolError."""
+        """Replace the table by the master's; return whether they differ. Raises RemoteProtocolError."""
 
 
 FETCHED: Final = frozenset(("topics", "subscriptionGroup", "consumerOffset", "delayOffset", "timerProgress"))
@@ -62,9 +62,8 @@ DAMAGE: Final = (RemoteProtocolError, StoreError, ValueError, TypeError, Attribu
 
 
 class TableFiles:
-    """Reads the tables in the beginning, and collects what is to be written. Tables are known by the names of
-    their files. `awaited` are the tables of a slave whose files were damaged, until its master has told them.
-    """
+    """Reads the tables at the start, and collects texts to be written. Tables are known by the names of their
+    files. `awaited` are a slave's tables with damaged files, until its master has sent them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -87,12 +86,12 @@ class TableFiles:
         large: Mapping[str, LargeTable],
         copied: Mapping[str, CopiedTable],
     ) -> None:
-        """Read all tables; they are given here, not before, because they save by this object. Those of the
-        others that a slave replaces by a verb of their own are in `copied` too. Raises StoreError,
+        """Read all tables. They are given here, and not to the constructor, because they save by this object.
+        `copied` also has tables that a slave replaces by a verb of their own. Raises StoreError,
         RemoteProtocolError.
 
-        A slave begins without a table whose file is damaged, if its master tells that one. The file stays
-        until then: if this broker becomes master before, its start ends by it.
+        A slave begins without a table whose file is damaged, if its master sends this table. The damaged file
+        stays until the table has come: if this broker becomes master earlier, the file ends its start.
         """
         self.versioned, self._small, self._large, self._copied = versioned, small, large, copied
         for name in (*versioned, *small, *large):
@@ -115,11 +114,11 @@ class TableFiles:
         return {**self.versioned, **self._small, **self._large}[name]
 
     def told(self, name: str) -> None:
-        """The master has told all of a table: it is saved if its file was damaged."""
+        """The master has sent a whole table: save it if its file was damaged."""
         if name in self.awaited:
             self.awaited.discard(name)
             self.save_later(name, self._table(name).to_json())
-            log.warning("the table %s is here again, from the master", name)
+            log.warning("restored the table %s from the master", name)
 
     def save_later(self, name: str, data: bytes) -> None:
         """Write this text with the next `changed`."""
@@ -130,15 +129,15 @@ class TableFiles:
         self._write(name, data, next(self._stamps))
 
     def saving(self, name: str) -> Slices[Callable[[], None]]:
-        """Make the text of a versioned table; returns what writes it, in a thread. That raises StoreError."""
+        """Make the text of a versioned table; return the function that writes it, in a thread, and raises
+        StoreError."""
         stamp = next(self._stamps)
         data = yield from self.versioned[name].text()
         return partial(self._write, name, data, stamp)
 
     def unsaved(self) -> dict[str, bytes]:
-        """The texts of the versioned tables that have unsaved rows, by name; they count as saved
-        from now on.
-        """
+        """The texts of the versioned tables that have unsaved rows, by name; they count as saved from now
+        on."""
         texts = {}
         for name, table in self.versioned.items():
             if table.unsaved:
@@ -167,7 +166,7 @@ class TableFiles:
         return changed
 
     def not_saved(self, changed: dict[str, bytes]) -> None:
-        """These texts could not be written: give them again next time, unless there are newer ones."""
+        """These texts could not be written: return them at the next save, unless newer texts exist."""
         self._changed = {**changed, **self._changed}
 
     def copy(self, name: str, data: bytes) -> bool:

@@ -1,13 +1,14 @@
-"""The broker's consumer groups: which may consume, from where, and how often a message is tried again.
+"""Consumer groups of the broker: which may consume, from which offset, and how often a message is retried.
 
-The table is `config/subscriptionGroup.json`, in RocketMQ's form. What an administrator sets is saved before
-it is acknowledged. A group made on first use is saved with the next offsets: lost with the process, it is
-made again by its next heartbeat, and a thousand groups that appear together cost one file, not a thousand.
+The table is `config/subscriptionGroup.json`, in RocketMQ's form. A change of an administrator is saved before
+it is acknowledged. A group created on first use is saved with the next offsets: if the process dies earlier,
+the group's next heartbeat creates the group again, and a thousand groups that appear together cost a single
+file write.
 
-Groups that were made on first use and that nobody uses are removed, with their retry topics. A group is
-unused when it has no member, no offset in any topic and no message to be consumed again, and when nothing
-about it was ever set. Whoever uses it later has it made anew, as on the first use. What was set by an
-administrator stays, and so does everything where groups are not made on first use.
+Unused groups that were created on first use are removed, with their retry topics. A group is unused when it
+has no member, no offset in any topic and no message to be retried, and when no setting of it was ever
+changed. A later use creates it again, as the first use did. Groups set by an administrator stay, and so do
+all groups when groups are not created on first use.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Groups(VersionedTable[SubscriptionGroupConfig]):
         return self.get(group, maker) is not None
 
     def unknown(self, group: str, maker: Holders = NOBODY) -> ResponseError:
-        """The answer about a group that is not there; it says why and what to do."""
+        """The response for an unknown group; it says why and what to do."""
         if self._settings.broker.auto_create_subscription_group and (full := self._full(maker)):
             reason = f"and is not made: {full}"
         else:

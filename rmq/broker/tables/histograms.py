@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @define
 class Histograms:
-    """What is counted when it happens; all other metrics are read from the tables when somebody looks."""
+    """Figures that are counted as they happen; all other metrics are read from the tables on demand."""
 
     write: Histogram = Factory(Histogram)
     """From a send's arrival until it is in the log, for each message."""

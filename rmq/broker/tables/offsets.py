@@ -1,21 +1,22 @@
-"""How far each consumer group is in each queue.
+"""Offsets: the progress of each consumer group in each queue.
 
 The table is `config/consumerOffset.json`, in RocketMQ's form: `{"offsetTable":{"topic@group":{0:5,1:7},…}}`.
-A commit changes memory only; the table is saved every flushConsumerOffsetInterval and at the end. What is
-lost with the process is consumed again, never skipped.
+A commit changes memory only; the table is saved every flushConsumerOffsetInterval and at the end. Progress
+that is lost with the process is consumed again, never skipped.
 
-An offset beyond the end of its queue is one of two. Where the queue may have lost messages (`cut_at` of the
-store), it stands for the end that the queue had then: the messages that get those offsets next are new ones.
-A queue that never reached it has nothing to do with it: the topic was deleted and made again, the store is
-another one, or this file was copied from elsewhere. Such a commit is refused, such a row begins at the start.
+An offset beyond the end of its queue has two causes. If the queue may have lost messages (`cut_at` of the
+store), the offset stands for the former end of the queue: the messages that get the lost offsets next are
+new. If the queue never reached the offset, the offset belongs to another queue: the topic was deleted and
+created again, the store is another store, or this file was copied from elsewhere. Such a commit is refused,
+and such a row begins at the start.
 
-An offset inside its queue may be one of an earlier topic of that name, too: the file of topics is saved with
-each change, this one later. So it says which creation of a topic was the latest (`lastCreationMs`, which
-RocketMQ ignores): rows of topics that were made since are not read.
+An offset inside its queue may belong to an earlier topic of that name, too: the file of topics is saved with
+each change, this file later. So this file names the latest creation of a topic (`lastCreationMs`, which
+RocketMQ ignores): rows of topics created later are not read.
 
-Some hundred thousand offsets are usual where there are many groups: the general writer and reader of Java's
-JSON are ten times slower than those here, and neither can pause. The text is made in slices, and is that of
-the moment at which it was begun: a topic's offsets of a group that change meanwhile are copied before.
+Some hundred thousand offsets are usual with many groups: the general writer and reader of Java's JSON are ten
+times slower than those of this module, and cannot pause. The text is made in slices, and shows the table at
+the begin of the first slice: a topic's offsets of a group that change during the slices are copied before.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ def encode_offsets(
 
 
 def decode_offsets(data: bytes) -> Slices[_Table]:
-    """The table of a text. One that has more in it than offsets is read at once, by the general reader, which
-    raises RemoteProtocolError."""
+    """The table of a text. A text with more than offsets is read at once, by the general reader, which raises
+    RemoteProtocolError."""
     text = data.decode("utf-8", "replace")
     head = _HEAD.match(text)
     at = -1 if head is None else head.end()
@@ -145,7 +146,7 @@ log = logging.getLogger("rmq.broker")
 class Offsets:
     """The table of offsets: `topic@group` -> queue id -> offset of the next message to consume.
 
-    On a slave, what the master says is taken as it is. `group_exists(group, maker)` says whether a group
+    On a slave, offsets of the master are taken unchecked. `group_exists(group, maker)` says whether a group
     may commit.
     """
 
@@ -207,10 +208,10 @@ class Offsets:
         client: str = "",
         peer: Connection | None = None,
     ) -> None:
-        """Keep where a group goes on. A negative offset is dropped, and so is one that the queue never
-        reached; one behind messages that are lost becomes the offset at which they were.
+        """Keep a group's progress. A negative offset is dropped, and so is an offset that the queue never
+        reached; an offset behind lost messages becomes the offset of the loss.
 
-        Raises ResponseError when it would be one pair of a topic and a group too many.
+        Raises ResponseError when the limit of pairs of a topic and a group is reached.
         """
         key = f"{topic}@{group}"
         queues = self._table.get(key)
@@ -241,8 +242,7 @@ class Offsets:
 
     def advance(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Set the offset that per-message delivery has reached, which watches this row. Raises ResponseError
-        when it would be one pair of a topic and a group too many.
-        """
+        when the limit of pairs of a topic and a group is reached."""
         key = f"{topic}@{group}"
         queues = self._table.get(key)
         if queues is None:
@@ -254,9 +254,8 @@ class Offsets:
         self.changes.add((key,))
 
     def watch(self, group: str, topic: str, on_change: Callable[[], None]) -> None:
-        """Call `on_change` whenever the row of a group and a topic is changed, but by `advance`. One-way
-        commits of this row are dropped meanwhile: they are those of consumers that pull.
-        """
+        """Call `on_change` whenever the row of a group and a topic changes, except by `advance`. Until then,
+        one-way commits of this row are dropped: they come from consumers that pull."""
         self._watched[f"{topic}@{group}"] = on_change
 
     def unwatch(self, group: str, topic: str) -> None:
@@ -294,7 +293,7 @@ class Offsets:
             self._changed((f"{topic}@{to_group}",))
 
     def _added(self, topic: str, group: str, maker: Holders = NOBODY) -> dict[int, int]:
-        """A new pair. Raises ResponseError when there are too many: then none but the broker's own comes."""
+        """Add a pair. Raises ResponseError past the limit: only the broker's own pairs are added then."""
         is_own = f"{topic}@{group}" in _OF_TRANSACTIONS
         most, count = self._settings.broker.max_consumer_offsets, len(self._table)
         over = f"{count} are taken" if count >= most else self._quota.over_share(maker, most, count)
@@ -371,9 +370,8 @@ class Offsets:
         return self._store.cut_at(topic, queue_id)
 
     def resume_at(self, topic: str, queue_id: int, position: int) -> int:
-        """Where a reader goes on whose position lies beyond the end of a queue: where the messages before it
-        were lost, or at the start of a queue that never reached it.
-        """
+        """The offset at which a reader goes on whose position lies beyond the end of a queue: the offset of
+        the loss, or the start of a queue that never reached the position."""
         low, cut = self._store.min_offset(topic, queue_id), self.cut_point(topic, queue_id, position)
         return low if cut is None else max(low, cut)
 
@@ -391,7 +389,7 @@ class Offsets:
         return text
 
     def _keep(self, key: str, queues: dict[int, int]) -> None:
-        """These are about to change: the text that is being made gets them as they are."""
+        """These rows are about to change: copy them for the text that is being made."""
         if self._kept.get(key) is queues:
             self._kept[key] = dict(queues)
 
@@ -444,7 +442,7 @@ class Offsets:
         return list(self._table)
 
     def text_of(self, names: Collection[str]) -> bytes:
-        """As `to_json`, with those of these rows that are there."""
+        """As `to_json`, with the existing rows of these names."""
         return run_to_end(encode_offsets({name: self._table[name] for name in names if name in self._table}))
 
     def missing(self, names: Collection[str]) -> list[str]:
@@ -456,9 +454,8 @@ class Offsets:
         return run_to_end(decode_offsets(text)), None
 
     def apply_delta(self, rows: _Table, version: None, gone: Collection[str] | None) -> bool:
-        """A slave's: have these rows of the master's, and those not that are gone; with None, all others are.
-        Returns whether that changes anything.
-        """
+        """A slave's: apply the master's `rows` and delete `gone` (None: all other rows). Return whether the
+        table changed."""
         # How far transactions are is told with the log: a row that comes before it would be ahead of it.
         if gone is None:
             gone = self._table.keys() - rows.keys()
@@ -514,11 +511,11 @@ class Offsets:
         return request.reply(header=QueryConsumerOffsetResponseHeader(offset))
 
     def _came_later(self, group: str, topic: str, queue_id: int) -> bool:
-        """Whether all that the queue holds was stored after messages of the topic that the group has consumed
-        here: the group is not new, and the queue was added while no member was there to begin with it.
+        """Whether all messages of the queue are newer than messages of the topic that the group has consumed:
+        the group is not new, and the queue was added while no member was connected to begin with it.
 
-        To have offsets in other queues is not enough: members of a new group that begin one after the other
-        would read all that the queues hold.
+        Offsets in other queues are not enough evidence: members of a new group that begin one after the other
+        would read the queues from their start.
         """
         consumed = [(other, offset) for other, offset in self.of(group, topic).items() if offset > 0]
         times = [self._store.message_time(topic, other, offset - 1) for other, offset in consumed]

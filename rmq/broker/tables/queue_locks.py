@@ -1,13 +1,13 @@
-"""Queue locks: an ordered consumer's right to be the only one of its group that consumes a queue.
+"""Queue locks: an ordered consumer's right to be the only consumer of its group in a queue.
 
-A lock lasts 60 s from its last renewal, by a clock that only goes forward: wall time may be set, and must not
+A lock lasts 60 s from its last renewal, by a clock that only goes forward: a change of the wall time must not
 hand a queue over. Clients renew every 20 s. Nothing is saved: after a restart of the broker the clients lock
 again.
 
-Who holds what is told to slaves of ours, as rows of a table in the replication stream; renewals are not. When
-a slave of a controlled set becomes master, every lock lasts anew from then on: its holder goes on, and others
-wait as they would have at the master before. In such a set only a master with a lease locks: another does not
-know what that one has given away.
+Holders are replicated to slaves of rmq, as rows of a table in the replication stream; renewals are not. When
+a slave of a set with controllers becomes master, every lock starts a new period: its holder goes on, and
+other clients wait as they would have at the former master. In such a set only a master with a lease locks:
+another broker does not know the master's locks.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ log = logging.getLogger("rmq.broker")
 
 
 class Locks:
-    """The table of locks: group -> queue -> who holds it since when. `now` is in ms of `clock`, which is in
-    seconds.
-    """
+    """The table of locks: group -> queue -> holder and time. `now` is in ms of `clock`, which is in
+    seconds."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class Locks:
         self._followed: dict[str, str] = {}  # a slave's: row -> client, as its master has said
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
-        """What this part answers."""
+        """Request codes and their handlers."""
         return {
             RequestCode.LOCK_BATCH_MQ: self._on_lock,
             RequestCode.UNLOCK_BATCH_MQ: self._on_unlock,
@@ -80,7 +79,7 @@ class Locks:
         now: int,
         holders: Holders = NOBODY,
     ) -> frozenset[MessageQueue]:
-        """Lock or renew what is free, expired or held by the client already; returns those queues."""
+        """Lock or renew queues that are free, expired or held by the client already; return these queues."""
         held = self._table.setdefault(group, {})
         got = frozenset(queue for queue in queues if _is_free(held.get(queue), client_id, now))
         if full := self._shares.full(holders, len(got.difference(held))):
@@ -103,7 +102,7 @@ class Locks:
         return got
 
     def unlock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> None:
-        """Give back the client's own locks; those of others stay."""
+        """Release the client's own locks."""
         held = self._table.get(group, {})
         mine = [queue for queue in dict.fromkeys(queues) if queue in held and held[queue][0] == client_id]
         for queue in mine:
@@ -115,7 +114,7 @@ class Locks:
             self._table.pop(group, None)
 
     def holder(self, group: str, queue: MessageQueue, now: int) -> str | None:
-        """Who holds the lock of a queue, or None."""
+        """The holder of a queue's lock, or None."""
         entry = self._table.get(group, {}).get(queue)
         return None if entry is None or _is_expired(entry, now) else entry[0]
 
@@ -141,7 +140,7 @@ class Locks:
         return [_row(group, queue) for group, held in self._table.items() for queue in held]
 
     def text_of(self, names: Collection[str]) -> bytes:
-        """The clients that hold those of these locks that are there."""
+        """The holders of the existing locks of these names."""
         return json.dumps({name: entry[0] for name in names if (entry := self._entry(name)) is not None})
 
     def missing(self, names: Collection[str]) -> list[str]:
@@ -158,7 +157,7 @@ class Locks:
         return rows, None
 
     def apply_delta(self, rows: Mapping[str, str], version: None, gone: Collection[str] | None) -> bool:
-        """A slave's: know these locks of the master's, and those not that are gone; with None, no others."""
+        """A slave's: apply the master's `rows` and delete `gone` (None: all other locks)."""
         before = dict(self._followed)
         if gone is None:
             self._followed.clear()

@@ -53,7 +53,7 @@ Sample = tuple[int, int, int]
 
 @frozen
 class Window:
-    """What one counter did in one window: `sum`, per second (`tps`) and per call (`average`)."""
+    """A counter in a window: `sum`, per second (`tps`) and per call (`average`)."""
 
     sum: int = 0
     tps: float = 0.0

@@ -1,11 +1,11 @@
-"""The broker's topics: which exist, how many queues they have, who may read and write them.
+"""Topics of the broker: names, numbers of queues, permissions.
 
 The table is `config/topics.json`, in RocketMQ's form. Its data version tells name servers and slaves whether
-they have seen it.
+their copy is current.
 
-A master gives each topic that it makes a creation (`TopicCreation`): the name alone does not tell a topic
-from one that was deleted and made again, and offsets, queues and positions belong to a topic, not to a name.
-The creation stays for as long as the topic does and travels to slaves with its row. A deleted topic that had
+A master gives each new topic a creation (`TopicCreation`): the name alone does not tell a topic from a topic
+that was deleted and created again, and offsets, queues and positions belong to a topic, not to a name. The
+creation stays for as long as the topic does and travels to slaves with its row. A deleted topic that had
 messages leaves a trace (`Deletions`).
 """
 
@@ -171,11 +171,11 @@ class Topics(VersionedTable[TopicConfig]):
         sys_flag: int = 0,
         maker: Holders = NOBODY,
     ) -> TopicConfig | None:
-        """The topic, made with the settings of `default_topic` if it does not exist and that one allows it
-        (PERM_INHERIT).
+        """The topic, created with the settings of `default_topic` if it is missing and `default_topic` allows
+        that (PERM_INHERIT).
 
-        It gets as many queues as asked for, at most the default topic's. None when it may not be made; raises
-        ResponseError when the limits on topics are reached.
+        A new topic gets the requested number of queues, at most the default topic's. None when it may not be
+        created; raises ResponseError when the limits on topics are reached.
         """
         known = self.table.get(topic)
         if known is not None:
@@ -210,9 +210,8 @@ class Topics(VersionedTable[TopicConfig]):
         return left <= 0 or (left * 2 <= UNSAVED_MAX and self.quota.made_of(self.unsaved, maker) >= left)
 
     def adopt(self, topic: TopicConfig) -> None:
-        """Have a topic that a send has made at another broker of this service, unless it is here, or there
-        are too many. It is saved as those that sends make here.
-        """
+        """Create a topic that a send has created at another broker of this service, unless the topic exists
+        or the limit is reached. It is saved like topics that sends create at this broker."""
         name = topic.topic_name
         if name in self.table or self._full(name, self._settings.broker.max_auto_created_topics, NOBODY):
             return
@@ -298,7 +297,8 @@ class Topics(VersionedTable[TopicConfig]):
         return deletion is not None and deletion.time_ms != row.creation.time_ms
 
     def deleted_among(self, rows: Mapping[str, TopicConfig]) -> dict[str, int]:
-        """Those of these topics that were deleted here: the creations (ms) of the very same ones."""
+        """The creations (ms) of these topics that were deleted at this broker, if they are the very same
+        topics."""
         found = {}
         for name, row in rows.items():
             deletion = self.deletions.get(name)
@@ -316,8 +316,8 @@ class Topics(VersionedTable[TopicConfig]):
         return is_new
 
     def clean(self, names: Collection[str]) -> Callable[[], None]:
-        """Leave traces of topics that have queues and no row, as of deleted ones; their queues may be removed
-        once that is saved. Returns what takes it back."""
+        """Leave traces of topics that have queues and no row, as of deleted topics; their queues may be
+        removed once the traces are saved. Return the function that reverts this."""
         known = {name: self.deletions.get(name) for name in names}
         for name in names:
             self.deletions.note(name, TopicDeletion(self._log_end(), 0))
@@ -360,9 +360,8 @@ class Topics(VersionedTable[TopicConfig]):
             del self._ends[next(iter(self._ends))]
 
     def _log_cut(self, end: int) -> None:
-        """The log ends at `end`: a topic that was made behind that has lost its records, and its next ones
-        lie there. Not for a slave, whose log may be on its way.
-        """
+        """The log ends at `end`: a topic that was created behind `end` has lost its records, and its next
+        records come from `end` on. Not for a slave, whose log may be on its way."""
         if late := self.deletions.cut(end):
             self._grown(late)
         for name, topic in list(self.table.items()):
@@ -372,9 +371,8 @@ class Topics(VersionedTable[TopicConfig]):
                 self._grown({name})
 
     def _identified(self, topic: TopicConfig) -> TopicConfig:
-        """The topic with the creation that the table has for it, or a new one, which only a master gives. A
-        topic that is made again before its queues are removed is the same: it keeps them.
-        """
+        """The topic with its creation in the table, or with a new creation, which only a master gives. A
+        topic that is created again before its queues are removed is the same topic: it keeps them."""
         known = self.table.get(topic.topic_name)
         leaving = self._leaving.pop(topic.topic_name, None)
         if known is not None:

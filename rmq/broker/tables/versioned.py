@@ -1,11 +1,11 @@
-"""The tables that a broker keeps as JSON in config/ of its store: how they are read, written and copied.
+"""Tables that a broker keeps as JSON in config/ of its store: reading, writing and copying.
 
 topics and subscriptionGroup are written at once, by the tables themselves, when a client is told of the
-change; what was made on first use, and the other tables, from time to time, and at the end. Texts are made in
-the loop, in slices where they are long, and written in threads; an older text never follows a newer one.
+change; rows created on first use, and the other tables, are written at intervals, and at the end. Texts are
+made in the loop, in slices if long, and written in threads; an older text never follows a newer text.
 
-A slice is a ms or two of long work: a generator yields after each, so that the loop serves others in between
-(`rmq.remoting.loop.run_cooperatively`); what it returns is the result.
+A slice is a ms or two of long work: a generator yields after each slice, so that the loop serves others
+(`rmq.remoting.loop.run_cooperatively`); its return value is the result.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Quota:
             self._shares.add(maker)
 
     def gone(self, name: str) -> None:
-        """A name was deleted, or an administrator has set it: it counts no more."""
+        """A name was deleted, or set by an administrator: it no longer counts."""
         self._shares.give(maker) if (maker := self._makers.pop(name, NOBODY)) else None
 
     def over_account(self, maker: Holders, most: int) -> str:
@@ -80,9 +80,8 @@ CHANGES_KEPT: Final = 100_000
 
 
 class Changes:
-    """Which rows of a table have changed, were made or deleted, in the order of their last change, for those
-    who copy the table. Nothing is kept before the first of them begins. `serial` numbers the last change.
-    """
+    """Changed, new and deleted rows of a table, in the order of their last change, for copies of the table.
+    Nothing is kept before the first copy begins. `serial` numbers the last change."""
 
     def __init__(self) -> None:
         self.serial = 0
@@ -177,7 +176,7 @@ class TableText:
         return self._whole[1]
 
     def slices(self, empty: Body, rows: Mapping[str, Body]) -> Slices[bytes]:
-        """`empty` as text, with `rows` as they are now; rows may come and go meanwhile."""
+        """`empty` as text, with the present `rows`; rows may change during the slices."""
         head, tail = empty.to_json().split(self._name + b"}")
         pieces, made = [], 0
         for key, row in list(rows.items()):
@@ -198,11 +197,12 @@ Row = TypeVar("Row", bound=Body)
 
 
 class VersionedTable(ABC, Generic[Row]):
-    """Rows by name, and a data version that grows with each change; name servers and slaves compare it.
+    """Rows by name, and a data version that grows with each change; name servers and slaves compare the
+    version.
 
-    `update` and `delete` save, by `save`, before they return. A row made on first use, or by `change`, is
-    `unsaved` until the table is saved with all others made meanwhile; `made` counts these. `from_start` are
-    rows that are always there. `noun` is what the log calls a row; `on_change` is called after each change.
+    `update` and `delete` save, by `save`, before they return. A row created on first use, or by `change`, is
+    `unsaved` until the table is saved together with other new rows; `made` counts these rows. `from_start`
+    are permanent rows. `noun` is the log's word for a row; `on_change` is called after each change.
     """
 
     def __init__(
@@ -241,16 +241,14 @@ class VersionedTable(ABC, Generic[Row]):
     # ---- the file, and the table of a slave's master ----
 
     def load(self, data: bytes | None) -> None:
-        """Put the rows of the file beside those of the start; None when there is no file. Raises
-        RemoteProtocolError.
-        """
+        """Put the rows of the file beside the permanent rows; None without a file. Raises
+        RemoteProtocolError."""
         if data is not None:
             self._take(data)
 
     def replace(self, data: bytes) -> Slices[bool]:
-        """A slave's: have the master's rows instead of ours; what it deleted is deleted here too. Returns
-        whether that changes anything. Raises RemoteProtocolError.
-        """
+        """A slave's: replace the rows by the master's, including deletions. Return whether the table changed.
+        Raises RemoteProtocolError."""
         before = yield from self.text()
         self._take(data)
         after = yield from self.text()
@@ -267,7 +265,7 @@ class VersionedTable(ABC, Generic[Row]):
         return list(self.table)
 
     def text_of(self, names: Collection[str]) -> bytes:
-        """As `to_json`, with those of these rows that are there."""
+        """As `to_json`, with the existing rows of these names."""
         return self._body({name: self.table[name] for name in names if name in self.table}).to_json()
 
     def missing(self, names: Collection[str]) -> list[str]:
@@ -281,9 +279,8 @@ class VersionedTable(ABC, Generic[Row]):
     def apply_delta(
         self, rows: Mapping[str, Row], version: DataVersion, gone: Collection[str] | None
     ) -> bool:
-        """A slave's: have these rows of the master's, and those not that are gone; with None, all others are.
-        What changes is `unsaved`. Returns whether something does.
-        """
+        """A slave's: apply the master's `rows` and delete `gone` (None: all other rows). Changed rows are
+        `unsaved`. Return whether the table changed."""
         self.data_version = version
         if gone is None:
             rows = self._start_rows | dict(rows)
@@ -324,7 +321,7 @@ class VersionedTable(ABC, Generic[Row]):
     # ---- an administrator's changes ----
 
     def delete(self, name: str, now: int | None = None) -> bool:
-        """Remove a row; whether it was there. Raises StoreError, and then nothing has changed."""
+        """Remove a row; return whether it existed. Raises StoreError, with nothing changed."""
         if name not in self.table:
             return False
         self._put({kept: row for kept, row in self.table.items() if kept != name}, now, (name,))
@@ -353,9 +350,8 @@ class VersionedTable(ABC, Generic[Row]):
         self._on_change()
 
     def change(self, name: str, row: Row | None, now: int | None = None) -> Callable[[], None]:
-        """Put or replace a row, or with None remove it; it is saved later, and `unsaved` until then. Returns
-        what takes that back, if the row was not changed again.
-        """
+        """Put or replace a row, or with None remove it; the row is saved later, and `unsaved` until that.
+        Return the function that reverts this, if the row was not changed again."""
         before = self.table.get(name)
         log.info("%s %s %s", self._noun, name, "deleted" if row is None else f"set: {row}")
         self._place(name, row, now)
@@ -376,7 +372,7 @@ class VersionedTable(ABC, Generic[Row]):
     # ---- rows made on first use ----
 
     def renew(self) -> None:
-        """Have another version of the same rows: what is told of them has changed by a setting."""
+        """Raise the version of unchanged rows: a setting has changed their meaning for readers."""
         self.data_version = self.data_version.following(self._now_ms())
         self._on_change()
 

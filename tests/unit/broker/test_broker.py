@@ -430,7 +430,7 @@ def test_an_overload_is_logged_when_it_begins_and_when_it_ends(caplog: pytest.Lo
     said = [one.getMessage() for one in caplog.records if one.levelname != "INFO"]
     assert said == [
         "the broker is overloaded: sends would wait for 300 ms and are refused",
-        "the broker is not overloaded any more: sends are taken again",
+        "the broker is no longer overloaded: it takes sends again",
     ]
 
 

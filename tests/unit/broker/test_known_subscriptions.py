@@ -206,7 +206,7 @@ def test_who_announces_too_much_is_not_told_to_slaves(
     monkeypatch.setattr(module, "TOLD_BYTES_MAX", 1_000)
     pair.tell()
     assert (pair.wants("g"), pair.wants("h")) == ("A", None)
-    assert "slaves are not told what group h announces: it is 1" in caplog.text
+    assert "the subscriptions of group h are not replicated: 1" in caplog.text
 
 
 def test_large_rows_go_in_several_notes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ async def test_a_replica_that_is_away_and_still_in_sync_is_waited_for_and_then_t
             began = trio.current_time()
             answer = await asked(found, first, request)
             assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
-            assert "not known to be at the replicas" in (answer.remark or "")
+            assert "may not be at the replicas" in (answer.remark or "")
             assert trio.current_time() - began == pytest.approx(TIMEOUT_S, abs=0.5)
         found.network.heal()
         assert (await asked(found, first, commit_of(9))).code == ResponseCode.SUCCESS

@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_written_is_told_and_stops_nothing(caplog: pytest.
     masters = Masters(fails, None, 0)
     assert masters.registered(NEW)
     masters.save()
-    assert "who is master cannot be saved: disk full" in caplog.text
+    assert "cannot save the masters: disk full" in caplog.text
 
 
 @pytest.mark.parametrize("data", [b"[]", b'{"C/a": 1}', b"{"])
