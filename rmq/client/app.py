@@ -64,21 +64,21 @@ log = logging.getLogger("rmq.client.app")
 class App(Generic[S]):
     """Handlers, a client and a producer that live together; see the module.
 
-    `namesrv` and `settings` are `rmq.connect`'s, and so is what counts without them. `group` is the
-    producer's. `setup` is a function of the app that returns an async context manager: what handlers need
-    besides, such as a pool of database connections. It is entered once the client is open and before the
-    first message comes, left after the last handler has ended, and what it gives is `app.state`: the code
-    before its `yield` is the hook at the start, the code behind it the hook at the end.
+    `namesrv` and `settings` are as in `rmq.connect`, including their defaults. `group` is the producer's.
+    `setup` is a function of the app that returns an async context manager for resources of handlers, such as
+    a pool of database connections. It is entered once the client is open and before the first message comes,
+    left after the last handler has ended, and its value is `app.state`: the code before its `yield` is the
+    hook at the start, the code behind it the hook at the end.
 
-    `middlewares` stand around all handlers, the first of them outermost; `consumer` takes more, for one
-    handler. Each is an async function of a message and of the next one, which it calls, or not: `async def
-    timed(message, call_next): ...; return await call_next(message)`. It sees messages before their bodies are
-    read, and all errors. What it returns counts as what the handler returned.
+    `middlewares` surround all handlers, the first is the outermost; `consumer` takes more, for a single
+    handler. Each is an async function of a message and of the next function, which it calls, or not: `async
+    def timed(message, call_next): ...; return await call_next(message)`. It sees messages before their bodies
+    are read, and all errors. Its result counts as the handler's result.
 
-    Leaving the block, or `stop` in `run`, drains all consumers at once: nothing new is pulled, handlers that
-    run get `drain` seconds (without it the configuration's `drain_timeout_ms`, 20 s), offsets are committed
-    and the groups left. Handlers that still run then are cancelled, and their messages delivered again. An
-    app can be entered again after it was left.
+    Leaving the block, or `stop` in `run`, drains all consumers at once: nothing new is pulled, running
+    handlers get `drain` seconds (by default the configuration's `drain_timeout_ms`, 20 s), offsets are
+    committed and the groups left. Handlers that still run afterwards are cancelled, and their messages
+    delivered again. An app can be entered again after it was left.
     """
 
     @overload
@@ -199,34 +199,31 @@ class App(Generic[S]):
         middlewares: Sequence[Middleware] = (),
         **options: Unpack[ConsumerSettings],
     ) -> MessageDecorator | BodyDecorator[Any] | AnyDecorator:
-        """Makes the function below it the handler of a topic, as a member of `group`, up to `concurrency`
-        at a time.
+        """Make the decorated function the handler of a topic, as a member of `group`, up to `concurrency`
+        calls at a time.
 
-        `topics` is the name of a topic, or `Client.consumer`'s mapping; `options` are that method's
-        keywords: `retry`, `ordered`, `consume_from` and so on. `model` says what the body is: `bytes`, `str`,
-        a class of msgspec's or pydantic's, or a `Codec`; the function is called with the value, and with the
-        message too if it has a second parameter. Without a model it is called with the message. An ordinary
-        function runs in a worker thread. To a request, what the function returns is the reply, unless it is
-        None.
+        `topics` is the name of a topic, or `Client.consumer`'s mapping; `options` are that method's keywords:
+        `retry`, `ordered`, `consume_from` and so on. `model` is the type of bodies: `bytes`, `str`, a class
+        of msgspec's or pydantic's, or a `Codec`; the function is called with the value, and with the message
+        too if it has a second parameter. Without a model it is called with the message. An ordinary function
+        runs in a worker thread. The function's result is the reply to a request, unless it is None.
 
-        `on_invalid` says what becomes of a body that the model does not take: ``"dead-letter"``, it is logged
-        and goes to the dead letters at once; ``"retry"``, it is a failure as any other; ``"raise"``, the app
-        ends with InvalidBody, and the message is delivered again. When the first 10 bodies are all invalid,
-        the app ends with InvalidBody in any case: then the model is wrong.
+        `on_invalid` decides about a body that does not fit the model: ``"dead-letter"``, log it and give it
+        to the dead letters at once; ``"retry"``, a failure as any other; ``"raise"``, the app ends with
+        InvalidBody, and the message is delivered again. When the first 10 bodies are all invalid, the app
+        ends with InvalidBody in any case, since the model is wrong.
 
-        `middlewares` stand around this handler, inside those of the app.
-
-        The function stays as it is, for tests and others to call. Raises InvalidName, InvalidType,
-        ConfigError when the app has a consumer of that group already, TypeError for keywords that there
-        are not.
+        `middlewares` surround this handler, inside the app's. The function itself stays unchanged, for tests
+        and direct calls. Raises InvalidName, InvalidType, ConfigError when the app has a consumer of that
+        group already, TypeError for unknown keywords.
         """
         around = (*self._middlewares, *check_middlewares(middlewares))
         return decorator(self._registered, topics, group, model, on_invalid, concurrency, around, options)
 
     def check_back(self, function: C) -> C:
-        """Makes the function below it say what became of a transaction that its process did not end: called
-        with the half message, it returns `rmq.COMMIT`, `rmq.ROLLBACK` or `rmq.UNKNOWN`. `transaction` needs
-        it. Raises InvalidType, ConfigError when there is one already, LocalProtocolError once the app is
+        """Make the decorated function decide about a transaction that its process did not end: called with
+        the half message, it returns `rmq.COMMIT`, `rmq.ROLLBACK` or `rmq.UNKNOWN`. `transaction` needs such a
+        function. Raises InvalidType, ConfigError for a second function, LocalProtocolError once the app is
         open."""
         check_callable("check_back", function, "a function of a message that gives a decision")
         if self._producer is not None:
@@ -276,15 +273,15 @@ class App(Generic[S]):
         deliver_at: datetime | None = None,
         timeout: float | None = None,
     ) -> SendResult:
-        """Send a value: bytes as they are, text as UTF-8, what msgspec or pydantic know as JSON. `timeout` is
-        in seconds, for all of it.
+        """Send a value: bytes unchanged, text as UTF-8, any type of msgspec or pydantic as JSON. `timeout` is
+        in seconds, for the whole send.
 
-        It is delivered after `delay` (seconds, or a timedelta) or `delay_ms`, or at `deliver_at`, a datetime
-        with a time zone; at most one of them.
-
-        Otherwise as `Producer.send`, which takes messages with all that there is to set. Raises
-        InvalidMessageType for what has no JSON, ConfigError for a datetime without a time zone or two times,
-        LocalProtocolError while the app is not open. Cancelled: it may or may not be stored."""
+        The message is delivered after `delay` (seconds, or a timedelta) or `delay_ms`, or at `deliver_at`, a
+        datetime with a time zone; at most one of the three. Otherwise as `Producer.send`, which takes
+        messages with every field. Raises InvalidMessageType for a value without JSON, ConfigError for a
+        datetime without a time zone or two times, LocalProtocolError while the app is not open. Cancelled:
+        the message may or may not be stored.
+        """
         message = Message(
             topic,
             body_of(body),
@@ -333,11 +330,12 @@ class App(Generic[S]):
         properties: Mapping[str, str] | None = None,
         sharding_key: str | None = None,
     ) -> Any:
-        """Send a value as `send` does, and return the reply of the handler that gets it, within `timeout`
-        seconds: as a value of `model`, or without one as the message.
+        """Send a value as `send` does, and return the reply of its handler within `timeout` seconds: as a
+        value of `model`, or without a model as the message.
 
-        Raises as `send`, ReplyTimeout when no reply came, InvalidBody for a reply that the model does not
-        take, InvalidType for a model that is none. Cancelled: a reply is dropped."""
+        Raises as `send`, ReplyTimeout without a reply, InvalidBody for a reply that does not fit the model,
+        InvalidType for an unknown model. Cancelled: a reply is dropped.
+        """
         codec = None if model is None else codec_of(model)
         message = Message(
             topic,
@@ -359,11 +357,12 @@ class App(Generic[S]):
         properties: Mapping[str, str] | None = None,
         sharding_key: str | None = None,
     ) -> Transaction:
-        """`async with app.transaction("Payments", payment): ...`: the value is seen by consumers when the
-        block ends, and never when it raises; see `rmq.Transaction`.
+        """`async with app.transaction("Payments", payment): ...`: consumers see the value when the block
+        ends, and never when it raises; see `rmq.Transaction`.
 
         Raises InvalidMessageType, and LocalProtocolError while the app is not open or has no `check_back`,
-        which a broker asks for the end of a transaction whose process died."""
+        which a broker asks for the end of a transaction whose process died.
+        """
         producer = self.producer
         if not isinstance(producer, TransactionalProducer):
             raise LocalProtocolError("the app has no check_back: name a function of a half message by it")
@@ -377,7 +376,7 @@ class App(Generic[S]):
         return producer.transaction(message, sharding_key=sharding_key)
 
     def stop(self) -> None:
-        """Have the consumers finish what they have begun and leave, and `run` return. It may be called again,
+        """Have the consumers finish their present work and leave, and `run` return. May be called repeatedly,
         and by handlers. Raises LocalProtocolError while the app is not open."""
         if self._stopping is None:
             raise LocalProtocolError("the app is not open")
@@ -471,8 +470,8 @@ class App(Generic[S]):
         *,
         task_status: anyio.abc.TaskStatus[None],
     ) -> None:
-        """Be a member of the group until the app stops, and then until its handlers have ended. What is added
-        to `left` is set then."""
+        """Be a member of the group until the app stops, and until its handlers have ended. Sets the events in
+        `left` at that time."""
         assert self._stopping is not None
         group, end = registration.group, anyio.Event()
         handle = registration.of_messages(self._reply)

@@ -157,8 +157,8 @@ class Producer(_Entered[async_producer.Producer]):
     recall = _Waiting(async_producer.Producer.recall)
 
     def send_many(self, messages: Sequence[Message], *, concurrency: int = 64) -> list[SendResult]:
-        """Send messages of any topics, many at a time; the results are in their order. The first error ends
-        it: some of the others may be stored."""
+        """Send messages of any topics, many at a time; the results are in the same order. The first error
+        ends the call: some other messages may be stored."""
 
         async def send_all() -> list[SendResult]:
             results: dict[int, SendResult] = {}
@@ -482,8 +482,7 @@ class Client:
         return self._stack.__exit__(kind, error, trace)
 
     def open(self) -> Client:
-        """Open it without a block, to be closed with `close`. One that is not closed is when the interpreter
-        ends."""
+        """Open the client without a block, to be closed with `close`, or by the end of the interpreter."""
         return self.__enter__()
 
     def close(self) -> None:

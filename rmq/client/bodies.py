@@ -1,4 +1,4 @@
-"""Bodies of messages as the values that an app's handler takes, and what becomes of those that have none."""
+"""Bodies of messages as values for an app's handler, and the treatment of invalid bodies."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Bodies:
     def read(self, message: StoredMessage) -> Any:
         """The value of a message's body.
 
-        For a body that has none, raises Retry, to the dead letters (it would have none the next time either);
-        the codec's own error, so that the message is retried; or InvalidBody, which ends the consumer: as
-        `on_invalid` says. When the first `FIRST_INVALID` bodies are all invalid it is InvalidBody, so that a
-        wrong model does not empty a whole topic into the dead letters.
+        For an invalid body, as `on_invalid` says: raises Retry, to the dead letters (another delivery would
+        fail the same way); the codec's own error, so that the message is retried; or InvalidBody, which ends
+        the consumer. When the first `FIRST_INVALID` bodies are all invalid, raises InvalidBody, so that a
+        wrong model does not move a whole topic to the dead letters.
         """
         try:
             value = self.codec.decode(message.body)

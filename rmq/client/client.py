@@ -88,7 +88,7 @@ def new_client_id(address: str, chance: random.Random) -> str:
 
 
 class SigningPool(Pool):
-    """Signs what it sends, each connection as a session of its own; otherwise a Pool."""
+    """A Pool that signs its requests, each connection as a session of its own."""
 
     def __init__(self, credentials: Credentials, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -149,7 +149,7 @@ def check_known(given: Iterable[str], known: Iterable[str], where: str) -> None:
 
 
 def config_of(config: ClientConfig | None, settings: ClientSettings) -> ClientConfig:
-    """`config`, or without it what the environment says, with `settings` instead of their fields. Raises
+    """`config`, or without it the environment's, with `settings` in place of their fields. Raises
     InvalidType, ConfigError."""
     if config is None:
         return ClientConfig.from_environment(**settings)
@@ -180,23 +180,23 @@ def connect(
     on_event: OnEvent | None = None,
     **settings: Unpack[ClientSettings],
 ) -> Client:
-    """A client of the cluster that these name servers know: `async with rmq.connect("127.0.0.1:9876") as
-    client`.
+    """A client of the cluster of these name servers: `async with rmq.connect("127.0.0.1:9876") as client`.
 
     `namesrv` is ``host:port``, several joined by ``;`` or a list; a scheme ``tls://``, ``ws://`` or
-    ``wss://`` before the first chooses the transport, to brokers too. `context` is a cluster that `rmq
-    context` knows by name, with its account and TLS settings. With neither, the environment says it:
-    RMQ_NAMESRV_ADDR, else RMQ_CONTEXT, the name of a context, else NAMESRV_ADDR; then the context that `rmq
-    context use` made the current one; then it is 127.0.0.1:9876. An account is RMQ_ACCESS_KEY with
-    RMQ_SECRET_KEY where no context has one; an address given here is shown no account but `credentials`.
+    ``wss://`` before the first chooses the transport, to brokers too. `context` is a cluster known to `rmq
+    context` by name, with its account and TLS settings. Without both, the environment decides:
+    RMQ_NAMESRV_ADDR, else RMQ_CONTEXT, the name of a context, else NAMESRV_ADDR; else the current context of
+    `rmq context use`; else 127.0.0.1:9876. If no context has an account, RMQ_ACCESS_KEY with RMQ_SECRET_KEY
+    is the account; an address given as an argument is shown no account but `credentials`.
+
     `settings` are the fields of `ClientConfig`, such as `send_timeout_ms=5_000`; they replace those of
-    `config`. Without `config` the others are `ClientConfig.from_environment()`. What is given here goes
-    before what the environment says, and that before the current context. `client_id` must be unique in the
-    cluster; without it, it is. `plugins` see the messages on their way: `MessageTrace`, `OpenTelemetry`, or
-    an `Observer` of your own. `on_event` is called with what happens around the messages: `Connected`,
-    `Disconnected`, `Assigned`, `Stalled`; in the event loop, so it must not take long. `network` is
-    for tests. Nothing is dialled before it is needed, so a name server may start later. Raises ConfigError,
-    InvalidType, TypeError for a keyword that there is not.
+    `config`. Without `config` the other fields are `ClientConfig.from_environment()`. Arguments take
+    precedence over the environment, and the environment over the current context. `client_id` must be unique
+    in the cluster; the default is. `plugins` see the messages on their way: `MessageTrace`, `OpenTelemetry`,
+    or an `Observer` of your own. `on_event` is called with events around the messages: `Connected`,
+    `Disconnected`, `Assigned`, `Stalled`; in the event loop, so it must not take long. `network` is for
+    tests. Nothing is dialled before first use, so a name server may start later. Raises ConfigError,
+    InvalidType, TypeError for an unknown keyword.
 
     Applications with a task group of their own may write `await nursery.start(client.run)` instead.
     """
@@ -305,10 +305,9 @@ class Client(AsyncResource):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close what `start` opened of its producers and consumers, and then all connections, once those in
-        other tasks have left, or after `shutdown_timeout_ms`. An error of the block comes out as it is, never
-        in an exception group.
-        """
+        """Close the producers and consumers opened by `start`, and next all connections, once the producers
+        and consumers of other tasks have left, or after `shutdown_timeout_ms`. An error of the block is
+        raised unchanged, never in an exception group."""
         check_loop(self._loop, "the client")
         try:
             with anyio.move_on_after(self.config.shutdown_timeout_ms / 1000, shield=True):
@@ -327,27 +326,28 @@ class Client(AsyncResource):
             await anyio.sleep_forever()
 
     def producer(self, group: str, *, auto_batch: bool = False, idempotent: bool = False) -> Producer:
-        """A producer of `group`, to be entered with `async with`.
+        """A producer of `group`, for `async with`.
 
-        With `auto_batch`, sends to one topic that begin together, as those of many tasks do, go to the broker
-        in one request and to one queue: a third of the work for each. Order, results and errors are those of
-        each message. What a batch cannot hold goes alone: delayed and compressed messages, those of 128 KiB
-        or more, requests, transactions. Without it they are spread over all queues.
+        With `auto_batch`, sends to the same topic that begin together, as those of many tasks do, go to the
+        broker in a single request and to the same queue: a third of the work for each. Order, results and
+        errors are those of each message. Messages that a batch cannot hold go alone: delayed and compressed
+        messages, messages of 128 KiB or more, requests, transactions. Without `auto_batch` messages are
+        spread over all queues.
 
-        With `idempotent`, a message that is sent again, because its answer was lost, is stored once: it stays
-        at its broker, which has to know such sends (rmq's, with `idempotentSendKeepTime`; others store it as
-        always), and is tried for up to `send_queue_ms`. Bodies are not compressed. It costs what a batch of
-        one message does. Raises InvalidName, InvalidType."""
+        With `idempotent`, a message that is repeated because its response was lost is stored once: it stays
+        at its broker, which must support idempotent sends (rmq's, with `idempotentSendKeepTime`; other
+        brokers store it as always), and is retried for up to `send_queue_ms`. Bodies are not compressed. It
+        costs as much as a batch of a single message. Raises InvalidName, InvalidType.
+        """
         check_type("auto_batch", auto_batch, bool, "True or False")
         check_type("idempotent", idempotent, bool, "True or False")
         made = Producer(self._entered(), self._full(group), auto_batch=auto_batch, idempotent=idempotent)
         return self._making(made)
 
     def transactional_producer(self, group: str, check_back: CheckBack) -> TransactionalProducer:
-        """A producer of `group` that can also send inside transactions, to be entered with `async with`.
-
-        `check_back(message)` says what became of a half message whose end the broker does not know:
-        `rmq.COMMIT`, `rmq.ROLLBACK` or `rmq.UNKNOWN`. Raises InvalidName."""
+        """A producer of `group` that can also send inside transactions, for `async with`.
+        `check_back(message)` decides about a half message whose end the broker does not know: `rmq.COMMIT`,
+        `rmq.ROLLBACK` or `rmq.UNKNOWN`. Raises InvalidName."""
         return self._making(TransactionalProducer(self._entered(), self._full(group), check_back))
 
     @overload
@@ -397,29 +397,30 @@ class Client(AsyncResource):
         per_message: bool = False,
         lease: float = 60.0,
     ) -> Consumer | LeasedConsumer:
-        """A member of a consumer group, to be entered with `async with`.
+        """A member of a consumer group, for `async with`.
 
-        `topics` says what of each topic: ``"*"``, tags as ``"a || b"``, or `rmq.sql(...)`; all members of a
-        group must say the same. `consume_from` is where a group begins that the broker does not know yet:
-        ``"first"``, ``"last"``, or a time in ms since 1970 (young queues are always read from their
-        beginning, as with RocketMQ). `broadcasting` gives every member every message; then offsets are kept
-        in a file below `offsets_dir` under the `client_id` (without one, this host's members share the
-        file, as with Java's clients), and what fails is not delivered again. `on_error` is ``"retry"``: log
-        the error and send the message back, or ``"raise"``: send it back and raise the error from `run` or
-        the delivery's block. `strategy` shares the queues of a topic out among the members.
+        `topics` maps each topic to its filter: ``"*"``, tags as ``"a || b"``, or `rmq.sql(...)`; all members
+        of a group must use the same. `consume_from` is the begin of a group that the broker does not know
+        yet: ``"first"``, ``"last"``, or a time in ms since 1970 (young queues are always read from their
+        beginning, as with RocketMQ). `broadcasting` gives every member every message; offsets are then kept
+        in a file below `offsets_dir` under the `client_id` (without `client_id`, this host's members share
+        the file, as with Java's clients), and failed messages are not delivered again. `on_error` is
+        ``"retry"``: log the error and send the message back, or ``"raise"``: send the message back and raise
+        the error from `run` or the delivery's block. `strategy` divides the queues of a topic among the
+        members.
 
-        `ordered` gives one message of a queue at a time, in order, under the broker's lock of the queue;
-        what fails holds up its queue and is tried again there. `max_reconsume_times` is how often a message
-        is tried again before it goes to the dead letters; without it the configuration says so, and with
-        `ordered` there is no limit. `retry` says when what fails comes again, and may say how often: see
+        `ordered` gives a single message of a queue at a time, in order, under the broker's lock of the queue;
+        a failed message holds up its queue and is redelivered locally. `max_reconsume_times` is how often a
+        message is retried before it goes to the dead letters; the default is the configuration's, and with
+        `ordered` no limit. `retry` sets the delays of failed messages, and may set their number: see
         `Backoff`.
 
         `on_assignment(change)`, a function or a coroutine function, is called when the consumer's queues have
-        changed; `change` is an `Assigned`. It is waited for: nothing is delivered from the queues that are
-        taken before it has returned, so it may `seek` in them. Offsets of queues that are given up are
-        committed before, unless they are ordered: then one message of each may still be consumed. An error
-        of it is logged. `require_topics` makes it an error of the block's beginning that a topic is not there
-        or no name server answers; otherwise it waits for them. Raises InvalidName, InvalidType, ConfigError.
+        changed; `change` is an `Assigned`. The consumer waits for it: nothing is delivered from new queues
+        before it has returned, so it may `seek` in them. Offsets of queues that are given up are committed
+        before, unless they are ordered: a message of each may still be consumed in that case. Its errors are
+        logged. `require_topics` makes a missing topic, or silent name servers, an error at the begin of the
+        block; otherwise the consumer waits. Raises InvalidName, InvalidType, ConfigError.
         """
         options = ConsumerOptions(
             consume_from=consume_from,
@@ -488,13 +489,14 @@ class Client(AsyncResource):
 
     async def ready(self, timeout: float = 10.0, *, topics: Iterable[str] = ()) -> None:
         """Return when the client can do its work: a name server answers, a broker of each of `topics` is
-        connected, and each of its consumers has its share of the queues, be it none, and consumes. For what
-        is to stop a program at its start, and for readiness probes.
+        connected, and each of its consumers has its share of the queues, possibly none, and consumes. For
+        checks at a program's start, and for readiness probes.
 
-        Raises, when that has taken `timeout` seconds, what stood in the way: Unreachable, NoRoute,
-        ConnectFailed, NotReady (also of a consumer whose `run` or background tasks have ended) or a
-        ResponseError; AccessDenied and NoPermission at once, and LocalProtocolError when the client's own
-        background tasks have ended. Cancelled: nothing has happened."""
+        Raises, after `timeout` seconds, the obstacle: Unreachable, NoRoute, ConnectFailed, NotReady (also of
+        a consumer whose `run` or background tasks have ended) or a ResponseError; AccessDenied and
+        NoPermission at once, and LocalProtocolError when the client's own background tasks have ended.
+        Cancelled: nothing has happened.
+        """
         check_number("timeout", timeout, 0, whole=False)
         if isinstance(topics, str):
             raise InvalidType("topics", topics, "a list of names of topics")
@@ -505,13 +507,13 @@ class Client(AsyncResource):
         await until_ready(session, full, timeout)
 
     def health(self) -> Health:
-        """What it knows of its servers, producers and consumers, and what is wrong; nobody is asked for it.
-        For liveness probes and status pages. Raises LocalProtocolError before it is open."""
+        """State of the client: its servers, producers and consumers, and their problems, from memory. For
+        liveness probes and status pages. Raises LocalProtocolError before the client is open."""
         return health_of(self._entered(), self._scope.ended())
 
     @property
     def admin(self) -> Admin:
-        """What administrators ask and tell the cluster. Names are full ones: no namespace is put on them."""
+        """Administration of the cluster. Names are full names: no namespace is added."""
         from rmq.client.admin import Admin  # a third of what the client's import took, and few need it
 
         return Admin(self._entered())
@@ -521,11 +523,12 @@ class Client(AsyncResource):
     async def dead_letters(
         self, group: str, letters: Letters = ALL_LETTERS, *, limit: int = 1000
     ) -> list[DeadLetter]:
-        """The messages that `group` has given up, or those of them that `letters` describes: at most
-        `limit`, queue by queue, each in the order of their death; none when there are none.
+        """The messages that `group` has given up, or the part that `letters` selects: at most `limit`, queue
+        by queue, each in the order of their death.
 
         Raises NoPermission when their topic may not be read, and as `PullConsumer.pull`. Cancelled: nothing
-        has happened."""
+        has happened.
+        """
         check_number("limit", limit, 0)
         return await Redrive(self._entered(), self._full(group)).letters(letters, limit)
 
@@ -538,29 +541,29 @@ class Client(AsyncResource):
         rate: float | None = None,
         progress: Progress | None = None,
     ) -> Redriven:
-        """Send dead letters of `group` to their original topics again, or all to the topic `to`; all of
-        them, or those that `letters` describes.
+        """Send dead letters of `group` to their original topics again, or all to the topic `to`; all dead
+        letters, or those that `letters` selects.
 
         At most `rate` a second. `progress(so_far)` is called after each. The messages keep their ids; a
-        letter that an earlier run has sent is not sent again. The letters stay where they are. What fails
-        for one letter alone is in the result's `failed`; an error that concerns all, such as a lost broker,
-        comes out. Raises as `dead_letters` and `Producer.send`. Cancelled: what is sent is sent, and the
-        next run goes on behind it."""
+        letter that an earlier run has sent is not sent again. The letters stay in place. A failure of a
+        single letter is in the result's `failed`; an error that concerns all, such as a lost broker, is
+        raised. Raises as `dead_letters` and `Producer.send`. Cancelled: sent letters stay sent, and the next
+        run goes on behind them.
+        """
         redrive = Redrive(self._entered(), self._full(group))
         return await redrive.run(letters, to=to, rate=rate, progress=progress)
 
     async def discarded_transactions(self, *, limit: int = 1000) -> list[DiscardedHalf]:
         """The half messages whose producers gave no decision in all check-backs: at most `limit`, in the
-        order in which they were given up. One that was resumed stays in the list.
-
-        Raises as `PullConsumer.pull`. Cancelled: nothing has happened."""
+        order in which they were given up. A resumed message stays in the list. Raises as `PullConsumer.pull`.
+        Cancelled: nothing has happened."""
         check_number("limit", limit, 0)
         return await discarded_halves(self._entered(), limit)
 
     async def resume_transaction(self, half: DiscardedHalf) -> None:
-        """Have the producers of its group asked again what became of a half message, from the first check
-        on. Raises NoRoute, and the ResponseError of the broker when it is none. Cancelled: it may or may not
-        be resumed. Resumed twice, it may be committed twice."""
+        """Have the producers of its group asked again about a half message, from the first check on. Raises
+        NoRoute, and the ResponseError of the broker for any other message. Cancelled: the message may or may
+        not be resumed. Resumed twice, it may be committed twice."""
         await resume(self._entered(), half)
 
     def _full(self, group: str) -> str:

@@ -27,11 +27,11 @@ class Codec(Protocol[T]):
 
 
 class MsgspecCodec(Generic[T]):
-    """JSON, or MessagePack, of what msgspec knows: its Structs, dataclasses, attrs classes, TypedDicts,
-    enums, datetimes, and lists and dicts of them.
+    """JSON, or MessagePack, of msgspec's types: its Structs, dataclasses, attrs classes, TypedDicts, enums,
+    datetimes, and lists and dicts of them.
 
     `decode` checks types and raises msgspec.DecodeError. Raises ConfigError for another `form`, and TypeError
-    for a model that msgspec does not know.
+    for a model that msgspec does not support.
     """
 
     def __init__(self, model: type[T], form: Literal["json", "msgpack"] = "json") -> None:
@@ -89,8 +89,8 @@ class _Text:
 
 
 def codec_of(model: Any) -> Codec[Any]:
-    """The codec of a model: a codec itself, `bytes` (the body as it is), `str` (UTF-8), a class of pydantic,
-    or else what msgspec knows. Raises InvalidType for what none of them knows."""
+    """The codec of a model: a codec itself, `bytes` (the body unchanged), `str` (UTF-8), a class of pydantic,
+    or else a type of msgspec. Raises InvalidType for any other model."""
     if not isinstance(model, type) and isinstance(model, Codec):
         return model
     if model is bytes:
@@ -116,8 +116,7 @@ def codec_of(model: Any) -> Codec[Any]:
 
 
 def unknown_classes(model: Any) -> list[type]:
-    """The classes in a model that msgspec takes when a decoder is made, and for which it then refuses every
-    body: plain ones."""
+    """The plain classes in a model: msgspec makes a decoder for them, and then refuses every body."""
     import msgspec.inspect
 
     found: dict[type, None] = {}
@@ -147,9 +146,8 @@ def value_of(message: StoredMessage, codec: Codec[T]) -> T:
 
 
 def body_of(value: Any) -> bytes:
-    """A value as the body of a message: bytes as they are, text as UTF-8, all else as JSON.
-
-    Raises InvalidMessageType for what has no JSON."""
+    """A value as the body of a message: bytes unchanged, text as UTF-8, anything else as JSON. Raises
+    InvalidMessageType for a value without JSON."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     if isinstance(value, str):

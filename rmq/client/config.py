@@ -271,9 +271,9 @@ class ClientConfig:
 
     @classmethod
     def from_environment(cls, **settings: Unpack[ClientSettings]) -> ClientConfig:
-        """The settings given here, and for the others what environment variables say: that of
-        `send_timeout_ms` is RMQ_SEND_TIMEOUT_MS. Raises ConfigError, which names the variable and its value,
-        TypeError for a setting that there is not."""
+        """The given settings, and for all others the values of environment variables: that of
+        `send_timeout_ms` is RMQ_SEND_TIMEOUT_MS. Raises ConfigError with the variable and its value,
+        TypeError for an unknown setting."""
         given: dict[str, Any] = {**settings}
         return from_environment(cls, os.environ, given)
 

@@ -39,8 +39,8 @@ class Window(Protocol):
     """The keys that were handled."""
 
     async def begin(self, key: str) -> bool:
-        """Whether this key is to be handled now. Raises whatever keeps it from knowing: the message is then
-        delivered again. Cancelled: nothing has happened."""
+        """Whether this key is to be handled now. Raises any error that prevents the check: the message is
+        then delivered again. Cancelled: nothing has happened."""
 
     async def end(self, key: str, is_handled: bool) -> None:
         """The handling that `begin` allowed has ended. Cancelled: the key may or may not be remembered."""
@@ -99,9 +99,9 @@ class MemoryWindow:
 class Inbox:
     """The statements for a table of the keys that a consumer group has handled.
 
-    `accept` belongs into the transaction of the handler: it changes one row when the key is new, and none
-    when it is known. The driver's style of parameters follows the dialect, or is `paramstyle`: ``"qmark"``
-    (?), ``"format"`` (%s) or ``"dollar"`` ($1, as asyncpg). Raises InvalidName, ConfigError.
+    `accept` belongs into the transaction of the handler: it changes a row when the key is new, and none when
+    it is known. The driver's style of parameters follows the dialect, or is `paramstyle`: ``"qmark"`` (?),
+    ``"format"`` (%s) or ``"dollar"`` ($1, as asyncpg). Raises InvalidName, ConfigError.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Inbox:
         )
 
     def accept(self, key: str) -> Statement:
-        """Note a key: one row is changed if it is new, none if it is known."""
+        """Record a key: a row changes if the key is new, none if it is known."""
         values = f"{self.table} (consumer_group, message_key, handled_ms) VALUES ({self._marks(3)})"
         if self._dialect == "mysql":
             text = f"INSERT IGNORE INTO {values}"
@@ -141,7 +141,7 @@ class Inbox:
         return text, (self.group, key, wall_clock_ms())
 
     def find(self, key: str) -> Statement:
-        """Ask for a key: one row if it is known, none if it is new."""
+        """Query a key: a row if it is known, none if it is new."""
         group, mark = self._marks(2).split(", ")
         text = f"SELECT 1 FROM {self.table} WHERE consumer_group = {group} AND message_key = {mark}"
         return text, (self.group, key)

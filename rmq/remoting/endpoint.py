@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 
 
 class Endpoint(Protocol):
-    """The callbacks of connections; subclasses override what they need.
+    """The callbacks of connections; subclasses override the callbacks that they need.
 
-    One endpoint serves many connections, all on one event loop. No callback may block. An exception of one
-    ends the connection that it was called for and no other; one other than RemoteProtocolError is a bug and
-    is logged with its traceback.
+    An endpoint serves many connections, all on the same event loop. No callback may block. An exception of a
+    callback ends only the connection of that call; any exception except RemoteProtocolError is a bug and is
+    logged with its traceback.
     """
 
     asks_early: bool = False
@@ -37,15 +37,16 @@ class Endpoint(Protocol):
 
     @abstractmethod
     def handle(self, requests: list[Command], connection: Connection) -> int | None:
-        """Answer the requests of one chunk, by `connection.reply` or `write`, now or later.
+        """Answer the requests of a chunk, by `connection.reply` or `write`, now or later.
 
-        Returns how many of them it took, at least one, when others shall have their turn before the rest is
-        handed over; None: all.
+        Return the number of requests taken, at least 1, when other connections should have their turn before
+        the rest; None: all.
         """
 
     def begin_round(self) -> None:
-        """Until `end_round`, which comes before any task has its turn, the chunks of several connections are
-        handed over: what costs as much for one as for all may wait for that."""
+        """A round begins: until `end_round`, which comes before any task has its turn, the chunks of several
+        connections are handed over. Work that costs as much for a single chunk as for all may wait until
+        `end_round`."""
         return
 
     def end_round(self) -> None:
@@ -53,7 +54,7 @@ class Endpoint(Protocol):
         return
 
     def on_head(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
-        """The header of a frame of more than `limits.ask_bytes` is here, its body is not: None takes the
+        """The header of a frame of more than `limits.ask_bytes` has come, its body has not: None accepts the
         body, a response refuses it, so that it is read and dropped."""
         return None
 

@@ -1,4 +1,4 @@
-"""Writing the files of `DeferredSaves` in a thread, and answering the requests that wait for them."""
+"""Writing the files of `DeferredSaves` in a thread, and answering the waiting requests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ RunBlocking = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 async def write_files(answers: DeferredSaves, run: RunBlocking = anyio.to_thread.run_sync) -> None:
-    """Write the files that wait, one after the other, and answer. Cancelled: the file that is being
-    written is written whole, and its request gets no answer."""
+    """Write the waiting files in order, and answer. Cancelled: the present file is completed, without a
+    response to its request."""
     while (one := answers.next()) is not None:
         try:
             result = await run(one.write)

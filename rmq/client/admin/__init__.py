@@ -1,15 +1,15 @@
-"""`client.admin`: all that an administrator asks and tells a cluster, as methods with typed answers.
+"""`client.admin`: administration of a cluster, as methods with typed results.
 
     async with rmq.connect("127.0.0.1:9876") as client:
         await client.admin.create_topic("Orders", cluster="DefaultCluster", queues=8)
         for row in await client.admin.consumer_progress("billing"):
             print(row.message_queue, row.lag)
 
-The modules `cluster`, `topics`, `groups`, `messages`, `reports` and `acl` hold the methods, and the values
-that they return where RocketMQ has no shape of its own (times in them are ms since 1970). A `broker` is named
-by its name or by an address, a `cluster` by its name; where both may be left out, all masters are meant. What
-changes several servers does so one after the other: when one fails, its error has a note on those that have
-changed already. Works with our servers and with Java's.
+The modules `cluster`, `topics`, `groups`, `messages`, `reports` and `acl` hold the methods, and the classes
+of their results where RocketMQ has no form of its own (times are ms since 1970). A `broker` is given by its
+name or address, a `cluster` by its name; without both, all masters are meant. A change of several servers is
+made in order: when it fails at a server, the error has a note with the servers changed before. Works with our
+servers and with Java's.
 """
 
 from rmq.client.admin.acl import Acl, AclAccount, AclConfig, AclVersion

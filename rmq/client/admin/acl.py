@@ -39,8 +39,8 @@ class AclVersion:
 @frozen
 class AclAccount:
     """An account of access control. Permissions are ``topic=PUB|SUB`` and the like. `secret_key` is write
-    only: what a server tells of it is not kept. `proof` is required, shown, optional, or empty, where the
-    server decides; RocketMQ's servers have no such thing."""
+    only: a secret sent by a server is dropped. `proof` is required, shown, optional, or empty, which leaves
+    it to the server; RocketMQ's servers have no `proof`."""
 
     access_key: str
     secret_key: str = field(default="", repr=False)
@@ -62,10 +62,10 @@ class AclConfig:
 
 
 class Acl(Cluster):
-    """What `client.admin` does with access control; for accounts that are admins only.
+    """Access control methods of `client.admin`; for admin accounts only.
 
-    No server copies the accounts of another: what changes them goes to masters and slaves, and to name
-    servers that keep accounts, unless it names a broker.
+    Servers do not copy accounts from each other: a change goes to masters and slaves, and to name servers
+    that keep accounts, unless a broker is given.
     """
 
     async def acl_servers(self, *, cluster: str = "", broker: str = "") -> list[str]:
@@ -74,7 +74,7 @@ class Acl(Cluster):
         return found if broker else [*found, *[name for name in self.name_servers if await self._keeps(name)]]
 
     async def _keeps(self, name_server: str) -> bool:
-        """Whether a name server keeps accounts. Raises NoPermission when it does not tell this one."""
+        """Whether a name server keeps accounts. Raises NoPermission when it does not answer this account."""
         try:
             await self._ask(
                 name_server, RequestCode.GET_BROKER_CLUSTER_ACL_INFO, timeout=NAMESRV_PATIENCE_SECONDS
@@ -86,7 +86,7 @@ class Acl(Cluster):
         return True
 
     async def acl_versions(self, *, cluster: str = "", broker: str = "") -> list[AclVersion]:
-        """The version of each broker's accounts; slaves among them. One row for each file."""
+        """The versions of all brokers' accounts, slaves included, with a row for each file."""
         versions = []
         for address in await self.broker_addresses(cluster=cluster, broker=broker, slaves=True):
             answer = await self._ask(address, RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
@@ -94,7 +94,7 @@ class Acl(Cluster):
         return versions
 
     async def acl_config(self, broker: str) -> AclConfig:
-        """The accounts of one broker, without their secrets, even where the broker tells them."""
+        """The accounts of a broker, without their secrets, even if the broker sends them."""
         address = await self._broker_address(broker)
         answer = await self._ask(address, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
         value: Any = json.loads(answer.body) if answer.body else {}
@@ -106,10 +106,9 @@ class Acl(Cluster):
     async def acl_put_account(
         self, account: AclAccount, *, cluster: str = "", broker: str = "", clear: Collection[str] = ()
     ) -> list[str]:
-        """Make an account or change it. What is empty in `account` stays as it is, unless `clear` has its
-        name: `white_remote_address`, `topic_perms`, `group_perms`, `proof` (Java's brokers can empty none).
-        Returns the addresses.
-        """
+        """Create or change an account. Empty fields of `account` stay unchanged, unless `clear` has their
+        names: `white_remote_address`, `topic_perms`, `group_perms`, `proof` (Java's brokers cannot clear
+        any). Return the addresses."""
         header = encode(account_header(account, clear))
         proof = account_proof(account, clear)
         if proof is not None:  # a field of ours, which RocketMQ does not look at
@@ -117,9 +116,8 @@ class Acl(Cluster):
         return await self._change_acl(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, header, cluster, broker)
 
     async def acl_delete_account(self, access_key: str, *, cluster: str = "", broker: str = "") -> list[str]:
-        """Remove an account wherever it is. Returns the addresses of the servers that had it; raises the
-        refusal of the last one when none had it.
-        """
+        """Remove an account from all servers that have it. Return their addresses; raises the last refusal
+        when no server had the account."""
         header, failure = DeleteAccessConfigRequestHeader(access_key), None
         removed = []
         for address in await self.acl_servers(cluster=cluster, broker=broker):
@@ -157,7 +155,8 @@ class Acl(Cluster):
 
 
 def account_header(account: AclAccount, clear: Collection[str] = ()) -> CreateAccessConfigRequestHeader:
-    """The request for an account: an empty field is left out, so that it stays, unless `clear` names it."""
+    """The request for an account: an empty field is omitted, so that it stays unchanged, unless `clear` has
+    its name."""
 
     def field(name: str, text: str) -> str | None:
         return text if text or name in clear else None
@@ -180,7 +179,7 @@ def account_proof(account: AclAccount, clear: Collection[str] = ()) -> str | Non
 
 
 def _versions(header: GetBrokerAclConfigResponseHeader) -> list[AclVersion]:
-    """Java's brokers since 4.9.3 name each file; older ones only give the version of the one file."""
+    """Java's brokers since 4.9.3 name each file; older brokers only give the version of their single file."""
     files: Any = json.loads(header.all_acl_file_version) if header.all_acl_file_version else {}
     if not isinstance(files, dict) or not files:
         files = {"": json.loads(header.version)}

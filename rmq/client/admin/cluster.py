@@ -1,9 +1,9 @@
-"""Cluster: how an administrator's requests find the brokers and name servers that they are for; and what is
-asked of these servers themselves: settings, metrics, permissions, cleaning, key-value configs.
+"""Cluster: finds the brokers and name servers for an administrator's requests; methods for settings, metrics,
+permissions, cleaning, key-value configs.
 
 All methods of `client.admin` raise ConnectFailed, ConnectionLost, RequestTimeout, Unreachable when no name
-server answers, NoRoute for a topic that none knows, the ResponseError of what a server refuses (AccessDenied
-among them), and RemoteProtocolError for an answer that cannot be read. Nothing is retried.
+server answers, NoRoute for an unknown topic, the ResponseError of a refusal (including AccessDenied), and
+RemoteProtocolError for an unreadable response. Nothing is retried.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ T = TypeVar("T")
 
 
 class Cluster:
-    """Requests to brokers, to one name server, to all name servers; and what `client.admin` does with these
-    servers themselves."""
+    """Requests to brokers, to a name server, to all name servers; and the methods of `client.admin` about
+    these servers themselves."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -71,7 +71,7 @@ class Cluster:
         return response
 
     async def _ask_names(self, code: RequestCode, header: Any = None) -> Command:
-        """Send a request to the name servers one by one until one can be reached."""
+        """Send a request to the name servers in order until one can be reached."""
         failures: dict[str, Exception] = {}
         for address in self.name_servers:
             try:
@@ -159,9 +159,8 @@ class Cluster:
         self, changes: Mapping[str, str], *, cluster: str = "", broker: str = ""
     ) -> list[str]:
         """Change settings of a broker, of all masters of a cluster, or of all masters, until the next start
-        (Java's brokers also write them into their file). Returns the addresses. Raises ResponseError for a
-        setting that cannot be changed at run time; then that broker has changed nothing.
-        """
+        (Java's brokers also write them into their file). Return the addresses. Raises ResponseError for a
+        setting that cannot be changed at run time; that broker has then changed nothing."""
         body = _properties(changes)
 
         async def update(address: str) -> None:
@@ -276,7 +275,7 @@ class Cluster:
 
 
 async def each(addresses: Iterable[str], call: Callable[[str], Awaitable[T]]) -> dict[str, T]:
-    """Call each server, one after the other; the first error ends it, with a note on those that were done."""
+    """Call each server in order; the first error ends the calls, with a note on the servers called before."""
     done: dict[str, T] = {}
     for address in addresses:
         try:

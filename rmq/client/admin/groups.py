@@ -1,6 +1,5 @@
-"""Groups: subscription groups and their settings, who is connected, what members say of themselves, and how
-far groups are: their offsets, and setting them elsewhere.
-"""
+"""Groups: subscription groups and their settings, connected members and their state, and the progress of
+groups."""
 
 from __future__ import annotations
 
@@ -79,8 +78,8 @@ log = logging.getLogger(__name__)
 
 @frozen
 class QueueProgress:
-    """How far a group is in one queue. `last_timestamp`: when the last message that it consumed was stored;
-    0 when unknown."""
+    """Progress of a group in a queue. `last_timestamp`: store time of the last consumed message; 0 when
+    unknown."""
 
     message_queue: MessageQueue
     broker_offset: int
@@ -110,7 +109,7 @@ class GroupProgress:
 
 @frozen
 class OffsetReset:
-    """One queue of a group that was reset: where it was, and where it goes on."""
+    """A reset queue of a group: the offset before, and the new offset."""
 
     message_queue: MessageQueue
     broker_offset: int
@@ -129,7 +128,7 @@ class Groups(Cluster):
         return sorted(names)
 
     async def group_configs(self, broker: str, *, system: bool = True) -> dict[str, SubscriptionGroupConfig]:
-        """The consumer groups of one broker, by name; without `system`, those of users only."""
+        """The consumer groups of a broker, by name; without `system`, only groups of users."""
         address = await self._broker_address(broker)
         answer = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         table = SubscriptionGroupWrapper.from_json(answer.body).subscription_group_table
@@ -185,9 +184,8 @@ class Groups(Cluster):
         self, group: str, *, cluster: str = "", broker: str = "", remove_offset: bool = False
     ) -> list[str]:
         """Delete a consumer group from a broker, all masters of a cluster, or all masters; `remove_offset`
-        also forgets where it was. Unless only from one broker, its retry topic and its dead letters go too.
-        Returns the addresses.
-        """
+        also deletes its offsets. Unless only from a single broker, its retry topic and its dead letters are
+        deleted too. Return the addresses."""
         header = DeleteSubscriptionGroupRequestHeader(group, remove_offset)
         addresses = await self.broker_addresses(cluster=cluster, broker=broker)
 
@@ -218,9 +216,8 @@ class Groups(Cluster):
     # --- connections ---
 
     async def consumer_connection(self, group: str, *, broker: str = "") -> ConsumerConnection:
-        """The members of a consumer group that are connected, and what they subscribe to; as all brokers
-        know them together, or one `broker`. Raises ConsumerNotOnline when there are none.
-        """
+        """The connected members of a consumer group, and their subscriptions; according to all brokers
+        together, or to a single `broker`. Raises ConsumerNotOnline without connected members."""
         header = GetConsumerConnectionListRequestHeader(group)
         whole: ConsumerConnection | None = None
         failure: RmqError = offline(group)
@@ -267,9 +264,8 @@ class Groups(Cluster):
     async def consumer_running_info(
         self, group: str, client_id: str, *, broker: str = "", stack: bool = False
     ) -> ConsumerRunningInfo:
-        """What a member says of itself: settings, queues, rates; with `stack`, also what its threads or tasks
-        do now. A broker passes the question on. Raises the last broker's error when none could.
-        """
+        """State of a member: settings, queues, rates; with `stack`, also the stacks of its threads or tasks.
+        A broker forwards the request. Raises the last broker's error when no broker could."""
         header = GetConsumerRunningInfoRequestHeader(group, client_id, stack)
         failure: RmqError = offline(group)
         for address in await self._brokers_to_ask(group, broker):
@@ -365,9 +361,8 @@ class Groups(Cluster):
         ]
 
     async def consume_time_span(self, group: str, topic: str) -> list[QueueTimeSpan]:
-        """For each queue, when its first and last message and the last one that the group consumed were
-        stored, and by how many ms it is late. Raises NoRoute.
-        """
+        """For each queue, the store times of its first message, of its last, and of the last that the group
+        consumed, and the delay in ms. Raises NoRoute."""
         header = QueryConsumeTimeSpanRequestHeader(topic, group)
         spans: list[QueueTimeSpan] = []
         for address in (await self._brokers_of(topic)).values():
@@ -402,7 +397,7 @@ class Groups(Cluster):
         return done
 
     async def skip_accumulated(self, group: str, topic: str, *, force: bool = True) -> list[OffsetReset]:
-        """Let a group go on at the end of every queue: what it has not consumed, it never will."""
+        """Let a group go on at the end of every queue: unconsumed messages are skipped for good."""
         return await self.reset_offset(group, topic, TO_THE_END, force=force)
 
     async def set_offsets(
@@ -410,8 +405,8 @@ class Groups(Cluster):
     ) -> None:
         """Set the stored offsets of a group, queue by queue.
 
-        Members that are connected do not see it and soon store their own, so it is refused with ConfigError
-        while there are any, unless `online` says that this is wanted. Raises NoRoute.
+        Connected members ignore the change and soon store their own offsets, so this is refused with
+        ConfigError while any are connected, unless `online` is set. Raises NoRoute.
         """
         if not online and await self._is_online(group):
             raise ConfigError(
@@ -428,10 +423,9 @@ class Groups(Cluster):
     async def clone_offsets(
         self, source: str, target: str, topic: str = "", *, unsubscribed: bool = True
     ) -> None:
-        """Let group `target` begin where `source` is, in one topic or all; without `unsubscribed`, only in
-        topics that `source` is subscribed to now, if it is connected. Raises ConsumerNotOnline when no broker
-        knows the source.
-        """
+        """Copy the offsets of `source` to `target`, in a topic or in all; without `unsubscribed`, only in
+        topics to which `source` subscribes now, if it is connected. Raises ConsumerNotOnline when no broker
+        knows the source."""
         header = CloneGroupOffsetRequestHeader(source, target, topic or None, unsubscribed)
         addresses = (await self._brokers_of_group(source)).values()
         if not addresses:
@@ -452,7 +446,7 @@ class Groups(Cluster):
         return True
 
     async def _positions(self, address: str, group: str, topic: str) -> dict[MessageQueue, QueueProgress]:
-        """Where the group is in the topic's queues of one broker; at the beginning where it never was."""
+        """The group's offsets in the topic's queues at a broker; the begin of a queue without an offset."""
         rows = _rows(await self._consume_stats(address, group, topic))
         known = {row.message_queue: row for row in rows if row.message_queue.topic == topic}
         if known:

@@ -1,4 +1,4 @@
-"""Messages: find them by id, key, place or trace, give one to a consumer, look into queues."""
+"""Messages: find messages by id, key, place or trace, send a message to a consumer, inspect queues."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CONSUME_SECONDS = 15.0
 
 @frozen
 class Trace:
-    """What the trace topic tells of one message, in the order in which it happened."""
+    """Events of a message in the trace topic, in order of time."""
 
     message_id: str
     events: list[TraceContext]
@@ -57,8 +57,8 @@ class Trace:
 
 @frozen
 class MessageTrack:
-    """What a group did with a message: `state` is CONSUMED, CONSUMED_BUT_FILTERED, NOT_CONSUME_YET, PULL (it
-    reads by its own pulls), NOT_ONLINE or UNKNOWN; `detail` says why, for the last two."""
+    """State of a message in a group: `state` is CONSUMED, CONSUMED_BUT_FILTERED, NOT_CONSUME_YET, PULL (the
+    group pulls by itself), NOT_ONLINE or UNKNOWN; `detail` says why, for the last two."""
 
     group: str
     state: str
@@ -74,7 +74,7 @@ class Lookup:
 
 
 class Messages(Groups):
-    """What `client.admin` does with messages. They come as stored: bodies unpacked, topics in full."""
+    """Message methods of `client.admin`. Messages come as stored: bodies unpacked, topics in full."""
 
     async def view_message(self, message_id: str, topic: str = "") -> StoredMessage:
         """The message with this id: an offset id, which names broker and place, or with `topic` also a
@@ -173,7 +173,7 @@ class Messages(Groups):
         return Trace(message_id, sorted(events, key=lambda context: context.timestamp_ms))
 
     async def message_tracks(self, message: StoredMessage) -> list[MessageTrack]:
-        """What each group that reads the message's topic did with it, by offsets and subscriptions."""
+        """The state of a message in each group that reads its topic, by offsets and subscriptions."""
         tracks = []
         for group in await self.groups_of_topic(message.topic):
             try:
@@ -203,10 +203,10 @@ class Messages(Groups):
     async def consume_directly(
         self, group: str, client_id: str, message_id: str, topic: str = ""
     ) -> ConsumeMessageDirectlyResult:
-        """Have one member of a group consume a stored message now, outside its queue's order; offsets stay.
+        """Have a member of a group consume a stored message now, outside its queue's order; offsets stay.
 
-        `message_id` as in `view_message`. The broker that has the message passes it on, so the member must be
-        connected to that broker. Raises SystemFailure when it is not.
+        `message_id` as in `view_message`. The broker of the message forwards it, so the member must be
+        connected to that broker. Raises SystemFailure otherwise.
         """
         message = await self.view_message(message_id, topic)
         header = ConsumeMessageDirectlyResultRequestHeader(group, client_id, message.offset_message_id)
@@ -216,9 +216,8 @@ class Messages(Groups):
         return ConsumeMessageDirectlyResult.from_json(answer.body)
 
     async def resume_check(self, message_id: str, topic: str = "") -> None:
-        """Have a half message, whose checks have ended without an answer, checked again. `message_id` as in
-        `view_message`. Raises ResponseError when the broker has no such half message.
-        """
+        """Have a half message checked again whose checks have ended without a decision. `message_id` as in
+        `view_message`. Raises ResponseError when the broker has no such half message."""
         message = await self.view_message(message_id, topic)
         header = ResumeCheckHalfMessageRequestHeader(message.offset_message_id)
         await self._ask(message.store_host, RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
@@ -228,11 +227,9 @@ class Messages(Groups):
     async def consume_queue(
         self, queue: MessageQueue, index: int, count: int, *, group: str = "", broker: str = ""
     ) -> QueryConsumeQueueResponseBody:
-        """Raw units of a consume queue from `index` on; with `group`, also whether its filter takes them.
-
-        The broker is the queue's, or `broker` (name or address). Raises SystemFailure when it has no such
-        queue.
-        """
+        """Raw units of a consume queue from `index` on; with `group`, also whether its filter accepts them.
+        The broker is the queue's, or `broker` (name or address). Raises SystemFailure for an unknown
+        queue."""
         address = await self._broker_address(broker or queue.broker_name)
         header = QueryConsumeQueueRequestHeader(queue.topic, queue.queue_id, index, count, group or None)
         answer = await self._ask(address, RequestCode.QUERY_CONSUME_QUEUE, header)

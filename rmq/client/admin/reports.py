@@ -1,4 +1,4 @@
-"""Reports: what is put together from many answers: rates of topics, and exports as plain values."""
+"""Reports combined from many responses: rates of topics, and exports as plain values."""
 
 from __future__ import annotations
 
@@ -42,9 +42,8 @@ EXPORTED_SETTINGS: Final = (
 
 @frozen
 class TopicRates:
-    """One row of statsAll: a topic and a group that reads it; `group` is empty when none does.
-
-    Rates are messages a second of the last minute; totals are of the last 24 hours."""
+    """A row of statsAll: a topic and a group that reads the topic; `group` is empty without readers. Rates
+    are messages a second of the last minute; totals are of the last 24 hours."""
 
     topic: str
     group: str
@@ -60,12 +59,11 @@ Tree = dict[str, Any]
 
 
 class Reports(Topics, Messages):
-    """What `client.admin` puts together from the answers of several servers."""
+    """Methods of `client.admin` that combine responses of several servers."""
 
     async def topic_rates(self, topic: str) -> list[TopicRates]:
-        """In and out of one topic on all its masters, a row for each group that reads it; one row with an
-        empty group when none does. Counters that a broker does not have yet count as 0. Raises NoRoute.
-        """
+        """Rates of a topic on all its masters, a row for each group that reads the topic; a row with an empty
+        group without readers. Missing counters count as 0. Raises NoRoute."""
         route = await self.topic_route(topic)
         masters = [
             data.broker_addrs[MASTER_ID] for data in route.broker_datas if MASTER_ID in data.broker_addrs

@@ -43,12 +43,11 @@ REGISTERED_SECONDS = 2.0
 
 
 class Topics(Cluster):
-    """What `client.admin` does with topics. Names are the cluster's full ones: no namespace is put on."""
+    """Topic methods of `client.admin`. Names are the cluster's full names: no namespace is added."""
 
     async def topics(self, *, cluster: str = "") -> list[str]:
-        """The names of all topics, of one `cluster` or of all, sorted; the system's, retry topics and dead
-        letter topics among them.
-        """
+        """The names of all topics, of a `cluster` or of all, sorted, including system topics, retry topics
+        and dead letter topics."""
         if cluster:
             header = GetTopicsByClusterRequestHeader(cluster)
             answer = await self._ask_names(RequestCode.GET_TOPICS_BY_CLUSTER, header)
@@ -81,9 +80,8 @@ class Topics(Cluster):
         return dict(sorted(table.items()))
 
     async def topic_configs(self, broker: str, *, system: bool = True) -> dict[str, TopicConfig]:
-        """The topics of one broker, by name; without `system`, only those that users made: no retry and dead
-        letter topics either.
-        """
+        """The topics of a broker, by name; without `system`, only topics of users, without retry and dead
+        letter topics."""
         address = await self._broker_address(broker)
         answer = await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG)
         table = TopicConfigSerializeWrapper.from_json(answer.body).topic_config_table
@@ -125,10 +123,11 @@ class Topics(Cluster):
     async def put_topic(
         self, config: TopicConfig, *, cluster: str = "", broker: str = "", hide_unread: bool = False
     ) -> list[str]:
-        """As `create_topic`, with all that a topic has: read and write queues, flags, order.
+        """As `create_topic`, with every field: read and write queues, flags, order.
 
-        A broker of ours raises ResponseError when the topic would get fewer queues to read and the others
-        hold unread messages, unless `hide_unread`; see `unread_beyond`. RocketMQ's broker hides them.
+        A broker of rmq raises ResponseError when the topic would get fewer queues to read and the removed
+        queues hold unread messages, unless `hide_unread`; see `unread_beyond`. RocketMQ's broker hides such
+        messages.
         """
         validate_topic(config.topic_name)
         header = CreateTopicRequestHeader(
@@ -158,8 +157,8 @@ class Topics(Cluster):
         return addresses
 
     async def _is_registered(self, config: TopicConfig, addresses: list[str]) -> bool:
-        """Whether a name server has heard of the topic, as it is now, from the brokers at these addresses: a
-        client that sends at once must not find it missing."""
+        """Whether a name server has the present topic from the brokers at these addresses, so that a client
+        that sends at once finds it."""
         try:
             route = await self.topic_route(config.topic_name)
         except NoRoute:
@@ -190,9 +189,8 @@ class Topics(Cluster):
     async def set_topic_perm(
         self, topic: str, perm: int, *, cluster: str = "", broker: str = ""
     ) -> dict[str, TopicConfig]:
-        """Change what is allowed: a sum of PERM_READ (4) and PERM_WRITE (2). Returns address -> the config as
-        it was before. Raises NoRoute, TopicNotExist when the brokers that were named do not have it.
-        """
+        """Change the permission: a sum of PERM_READ (4) and PERM_WRITE (2). Return address -> the former
+        config. Raises NoRoute, TopicNotExist when the given brokers lack the topic."""
         await self.topic_route(topic)
         before: dict[str, TopicConfig] = {}
         for address in await self.broker_addresses(cluster=cluster, broker=broker):
@@ -206,9 +204,8 @@ class Topics(Cluster):
         return before
 
     async def delete_topic(self, topic: str, *, cluster: str = "", broker: str = "") -> list[str]:
-        """Delete a topic with its messages from a broker, all masters of a cluster, or all masters; then,
-        unless only from one `broker`, from the name servers. Returns the brokers' addresses.
-        """
+        """Delete a topic with its messages from a broker, all masters of a cluster, or all masters; unless
+        only from a single `broker`, also from the name servers. Return the brokers' addresses."""
         header = DeleteTopicRequestHeader(topic)
 
         async def delete(address: str) -> None:

@@ -1,8 +1,8 @@
-"""Assignments: the queues that a consumer has now: shared out among the group, pulled, committed, given up.
+"""Assignments: the present queues of a consumer: divided among the group, pulled, committed, given up.
 
 Broadcasting members have all queues and keep their own offsets in a file (`LocalOffsets`): `offsets.json`
-below ``<offsets_dir>/<client>/<group>/``, in the form of the Java client's, so that either goes on where the
-other was. It is replaced as a whole; the one before stays as ``offsets.json.bak``.
+below ``<offsets_dir>/<client>/<group>/``, in the form of the Java client's, so that either client goes on
+where the other stopped. The file is replaced as a whole; its predecessor stays as ``offsets.json.bak``.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class Assignments:
         self.reconnected()
 
     def reconnected(self) -> None:
-        """There is a new connection to a broker: the locks that were taken over the old one are renewed."""
+        """A broker has a new connection: renew the locks that were taken over the old connection."""
         if self._locks is not None:
             self._locks.check_connections()
 
@@ -212,7 +212,7 @@ class Assignments:
             retry = FIRST_RETRY_SECONDS if self._is_complete else retry * 2
 
     async def rebalance(self) -> None:
-        """Take and give back queues until what is held is what this member should have."""
+        """Take and give back queues until the held queues are this member's share."""
         is_complete = True
         for topic in self._subscriptions:
             self._is_complete = True
@@ -382,11 +382,11 @@ class Assignments:
         return await brokers.max_offset(queue)
 
     async def _is_known(self, queue: MessageQueue) -> bool:
-        """Whether the group has an offset in another queue of the topic: then it is not new, and the queue
-        is. A queue is added, with another broker mostly, while no member is there to begin with it.
+        """Whether the group has an offset in another queue of the topic: the group is not new, and the queue
+        is. A queue is added, usually with another broker, while no member is connected to begin with it.
 
-        A group that is new stays new in the queues that the topic has now, whenever this member begins with
-        them, although it has offsets in some of them soon. Raises as `Brokers.query_offset`.
+        A new group stays new in the present queues of the topic, whenever this member begins with them,
+        although it soon has offsets in some. Raises as `Brokers.query_offset`.
         """
         topic, session = queue.topic, self._session
         if self._local is not None:
@@ -409,9 +409,8 @@ class Assignments:
             return False
 
     def start(self, queue: MessageQueue, queue_offset: int, *, sought: bool = False) -> None:
-        """Pull `queue` from `queue_offset`; a window that was there is dropped. `sought`: the application
-        names the offset, and means the end by one beyond it.
-        """
+        """Pull `queue` from `queue_offset`; an existing window is dropped. `sought`: the application gave the
+        offset, and an offset beyond the end means the end."""
         old = self.pullers.get(queue)
         if old is not None:
             old.stop()
@@ -443,7 +442,8 @@ class Assignments:
         return self._locks is None or self._locks.is_ours(queue)
 
     def _template(self, queue: MessageQueue) -> PullTemplate:
-        """What the pulls of a queue have in common. Who is no member says in each what it wants."""
+        """The common part of the pulls of a queue. A consumer that is no member sends its subscription with
+        each."""
         data = self._subscriptions[queue.topic]
         tell = self._options.queues is not None
         return PullTemplate(self._group, queue, data, tell_subscription=tell, config=self._session.config)
@@ -470,7 +470,7 @@ class Assignments:
             self._dispatch.offer(queue)
 
     def _on_lock_lost(self, queue: MessageQueue) -> None:
-        """Another member may have consumed the queue meanwhile: begin anew where the group is now."""
+        """Another member may have consumed the queue in between: begin at the group's present offset."""
         if queue in self.pullers and self._locks is not None:
             log.warning("%s: the lock is lost, beginning anew", queue)
             self._drop(queue)
@@ -480,7 +480,7 @@ class Assignments:
             self.rebalance_soon()
 
     async def release(self) -> None:
-        """On leaving, commit and unlock what can be: all but the queues whose message goes on."""
+        """On leaving, commit and unlock all queues, except queues whose message is still being consumed."""
         await self._commit(self._leaving.values(), last=True)
         if self._locks is not None:
             windows = {queue: puller.window for queue, puller in self.pullers.items()} | self._leaving
@@ -500,7 +500,7 @@ class Assignments:
             )
 
     def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Read queues that we have anew from other offsets, and commit those soon."""
+        """Read held queues from other offsets, and commit those soon."""
         for queue, queue_offset in offsets.items():
             if queue.topic == topic and queue in self.pullers:
                 log.warning("%s: offset reset to %d", queue, queue_offset)

@@ -40,17 +40,18 @@ class Consumer(AsyncResource):
         async for delivery in consumer:
             async with delivery as message:
                 ...
+
         await consumer.run(handler, concurrency=20)
 
-    Each message is delivered at least once; messages of a queue begin in order but are not waited for.
-    Leaving the block stops pulling, waits for deliveries that other tasks work on, commits offsets and
-    leaves the group, within `shutdown_timeout_ms` and whatever cancels the block meanwhile; messages that
-    were not finished go to others.
+    Each message is delivered at least once; messages of a queue begin in order but do not wait for each
+    other. Leaving the block stops pulling, waits for deliveries of other tasks, commits offsets and leaves
+    the group, within `shutdown_timeout_ms` and despite cancellation of the block; unfinished messages go to
+    other members.
 
-    With `ordered`, one message, or one batch, of a queue is delivered at a time, in the order of their
-    offsets; `concurrency` is then how many queues are consumed at once. A message that fails holds up its
-    queue: it is delivered again here after `suspend_queue_ms`, up to `max_reconsume_times` (for ever without
-    one), and then goes to the dead letters. Leaving the block gives the queue locks back; a message that
+    With `ordered`, a single message, or batch, of a queue is delivered at a time, in the order of their
+    offsets; `concurrency` is then the number of queues consumed at once. A failed message holds up its queue:
+    it is redelivered locally after `suspend_queue_ms`, up to `max_reconsume_times` (without a limit for
+    ever), and then goes to the dead letters. Leaving the block releases the queue locks; a message that
     outlives the block keeps its queue locked for the 60 s that the broker waits.
     """
 
@@ -75,24 +76,25 @@ class Consumer(AsyncResource):
         return self._member.queues
 
     def check_ready(self) -> None:
-        """Raises what keeps it from its share of the queues, as far as it knows: NoRoute, Unreachable,
-        ConnectFailed, a ResponseError, or NotReady before it was given one. See also `Client.ready`."""
+        """Raises the obstacle between this consumer and its share of the queues, as far as known: NoRoute,
+        Unreachable, ConnectFailed, a ResponseError, or NotReady before its first share. See also
+        `Client.ready`."""
         self._member.check_ready()
 
     async def lag(self) -> dict[MessageQueue, int]:
-        """How many messages of each of its queues it has not consumed, as the brokers say now. What waits for
-        a retry counts when its time has come, in the queues of the retry topic. Raises NoRoute,
+        """The number of unconsumed messages in each of its queues, according to the brokers. A message
+        waiting for a retry counts when its time has come, in the queues of the retry topic. Raises NoRoute,
         ConnectFailed, ConnectionLost, RequestTimeout, ResponseError. Cancelled: nothing has happened."""
         return await self._member.lag()
 
     async def __aenter__(self) -> Consumer:
         """Join the group and take queues.
 
-        Topics that do not exist, and name servers that do not answer, are waited for, which a warning says
-        each minute; with `require_topics` they are an error, NoRoute or Unreachable. Raises ConfigError when
-        this client has a member of that group already, SubscriptionParseFailed when a broker cannot read an
-        SQL92 expression, another ResponseError when a broker does not let the group in
-        (`rejectSubscriptionConflicts`, access control). Cancelled: leaves again.
+        The consumer waits for missing topics and silent name servers, with a warning each minute; with
+        `require_topics` both are errors, NoRoute or Unreachable. Raises ConfigError when this client has a
+        member of that group already, SubscriptionParseFailed when a broker cannot read an SQL92 expression,
+        another ResponseError when a broker refuses the group (`rejectSubscriptionConflicts`, access control).
+        Cancelled: leaves again.
         """
         await self._scope.__aenter__()
         try:
@@ -115,9 +117,9 @@ class Consumer(AsyncResource):
     # --- steering ---
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Deliver nothing from these queues until `resume`, also when they come back after others had them;
-        without queues, from none. What was delivered goes on; what was pulled stays in memory, and when a
-        queue's window is full it is pulled no more. Raises InvalidType."""
+        """Deliver nothing from these queues until `resume`, also when they come back from other members;
+        without queues, from none. Delivered messages go on; pulled messages stay in memory, and a queue with
+        a full window is not pulled. Raises InvalidType."""
         self._dispatch.pause(check_queues("queues", queues) if queues else None)
 
     def resume(self, *queues: MessageQueue) -> None:
@@ -125,25 +127,25 @@ class Consumer(AsyncResource):
         self._dispatch.resume(check_queues("queues", queues) if queues else None)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on in a queue that this member has with the message at `offset`, which is committed as the
-        group's place. What is being consumed of it goes on, and its end means nothing. An offset that the
-        queue does not have is corrected as `offset_reset` says. Raises LocalProtocolError for a queue that it
-        does not have now, InvalidType, ConfigError."""
+        """Go on in a held queue with the message at `offset`, which is committed as the group's offset.
+        Messages being consumed go on, and their end has no effect. An offset that the queue does not have is
+        corrected as `offset_reset` says. Raises LocalProtocolError for a queue that is not held, InvalidType,
+        ConfigError."""
         check_queues("queue", [queue])
         check_number("offset", offset, 0)
         self._member.seek(queue, offset)
 
     async def drain(self, timeout: float | None = None) -> bool:
-        """Stop in good order, as on a signal: take nothing new, let the handlers and deliveries that run
-        end, commit and leave the group. `run` then returns, and iteration ends.
+        """Stop in good order, as on a signal: take nothing new, let the running handlers and deliveries end,
+        commit and leave the group. `run` then returns, and iteration ends.
 
-        Handlers get `timeout` seconds (`drain_timeout_ms` without it). Those of `run` that are not ready by
-        then are cancelled, and their messages go to other members. An ordinary function in a thread cannot be
-        cancelled: it runs on, but is not waited for any more, which a warning says, and its message comes
-        again elsewhere. So this takes at most `timeout` and `shutdown_timeout_ms`, for leaving. Returns
-        whether all ended by themselves. Called inside a handler or a delivery's block, it waits for that,
-        too. Raises InvalidType, ConfigError. Cancelled: the consumer has stopped, but has not left yet;
-        leaving the block does that."""
+        Handlers get `timeout` seconds (default: `drain_timeout_ms`). Handlers of `run` that still run after
+        that are cancelled, and their messages go to other members. An ordinary function in a thread cannot be
+        cancelled: it runs on, with a warning, and its message is redelivered elsewhere. So this takes at most
+        `timeout`, and `shutdown_timeout_ms` for leaving. Returns whether all ended by themselves. Called
+        inside a handler or a delivery's block, it waits for that, too. Raises InvalidType, ConfigError.
+        Cancelled: the consumer has stopped, but has not left yet; leaving the block does that.
+        """
         if timeout is None:
             timeout = self._drain_seconds
         check_number("timeout", timeout, 0, whole=False)
@@ -184,8 +186,8 @@ class Consumer(AsyncResource):
             await dispatch.ready.arrival()
 
     def take_now(self) -> Delivery | None:
-        """A delivery that is there already, or None. For the twin without async, which calls it from other
-        threads: it takes from a queue that may be taken from by all, and wakes nobody."""
+        """A delivery that is available now, or None. For the blocking twin, which calls this from other
+        threads: it takes from a queue that any thread may take from, and wakes no task."""
         dispatch = self._dispatch
         if self._member.has_requests or not isinstance(dispatch, MessageDispatch):
             return None
@@ -198,12 +200,12 @@ class Consumer(AsyncResource):
         """Call `handler` with each message, up to `concurrency` at a time, until the consumer drains or its
         block is left.
 
-        Returning means consumed. An exception is logged and the message goes back for a retry after the
-        group's next delay, or the one that a `Retry` names; with `on_error="raise"` it then comes out of
-        here, but for a `Retry`. An ordinary function runs in a worker thread. A message that an
-        administrator sends goes to `handler` beside these. Each call begins with the context variables of
-        this call of `run`, whatever the calls before have set. Cancelled: handlers are cancelled; their
-        messages are not consumed and are delivered again.
+        A return means consumed. An exception is logged and the message goes back for a retry after the
+        group's next delay, or the delay of a `Retry`; with `on_error="raise"` any exception except a `Retry`
+        is then raised from this call. An ordinary function runs in a worker thread. Messages sent by an
+        administrator go to `handler` as well. Each call begins with the context variables of this call of
+        `run`, whatever earlier calls have set. Cancelled: handlers are cancelled; their messages are not
+        consumed and are delivered again.
         """
         check_number("concurrency", concurrency, 1)
         check_callable("handler", handler, "a function of a message")
@@ -213,10 +215,9 @@ class Consumer(AsyncResource):
             await self._run_workers(concurrency, self._work, call)
 
     async def run_batches(self, handler: BatchHandler, *, batch: int = 32, concurrency: int = 1) -> None:
-        """As `run`, but with lists of up to `batch` messages, whatever is there; a list is consumed or
-        retried as one. For handlers that write many messages at once, and for the highest rates. Cancelled:
-        as `run`.
-        """
+        """As `run`, but with lists of up to `batch` available messages; a list is consumed or retried as a
+        whole. For handlers that write many messages at once, and for the highest rates. Cancelled: as
+        `run`."""
         check_number("batch", batch, 1)
         check_number("concurrency", concurrency, 1)
         check_callable("handler", handler, "a function of a list of messages")
@@ -240,8 +241,8 @@ class Consumer(AsyncResource):
                 self._running.discard(scope)
 
     async def _keep_working(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """One worker. It goes on when its task alone is cancelled, by a handler that ends itself, for
-        example: nobody but the handler knows that task."""
+        """A worker. It goes on when only its task is cancelled, for example by a handler that ends itself:
+        only the handler knows that task."""
         with self._workers.one():
             requests = cancel_requests()
             while True:

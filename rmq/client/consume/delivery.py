@@ -1,8 +1,8 @@
-"""Delivery: the messages that are being consumed now, and what becomes of each.
+"""Delivery: the messages being consumed, and their outcomes.
 
-A message is finished; or it has failed, and is sent back to its broker, which delivers it again by the
-group's retry topic, or, ordered, stays in front of its queue and is delivered again here. What takes too long
-counts as failed.
+A message is finished; or it has failed, and is sent back to its broker, which redelivers it by the group's
+retry topic, or, ordered, stays in front of its queue and is redelivered locally. A message that takes too
+long counts as failed.
 """
 
 from __future__ import annotations
@@ -130,17 +130,15 @@ TIMEOUT_DELAY_LEVEL: Final = 3
 
 @define(eq=False)
 class InFlight:
-    """The messages that one task, or one delivery, is consuming."""
+    """The messages that a task, or a delivery, is consuming."""
 
     messages: Sequence[PulledMessage] = ()
 
 
 @define(eq=False)
 class ConsumeTimeouts:
-    """Looks now and then at what is being consumed; `on_timeout(message)` is called for what takes too long.
-
-    Times are counted from the first look, so nothing is noted when a message is taken.
-    """
+    """Checks the messages being consumed at intervals; `on_timeout(message)` is called for each that takes
+    too long. Times count from the first check, so that taking a message costs nothing."""
 
     seconds: float
     on_timeout: Callable[[PulledMessage], Awaitable[None]]
@@ -171,7 +169,7 @@ class ConsumeTimeouts:
 
 
 class Deliveries:
-    """What one consumer has in flight."""
+    """The messages of a consumer that are in flight."""
 
     def __init__(
         self,
@@ -181,7 +179,7 @@ class Deliveries:
         dispatch: Dispatch[Any],
         metrics: ConsumeMetrics,
     ) -> None:
-        """`dispatch` is given what is to be delivered again here."""
+        """`dispatch` takes the messages to redeliver locally."""
         self.group = group
         self.observers = session.observers
         self.timeouts = ConsumeTimeouts(session.config.consume_timeout_ms / 1000, self._on_timeout)
@@ -202,7 +200,7 @@ class Deliveries:
         self.timeouts.in_flight.add(one)
 
     def extend(self, message: PulledMessage, seconds: float | None) -> bool:
-        """Let it take so long from now; False when it is somebody else's already."""
+        """Let a message take `seconds` from now; False when it already belongs to another member."""
         window = _window(message)
         if window.is_dropped or message.queue_offset not in window:
             return False
@@ -251,10 +249,9 @@ class Deliveries:
     async def failed(
         self, message: PulledMessage, error: Exception | None, asked: Delay | None = None
     ) -> None:
-        """A message was not consumed: send it back or deliver it again here; `error` is None when its
-        delivery said so itself, and when it is `asked` to come again.
-
-        Cancelled: it is delivered again here, or sent back."""
+        """Handle a failed delivery: retry through the broker, or redeliver locally (ordered). `error` is None
+        after an explicit nack, whose `asked` is the delay. Cancelled: the message is redelivered locally, or
+        sent back."""
         if isinstance(error, AskerGone):
             log.info("%s: message %s: %s", self.group, message.message_id, error)
             _window(message).finish(message.queue_offset)
@@ -268,7 +265,7 @@ class Deliveries:
             await self._send_back(message, _window(message), delay, reason_told(error))
 
     async def nack_all(self, messages: Sequence[PulledMessage], error: Exception | None) -> None:
-        """`failed` for what was taken together. Cancelled: what is not sent back yet is put off."""
+        """`failed` for messages taken together. Cancelled: messages not sent back yet are postponed."""
         for number, message in enumerate(messages):
             try:
                 await self.failed(message, error)
@@ -277,7 +274,7 @@ class Deliveries:
                 raise
 
     def schedule_redelivery(self, messages: Iterable[PulledMessage]) -> None:
-        """Deliver them again here after a while: nothing is known of how they ended."""
+        """Redeliver messages locally after a while, since their outcome is unknown."""
         for message in messages:
             self._dispatch.schedule_redelivery(message)
 
@@ -288,7 +285,7 @@ class Deliveries:
         return self._options.on_error == "raise" and not isinstance(error, (Retry, AskerGone))
 
     def drop_expired(self, message: PulledMessage) -> bool:
-        """Finish a request whose asker does not wait any more; says whether it was one."""
+        """Finish a request whose requester no longer waits; return whether the message was such a request."""
         until, now_ms = asker_waits_until(message), self._session.now_ms()
         if until is None or until > now_ms:
             return False
@@ -300,7 +297,7 @@ class Deliveries:
         return True
 
     def _log_failure(self, message: PulledMessage, error: Exception | None, delay: Delay) -> None:
-        """Say what failed, so that one can look for it, which try it was, and what comes now."""
+        """Log the failed message with its identity, the number of tries, and the next step."""
         if error is None:
             return
         what, times, then = named(message), message.reconsume_times, self._next_step(message, delay)
@@ -328,7 +325,7 @@ class Deliveries:
     async def _send_back(
         self, message: PulledMessage, window: ProcessQueue, delay: Delay, reason: str
     ) -> None:
-        """Have the broker deliver it again; what it does not take is delivered again here, after a while."""
+        """Have the broker redeliver a message; if the broker refuses, redeliver it locally after a while."""
         if self._options.broadcasting:
             window.finish(message.queue_offset)
             return
@@ -377,8 +374,8 @@ class Deliveries:
     async def _retry_in_place(
         self, message: PulledMessage, window: ProcessQueue, delay: Delay, reason: str
     ) -> None:
-        """Deliver it again before all others of its queue; what was tried too often, or is given up, goes to
-        the dead letters instead."""
+        """Redeliver the message before all others of its queue; after too many tries, or a give-up, move it
+        to the dead letters instead."""
         limit = self._options.retries
         if not window.is_dropped and not self._options.broadcasting:
             is_spent = limit is not None and message.reconsume_times >= limit
@@ -428,12 +425,12 @@ def _window(message: PulledMessage) -> ProcessQueue:
 
 
 class Delivery:
-    """One message, to be consumed inside `async with delivery as message`.
+    """A message, to be consumed inside `async with delivery as message`.
 
-    A normal exit means consumed. An `Exception` is logged and the message goes back for a retry (`Retry` says
-    when); it is swallowed, or let out with `on_error="raise"`. Context variables have the values again at its
-    end that they had at its beginning. Cancelled: not consumed; if the consumer stays open, it is delivered
-    again here.
+    A normal exit means consumed. An `Exception` is logged and the message goes back for a retry (`Retry` sets
+    the delay); the exception is swallowed, or raised with `on_error="raise"`. At the end of the block context
+    variables have their values of its beginning. Cancelled: not consumed; if the consumer stays open, the
+    message is redelivered locally.
     """
 
     __slots__ = ("_deliveries", "_in_flight", "_is_open", "_pulled", "_requests", "_snapshot", "_tokens")
@@ -493,7 +490,8 @@ class Delivery:
         return False
 
     def done(self) -> None:
-        """Consumed, before the end of the block or without one. Repeating it does nothing."""
+        """Acknowledge the message, before the end of the block or without a block. Repeating has no
+        effect."""
         if self._is_open:
             self._is_open = False
             message = self._pulled
@@ -502,21 +500,20 @@ class Delivery:
             window.finish(message.queue_offset)
 
     async def retry(self, delay_level: int = 0, *, after: float | None = None) -> None:
-        """Not consumed: send it back. `after` and `delay_level` are `Retry`'s; -1 are the dead letters.
-
-        Cancelled: it is delivered again here, or sent back.
-        """
+        """Nack: send the message back. `after` and `delay_level` are `Retry`'s; -1: the dead letters.
+        Cancelled: the message is redelivered locally, or sent back."""
         asked = Delay.requested(delay_level, after)
         if self._is_open:
             self._is_open = False
             await self._deliveries.failed(self._pulled, None, asked)
 
     def extend(self, seconds: float | None = None) -> bool:
-        """Take longer: what is not consumed within `consume_timeout_ms` is sent back, and that counts anew
-        from now, or is `seconds` for once. To be called inside the block.
+        """Extend the time: a message that is not consumed within `consume_timeout_ms` is sent back, and this
+        time starts again now, or is `seconds` for once. To be called inside the block.
 
-        False when it comes too late: the message was sent back, or its queue is another member's, who gets
-        it too. Raises InvalidType, ConfigError."""
+        False when it comes too late: the message was sent back, or its queue belongs to another member, which
+        gets the message too. Raises InvalidType, ConfigError.
+        """
         if seconds is not None:
             check_number("seconds", seconds, 0, whole=False)
         return self._is_open and self._deliveries.extend(self._pulled, seconds)

@@ -1,8 +1,8 @@
-"""Dispatch: how messages come from the pull loops to those who consume them.
+"""Dispatch: the way of messages from the pull loops to handlers.
 
-`MessageDispatch` hands out message by message: those of one queue begin in order and are not waited for.
-`QueueDispatch` hands out from one queue only when nothing of it is being delivered, so that its messages are
-consumed one after another; ordered consumers and `PullConsumer.poll` use it.
+`MessageDispatch` hands out message by message: messages of a queue begin in order and do not wait for each
+other. `QueueDispatch` hands out from a queue only when no message of it is being delivered, so that its
+messages are consumed one after another; ordered consumers and `PullConsumer.poll` use it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ T = TypeVar("T")
 class ReadyQueue(Generic[T]):
     """A queue for many takers without a lock or a channel: a deque, and tasks parked beside it.
 
-    Its size is bounded by the process queues. `entries` is open to its owner, who takes many between two
-    waits; of a batch only one taker is woken, and each taker that leaves something behind wakes the next.
+    Its size is bounded by the process queues. `entries` is open to its owner, which takes many between two
+    waits; a batch wakes only a single taker, and each taker that leaves messages behind wakes the next.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class ReadyQueue(Generic[T]):
             self.wake()
 
     def wake(self) -> None:
-        """Wake one parked taker, unless one is on its way already."""
+        """Wake a parked taker, unless a taker is on its way already."""
         # One, not all: a pull brings hundreds of entries, and twenty tasks that all wake for the first of
         # them would mostly find nothing. Each taker that leaves entries behind wakes the next.
         if self.parked and not self._is_waking:
@@ -85,7 +85,7 @@ class Dispatch(ABC, Generic[T]):
     """Whether a queue is given up only when the last of its messages has ended."""
 
     def __init__(self, redelivery_ms: int) -> None:
-        """What is put off is delivered again after `redelivery_ms`."""
+        """Postponed messages are delivered again after `redelivery_ms`."""
         self.ready: ReadyQueue[T] = ReadyQueue()
         self._redelivery_seconds = redelivery_ms / 1000
         self._now: Callable[[], float] = current_loop().now
@@ -119,7 +119,7 @@ class Dispatch(ABC, Generic[T]):
         self._on_paused()
 
     def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Hand out from them again; None: from all."""
+        """Hand out from these queues again; None: from all."""
         if queues is None:
             self._is_all_paused = False
             self._paused.clear()
@@ -138,12 +138,12 @@ class Dispatch(ABC, Generic[T]):
             self._on_resumed()
 
     def postpone(self, wanted: Mapping[ProcessQueue, int]) -> set[ProcessQueue]:
-        """Of these messages, window and offset, the windows of those that wait to be delivered again here."""
+        """The windows, of these messages (window and offset), whose messages wait for a local redelivery."""
         return set(_found((message for _, _, message in self._later), wanted))
 
     @abstractmethod
     def waiting(self, wanted: Mapping[ProcessQueue, int]) -> dict[ProcessQueue, PulledMessage]:
-        """Those of these messages that wait for somebody to take them. Looks through all that wait."""
+        """The messages, of these, that wait for a taker. Searches all waiting messages."""
 
     @abstractmethod
     def _on_paused(self) -> None:
@@ -155,7 +155,7 @@ class Dispatch(ABC, Generic[T]):
 
     @abstractmethod
     def put(self, messages: Sequence[PulledMessage]) -> None:
-        """Take what one pull of one queue brought."""
+        """Take the messages of a pull of a queue."""
 
     @abstractmethod
     def next(self) -> PulledMessage | None:
@@ -163,11 +163,11 @@ class Dispatch(ABC, Generic[T]):
 
     @abstractmethod
     def burst(self, most: int) -> Iterator[PulledMessage]:
-        """`next` until there is nothing, at most so often. Each message is taken when it is asked for, so
-        that other takers get what this one has no time for.
+        """`next` until no message is left, at most `most` times. Each message is taken when it is requested,
+        so that other takers get the messages for which this taker has no time.
 
-        An iterator, because handlers that never wait take hundreds of thousands a second: to go on in one
-        costs half of a call.
+        An iterator, because handlers that never wait take hundreds of thousands a second: continuing an
+        iterator costs half of a call.
         """
 
     @abstractmethod
@@ -176,7 +176,7 @@ class Dispatch(ABC, Generic[T]):
 
     @abstractmethod
     def schedule_redelivery(self, message: PulledMessage, seconds: float | None = None) -> None:
-        """Hand out again later what was not consumed: after `seconds`, or as long as is usual."""
+        """Hand out a message again after `seconds`, or after the usual delay."""
 
     @abstractmethod
     def _redeliver(self, message: PulledMessage) -> None:
@@ -192,7 +192,7 @@ class Dispatch(ABC, Generic[T]):
             self._later_came.set()
 
     async def redeliver(self) -> None:
-        """Hand out what was put off, when it is due, until cancelled."""
+        """Hand out postponed messages when they are due, until cancelled."""
         later = self._later
         while True:
             await self._later_came.wait(later[0][0] if later else math.inf)
@@ -211,7 +211,7 @@ def _found(
 
 
 def _popped(entries: deque[PulledMessage]) -> PulledMessage | None:
-    """The first of them, or None: threads may take from it meanwhile."""
+    """The first message, or None: threads may take from the queue at the same time."""
     try:
         return entries.popleft()
     except IndexError:
@@ -384,7 +384,7 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
         return self._may_deliver is None or self._may_deliver(queue)
 
     def schedule_redelivery(self, message: PulledMessage, seconds: float | None = None) -> None:
-        """Deliver it again before all others of its queue, which is suspended meanwhile."""
+        """Redeliver a message before all others of its queue, which is suspended until then."""
         assert isinstance(message.window, OrderedProcessQueue)
         message.window.requeue(message, self._redelivery_seconds if seconds is None else seconds)
 

@@ -1,9 +1,9 @@
-"""GroupMember: one member of a consumer group, put together from its parts by what it is to do:
+"""GroupMember: a member of a consumer group, put together from parts by its kind:
 
     dispatch      message by message, or queue by queue (ordered consumers and polling)
     locks         the brokers' queue locks (ordered consumers), or none
-    assignments   the queues that it has, and the loops that pull them
-    deliveries    what is in flight, and what becomes of a message that fails
+    assignments   the held queues, and the loops that pull them
+    deliveries    the messages in flight, and the treatment of failed messages
 
 `Consumer` gives it handlers and iteration, `PullConsumer` gives it `poll`.
 """
@@ -108,10 +108,8 @@ class GroupMember:
     # --- joining and leaving ---
 
     async def join(self, scope: TaskGroupScope) -> None:
-        """Join the group and take queues; `scope` gets the loops, which end only with it.
-
-        Raises as `Consumer.__aenter__`, and has left again then. Cancelled: has left again, too.
-        """
+        """Join the group and take queues; `scope` gets the loops, which end only with the scope. Raises as
+        `Consumer.__aenter__`, after leaving. Cancelled: has left as well."""
         if self._options.queues is None and self.group in self._session.members:
             expected = "a group that has no consumer in this client; a second member needs a second client"
             raise ConfigError("group", self.group, expected)
@@ -164,7 +162,7 @@ class GroupMember:
         self.assignments.stop()
 
     async def drained(self, seconds: float) -> bool:
-        """Wait for what is being consumed, after `stop`, and commit meanwhile; False when the time is up."""
+        """Wait for deliveries after `stop`, and commit in between; False when the time is up."""
         pause, now = self._session.config.commit_interval_ms / 1000, self._session.now
         deadline = now() + seconds
         while True:
@@ -175,9 +173,8 @@ class GroupMember:
                 return not waiting.cancelled_caught
 
     async def leave(self) -> None:
-        """Stop pulling, wait for what is being consumed, commit, unlock and leave the group, within
-        `shutdown_timeout_ms` and whatever cancels the caller meanwhile. Done twice, it does nothing more.
-        """
+        """Stop pulling, wait for deliveries, commit, unlock and leave the group, within `shutdown_timeout_ms`
+        and despite cancellation of the caller. Repeating has no effect."""
         if self._has_left:
             return
         self._has_left = True
@@ -264,7 +261,7 @@ class GroupMember:
         return [puller.window for puller in self.assignments.pullers.values()]
 
     def health(self) -> ConsumerHealth:
-        """What `Client.health` says of it."""
+        """The member's part of `Client.health`."""
         windows = self._windows()
         problems = [
             f"{self.group}: topic {topic} waits: {error}"
@@ -292,7 +289,8 @@ class GroupMember:
         return self.workers.problem() or self.assignments.unanswered() or None
 
     def check_ready(self) -> None:
-        """Raises what keeps it from its share of the queues, or NotReady; it looks again soon then."""
+        """Raises the obstacle between this member and its share of the queues, or NotReady; a new check
+        follows soon."""
         errors, missing = self.assignments.errors, self.assignments.missing
         if errors or missing:
             self.rebalance_soon()

@@ -1,8 +1,8 @@
-"""Context variables of handlers: none that one message sets is seen with the next.
+"""Isolation of context variables: a handler does not see values that an earlier message set.
 
-A worker handles one message after another in one task, and so in one context. Its handler runs there as long
-as it leaves the context as it was, which costs 0.1 µs to see. From the first time that it does not, each call
-runs in a copy of the context that `run` was called in, which costs 1 µs more.
+A worker handles messages in a single task, and so in a single context. Its handler runs in this context as
+long as it leaves the context unchanged, which costs 0.1 µs to check. From the first change on, each call runs
+in a copy of the context of `run`, which costs 1 µs more.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Isolated:
         self._base = copy_context()
 
     def __call__(self, argument: Any) -> Awaitable[object]:
-        """Call it; a worker tells by `look` how it left the context."""
+        """Call the handler; a worker checks by `look` whether the context changed."""
         return self.alone(argument) if self.is_needed else self._handle(argument)
 
     def alone(self, argument: Any) -> Awaitable[object]:
-        """Call it in a context of its own, also in a task of others."""
+        """Call the handler in a context of its own, also in a task of other code."""
         inner = self._handle(argument)
         return in_context(self._base.copy(), inner if inspect.iscoroutine(inner) else awaited(inner))
 
@@ -78,8 +78,8 @@ class Snapshot:
         self._before = copy_context()
 
     def restore(self) -> None:
-        """Give all variables the values that they had. One that had none gets its default; without a default
-        it keeps its value, which is logged once: there is no way to take a value away."""
+        """Restore the values of all variables. A variable without a former value gets its default; without a
+        default it keeps its value, which is logged once: a value cannot be removed."""
         before, after = self._before, copy_context()
         if after == before:
             return

@@ -1,14 +1,13 @@
-"""PulledMessage: a message of a pull's answer that is read only as far as someone looks.
+"""PulledMessage: a message of a pull's response that is decoded only as far as its attributes are read.
 
-A consumer of a backlog gets hundreds of thousands of messages a second, and of most it needs the body and
-little else. Reading a whole record costs 4 µs; finding where it ends and which offset it has costs 0.6, the
-body 0.6 more. So a message keeps the bytes of the answer and reads a part of itself (body; names and
-properties; numbers) when the first attribute of that part is asked for. It is a `StoredMessage` in every
-other respect.
+A consumer with a backlog gets hundreds of thousands of messages a second, and of most it needs the body and
+little else. Decoding a whole record costs 4 µs; finding its end and its offset costs 0.6, the body 0.6 more.
+So a message keeps the bytes of the response and decodes a part of itself (body; names and properties;
+numbers) when the first attribute of that part is read. In every other respect it is a `StoredMessage`.
 
-What every consumer does is done by the compiled engine where that is there (`compiled_kind`), for a tenth of
-the work; the functions here are those that it stands for, and what it hands everything back to that is not
-plain.
+The compiled engine, if available, does the work that every consumer needs (`compiled_kind`), for a tenth of
+the cost; the functions of this module do the same work without the engine, and take over every record that is
+not plain.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ class PulledMessage(StoredMessage):
         return CorruptRecord(f"the answer of {self.broker_name}", self._at, str(error))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Made again as a plain one: a class of `limited` has no name of its own."""
+        """Convert to a plain message: a class of `limited` has no name of its own."""
         make, kind, *rest = cast(tuple[Any, ...], super().__reduce_ex__(protocol))
         has_name = self.body_max is None and self.reader is None
         return (make, kind, *rest) if has_name else (_plain, (), *rest)
@@ -227,10 +226,8 @@ def read_messages(
     window: ProcessQueue | None = None,
     kind: type[PulledMessage] = _CHOSEN,
 ) -> tuple[list[PulledMessage], bool]:
-    """The messages of a pull's answer, and whether that is all of it: what follows a damaged one is lost.
-
-    Raises CorruptRecord when the first is damaged.
-    """
+    """The messages of a pull's response, and whether that is the whole response: messages behind a damaged
+    record are lost. Raises CorruptRecord when the first is damaged."""
     end = len(buffer)
     reader = kind.reader
     messages, at = (

@@ -1,9 +1,9 @@
-"""ProcessQueue: the window of one queue, the messages that a consumer has pulled and not finished. Pure.
+"""ProcessQueue: the window of a queue, the messages that a consumer has pulled and not finished. Pure.
 
-Messages of a queue are pulled in the order of their offsets and may be finished in any order. What may be
-committed is the lowest offset that is not finished, so that nothing before it can be lost; a crash repeats
-at most the messages after it. The queue is not pulled while it holds too many messages, too many bytes, or
-while one unfinished message lies too far behind the newest.
+Messages of a queue are pulled in the order of their offsets and may be finished in any order. The committed
+offset is the lowest unfinished offset, so that no message before it can be lost; a crash repeats at most the
+messages after it. The queue is not pulled while it holds too many messages, too many bytes, or while an
+unfinished message lies too far behind the newest.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class ProcessQueue:
         self._pending: dict[int, int] = {}
 
     def set_limits(self, max_messages: int, max_bytes: int, max_span: int) -> None:
-        """What it may hold; see `is_full`."""
+        """The limits of the queue; see `is_full`."""
         assert min(max_messages, max_bytes, max_span) > 0, "a window without room is never pulled"
         self._max_messages, self._max_bytes, self._max_span = max_messages, max_bytes, max_span
         self._asked_bytes = max_bytes // (ASKED_PART - 1)
 
     def drop(self) -> None:
-        """Deliver and commit nothing of it any more, but for the last commit of who gives the queue up."""
+        """Deliver and commit nothing more, except the last commit of the member that gives the queue up."""
         self.is_dropped = True
 
     def __contains__(self, queue_offset: int) -> bool:
@@ -86,7 +86,7 @@ class ProcessQueue:
         return len(self._pending)
 
     def add(self, offsets: Sequence[int], sizes: Sequence[int], next_offset: int) -> None:
-        """Take what a pull found, offsets in rising order, and where the next one begins."""
+        """Take the messages of a pull, in rising order of offsets, and the offset of the next pull."""
         pending = self._pending
         before = len(pending)
         pending.update(zip(offsets, sizes, strict=True))
@@ -99,12 +99,12 @@ class ProcessQueue:
         self.next_offset = next_offset
 
     def room(self, most: int) -> int:
-        """How many messages to ask for, at most `most`: as many as there are bytes for, if they are as large
-        as those before."""
+        """The number of messages to request, at most `most`: as many as fit the byte limit, if they are as
+        large as earlier messages."""
         return max(1, min(most, max(self._max_bytes - self.bytes, self._asked_bytes) // self._mean_size))
 
     def finish(self, queue_offset: int) -> bool:
-        """Mark a message as done with. False when it is not here: it was finished before."""
+        """Mark a message as finished. False when it is not in the queue: it was finished before."""
         size = self._pending.pop(queue_offset, None)
         if size is None:
             return False  # by its handler after it was sent back for taking too long, say
@@ -116,10 +116,10 @@ class ProcessQueue:
 
     @property
     def commit_offset(self) -> int:
-        """The lowest offset that is not finished: what a member that takes over would begin with.
+        """The lowest unfinished offset: the begin for a member that takes over.
 
         Later messages may be finished already; they are delivered again after a crash. Never the reverse: an
-        offset above an unfinished message would lose it.
+        offset above an unfinished message would lose that message.
         """
         return next(iter(self._pending), self.next_offset)
 
@@ -154,7 +154,7 @@ class ProcessQueue:
 
 
 class OrderedProcessQueue(ProcessQueue):
-    """A process queue whose messages are delivered one after another, or one batch after another."""
+    """A process queue that delivers single messages, or single batches, in order."""
 
     __slots__ = (
         "_delivering",
@@ -187,7 +187,7 @@ class OrderedProcessQueue(ProcessQueue):
         return bool(self._delivering)
 
     def take(self, most: int) -> list[PulledMessage]:
-        """The next messages, at most so many; until each is finished or put back there are no others."""
+        """The next messages, at most `most`; no more follow until each is finished or put back."""
         assert not self._delivering, f"{self.queue}: taken from while something is being delivered"
         messages = [self.waiting.popleft() for _ in range(min(most, len(self.waiting)))]
         self._delivering = {message.queue_offset: message for message in messages}
@@ -199,7 +199,7 @@ class OrderedProcessQueue(ProcessQueue):
         return finished
 
     def requeue(self, message: PulledMessage, seconds: float = 0.0) -> None:
-        """Deliver it again, before all others, in `seconds`."""
+        """Redeliver a message, before all others, in `seconds`."""
         if message.queue_offset in self._delivering:
             self.suspend_seconds = max(seconds, self.suspend_seconds) if self._failed else seconds
             self._failed.append(message)

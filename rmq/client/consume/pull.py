@@ -56,7 +56,7 @@ loop.
 
 @define
 class PullAnswer:
-    """What a broker says to a pull. `code` is one of `PULL_CODES`."""
+    """A broker's response to a pull. `code` is an element of `PULL_CODES`."""
 
     code: int
     messages: list[PulledMessage]
@@ -69,11 +69,9 @@ class PullAnswer:
 
 @frozen
 class RawPull:
-    """A broker's answer to a pull with its records still as bytes, as they stand in the CommitLog.
-
-    `code` is one of `PULL_CODES`, `status` the broker's own word for it; `body` holds whole records back to
-    back, and is empty unless `code` is SUCCESS.
-    """
+    """A broker's response to a pull with its records still as bytes, in the form of the CommitLog. `code` is
+    an element of `PULL_CODES`, `status` the broker's own word; `body` holds whole records back to back, and
+    is empty unless `code` is SUCCESS."""
 
     code: int
     status: str
@@ -101,7 +99,7 @@ class RawPull:
 
 
 class PullTemplate:
-    """What the pulls of one queue by one group have in common."""
+    """The common part of a group's pulls of a queue."""
 
     def __init__(
         self,
@@ -181,7 +179,7 @@ class PullTemplate:
 
 
 class Puller:
-    """Keeps the window of one queue filled, until it is cancelled by `stop`."""
+    """Keeps the window of a queue filled, until `stop` cancels it."""
 
     def __init__(
         self,
@@ -195,12 +193,11 @@ class Puller:
         on_offset_moved: Callable[[MessageQueue, int], None],
         beyond_is_end: bool = False,
     ) -> None:
-        """While `may_commit()`, each pull commits what can be. `on_messages` gets what a pull brought,
-        which is in the window already, `on_progress` is called when the window begins elsewhere;
-        `on_offset_moved(queue, next_offset)` is told that what was asked for
-        is not there: the queue is to go on at another offset, and this puller ends. `beyond_is_end`: an
-        offset beyond the end stands for the end, whatever the broker says.
-        """
+        """While `may_commit()`, each pull commits the present offset. `on_messages` gets the messages of a
+        pull, which are in the window already, `on_progress` is called when the window begins at another
+        offset; `on_offset_moved(queue, next_offset)` is called when the requested offset does not exist: the
+        queue goes on at another offset, and this puller ends. `beyond_is_end`: an offset beyond the end
+        stands for the end, whatever the broker says."""
         self.window = window
         self._session = session
         self._on_messages = on_messages

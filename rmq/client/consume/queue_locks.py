@@ -1,9 +1,9 @@
 """Queue locks: an ordered consumer's right to consume a queue, given by the queue's broker.
 
-A member consumes a queue only while it holds the queue's lock: it takes the lock before it asks where to
-begin, renews it every `lock_interval_ms`, and gives it back only when the message that it was working on
-has ended and its offset is committed. The next member begins there, so the order holds through rebalance
-and restart.
+A member consumes a queue only while it holds the queue's lock: it takes the lock before it queries the
+offset, renews the lock every `lock_interval_ms`, and releases it only when the present message has ended and
+its offset is committed. The next member begins at this offset, so the order holds through rebalance and
+restart.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ RETRY_SECONDS: Final = 1.0
 
 @frozen
 class _Lock:
-    """How long a lock is relied on, and the connection that it was taken over. When that has ended, the lock
-    is not relied on until it is renewed: a broker that was started again has forgotten it, and may have given
+    """End of the trust in a lock, and the connection over which it was taken. When the connection has ended,
+    the lock is not trusted until it is renewed: a restarted broker has forgotten the lock, and may have given
     the queue to another member."""
 
     until: float
@@ -49,7 +49,7 @@ class _Lock:
         return self.until > now and not self.connection.is_closed
 
     def is_unexpired_at(self, now: float) -> bool:
-        """Whether a broker that was not started again still has it."""
+        """Whether a broker without a restart still has the lock."""
         return self.until + (EXPIRY_SECONDS - TRUST_SECONDS) > now
 
     def is_ours_at(self, now: float) -> bool:
@@ -71,23 +71,20 @@ class QueueLocks:
         return lock is not None and lock.holds_at(self._session.now())
 
     def is_ours(self, queue: MessageQueue) -> bool:
-        """Whether no other member can have the queue: its broker cannot have given the lock to one yet. When
-        another can, it may have gone further, so nothing may be committed.
-        """
+        """Whether no other member can have the queue: its broker cannot have given away the lock yet. If
+        another member can, it may have gone further, so nothing may be committed."""
         lock = self._locks.get(queue)
         return lock is not None and lock.is_ours_at(self._session.now())
 
     async def acquire(self, queues: Sequence[MessageQueue]) -> frozenset[MessageQueue]:
-        """Take or renew the locks of queues of one broker; returns those that are ours now.
-
-        Raises as `Brokers.lock`. Cancelled: the broker may have given them.
-        """
+        """Take or renew the locks of queues of a broker; return the queues that are ours now. Raises as
+        `Brokers.lock`. Cancelled: the broker may have given the locks."""
         got, lock = await self._ask(queues)
         self._locks.update(dict.fromkeys(got, lock))
         return got
 
     async def _ask(self, queues: Sequence[MessageQueue]) -> tuple[frozenset[MessageQueue], _Lock]:
-        """Those of the queues whose locks the broker gives, and the lock that each then has."""
+        """The queues, of these, whose locks the broker gives, with their locks."""
         assert len({queue.broker_name for queue in queues}) == 1, "each broker locks its own queues"
         session = self._session
         asked_at = session.now()  # from here, not from the answer: the broker counts from in between
@@ -97,7 +94,7 @@ class QueueLocks:
         return got, _Lock(asked_at + TRUST_SECONDS, connection)
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
-        """Give back those of these queues' locks that we have. What fails is logged: they expire."""
+        """Release our locks of these queues. Failures are logged: the locks expire."""
         by_broker: dict[str, list[MessageQueue]] = {}
         for queue in queues:
             if self._locks.pop(queue, None) is not None:
@@ -172,7 +169,7 @@ class QueueLocks:
 async def _of_which(
     queues: Iterable[MessageQueue], holds: Callable[[MessageQueue], Awaitable[bool]]
 ) -> set[MessageQueue]:
-    """Those of the queues for which it holds, which is asked of all at the same time."""
+    """The queues for which the condition holds, checked for all at the same time."""
     found = set[MessageQueue]()
 
     async def ask(queue: MessageQueue) -> None:

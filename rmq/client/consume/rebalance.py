@@ -1,9 +1,9 @@
-"""Which member of a group consumes which queues. Pure.
+"""Rebalance: which member of a group consumes which queues. Pure.
 
-A strategy is a function of (queues, clients, client): all queues of a topic, all client ids of the group,
-and the client that asks; it returns this client's queues. Every member computes it for itself from the same
-sorted lists, so all must use the same one; each gives what RocketMQ's strategy of that name gives, queue by
-queue. A client that is not in the list gets none.
+A strategy is a function of (queues, clients, client): all queues of a topic, all client ids of the group, and
+a client; it returns this client's queues. Every member computes it from the same sorted lists, so all must
+use the same strategy; each gives the result of RocketMQ's strategy of that name, queue by queue. A client
+that is not in the list gets no queues.
 """
 
 from __future__ import annotations
@@ -88,10 +88,8 @@ def _text(queue: MessageQueue) -> str:
 
 
 def machine_room(rooms: Iterable[str]) -> Strategy:
-    """Only queues of brokers named ``room@name`` with a room of `rooms` are consumed, in equal shares.
-
-    The odd queues are the last ones here, one to each of the first clients.
-    """
+    """Only queues of brokers named ``room@name`` with a room of `rooms` are consumed, in equal shares. The
+    odd queues at the end go to the first clients."""
     return partial(_machine_room, frozenset(rooms))
 
 
@@ -180,7 +178,6 @@ def plan(
     client: str,
     held: Iterable[MessageQueue],
 ) -> Change:
-    """What a member has to do about one topic: sort queues and clients, as every member must, share the
-    queues out by `strategy`, and compare with what it holds.
-    """
+    """The steps of a member for a topic: sort queues and clients, as every member must, divide the queues by
+    `strategy`, and compare with the held queues."""
     return difference(held, strategy(sorted(queues), sorted(set(clients)), client))

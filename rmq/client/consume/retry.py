@@ -1,10 +1,10 @@
-"""Retry: when a message that was not consumed comes again, as its handler or its consumer says. Pure.
+"""Retry: the time of the redelivery of a message that was not consumed, by its handler or its consumer. Pure.
 
     raise rmq.Retry("out of stock", after=2.5)                          this message, in 2.5 s
-    client.consumer(..., retry=rmq.Backoff(1, 60, tries=5))             all that fail: 1, 2, 4, 8 s
+    client.consumer(..., retry=rmq.Backoff(1, 60, tries=5))             all failures: 1, 2, 4, 8 s
 
-RocketMQ knows 18 delays, `messageDelayLevel`. Our broker keeps to any number of seconds; a send-back names
-both, and RocketMQ's own brokers take the level, which is the next longer one.
+RocketMQ knows 18 delays, `messageDelayLevel`. Brokers of rmq use any number of seconds; a send-back names
+both, and RocketMQ's own brokers take the level, which is the next longer delay.
 """
 
 from __future__ import annotations
@@ -41,10 +41,8 @@ def check_after(after: float | None) -> None:
 
 @frozen
 class Delay:
-    """When a message comes again: after `seconds`, or, where the broker does not take any number, by `level`.
-
-    Level 0 leaves it to the broker, -1 are the dead letters.
-    """
+    """Delay of a redelivery: `seconds`, or for a broker with fixed delays `level`. Level 0 leaves it to the
+    broker, -1: the dead letters."""
 
     level: int = 0
     seconds: float | None = None
@@ -83,12 +81,11 @@ class Delay:
 
 @frozen
 class Backoff:
-    """A consumer's policy for what fails: again after `first` seconds, then `factor` times as long each time,
-    at most `max` seconds.
+    """A consumer's policy for failed messages: the first retry after `first` seconds, then `factor` times as
+    long each time, at most `max` seconds.
 
-    `tries` is how often a message is delivered in all before it goes to the dead letters; without it, as
-    often as `max_reconsume_times` says. A `Retry` that names a time goes before it. Raises InvalidType,
-    ConfigError.
+    `tries` is the number of deliveries before a message goes to the dead letters; the default is
+    `max_reconsume_times`. A `Retry` with a time takes precedence. Raises InvalidType, ConfigError.
     """
 
     first: float
@@ -113,14 +110,14 @@ class Backoff:
 
 
 class Retry(Exception):
-    """Raised by a handler, or in a delivery's block: this message is not consumed, deliver it again.
+    """Raised by a handler, or in a delivery's block: the message is not consumed, deliver it again.
 
-    `after` says in how many seconds, up to 40 days. RocketMQ's own brokers know 18 delays and take the next
-    longer one, at most 2 h; ours keeps to it. `delay_level` names one of those instead; -1 gives the message
-    to the dead letters at once. Without either it is the consumer's `retry`, or else the group's next delay.
-    To an ordered consumer levels but -1 mean nothing: what fails holds up its queue, for `after` or
-    `suspend_queue_ms`. `reason` is logged, and the dead letter tells it. It is no error: with
-    `on_error="raise"` too it is not raised. Raises InvalidType, ConfigError.
+    `after` is the delay in seconds, up to 40 days. RocketMQ's own brokers know 18 delays and take the next
+    longer, at most 2 h; brokers of rmq use the exact delay. `delay_level` names such a delay instead; -1
+    gives the message to the dead letters at once. Without both, the consumer's `retry` decides, or else the
+    group's next delay. For an ordered consumer only level -1 has a meaning: a failed message holds up its
+    queue, for `after` or `suspend_queue_ms`. `reason` is logged, and the dead letter shows it. A Retry is no
+    error: `on_error="raise"` does not raise it. Raises InvalidType, ConfigError.
     """
 
     def __init__(self, reason: str = "", *, delay_level: int = 0, after: float | None = None) -> None:
@@ -135,8 +132,8 @@ class Retry(Exception):
 def delay_of(
     error: Exception | None, asked: Delay | None, policy: Backoff | None, times: int, usual: int = 0
 ) -> Delay:
-    """When a message comes again that ended with `error`: as the handler `asked`, by its error or its
-    delivery, else by the `policy`, else by the `usual` level. `times` is how often it had failed before."""
+    """The delay of a message that ended with `error`: as the handler `asked`, by its error or its delivery,
+    else by the `policy`, else by the `usual` level. `times` is the number of earlier failures."""
     if isinstance(error, Retry):
         asked = error.delay or asked
     if asked is not None:
@@ -150,7 +147,7 @@ def reason_told(error: Exception | None) -> str:
 
 
 def named(message: StoredMessage) -> str:
-    """A message for a log, by all that one may look for it."""
+    """A message for a log, with everything by which it can be found."""
     tag = f", tag {message.tags}" if message.tags else ""
     keys = f", keys {' '.join(message.keys)}" if message.keys else ""
     window = message.window if isinstance(message, PulledMessage) else None

@@ -1,7 +1,7 @@
-"""Stalls: finds what a consumer does not get on with. Pure: `scan` is called now and then.
+"""Stalls: finds messages without progress. Pure: `scan` is called at intervals.
 
-A message is stalled that has been in its handler's hands, or the oldest unfinished one of its queue, for too
-long. Nothing is noted when a message is taken or finished, so looking is all that it costs.
+A message is stalled that has been with its handler, or the oldest unfinished message of its queue, for too
+long. Nothing is recorded when a message is taken or finished, so scans are the only cost.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Stalls:
         return bool(self._places)
 
     def restart(self, message: PulledMessage) -> None:
-        """Somebody says that a message goes on: its time begins anew."""
+        """A message makes progress: its time starts again."""
         if message.window is not None:
             place = message.window.queue, message.queue_offset
             self._since.pop((place, "handler"), None)
@@ -59,7 +59,8 @@ class Stalls:
     def scan(
         self, now: float, windows: Iterable[ProcessQueue], handled: Iterable[PulledMessage]
     ) -> list[Stalled]:
-        """What is stalled by now and was not before. `handled` is what handlers and deliveries have."""
+        """Messages that have become stalled since the last scan. `handled` are the messages of handlers and
+        deliveries."""
         by_queue = {window.queue: window for window in windows}
         found = self._find(by_queue, handled)
         places = {place for place, _ in found} | {(q, w.commit_offset) for q, w in by_queue.items() if len(w)}
@@ -84,7 +85,8 @@ class Stalls:
     def _find(
         self, by_queue: Mapping[MessageQueue, ProcessQueue], handled: Iterable[PulledMessage]
     ) -> dict[tuple[_Place, Reason], PulledMessage | None]:
-        """What is in hand, and the oldest of each queue, unless it is paused or waits for a redelivery."""
+        """The messages with handlers, and the oldest of each queue, unless it is paused or waits for a
+        redelivery."""
         found: dict[tuple[_Place, Reason], PulledMessage | None] = {}
         for message in handled:
             window = message.window

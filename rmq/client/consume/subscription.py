@@ -1,9 +1,9 @@
-"""What a consumer wants of a topic (all, some tags, or what an SQL92 expression says), and how it takes part
-in its group. Pure.
+"""Subscription of a consumer to a topic (all messages, some tags, or an SQL92 expression), and its options.
+Pure.
 
-{"Orders": "*"}                          all messages
-{"Orders": "paid || refunded"}           messages with one of these tags
-{"Orders": rmq.sql("amount > 100")}      messages whose properties fit; evaluated by the broker
+    {"Orders": "*"}                          all messages
+    {"Orders": "paid || refunded"}           messages with one of these tags
+    {"Orders": rmq.sql("amount > 100")}      messages whose properties fit; evaluated by the broker
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class ConsumerOptions:
 
     @property
     def retries(self) -> int | None:
-        """How often a message is delivered again before it goes to the dead letters; None: as the
-        configuration says, or, ordered, for ever."""
+        """The number of redeliveries before a message goes to the dead letters; None: as the configuration
+        says, or, ordered, without limit."""
         tries = None if self.retry is None else self.retry.tries
         return self.max_reconsume_times if tries is None else tries - 1
 
@@ -128,8 +128,8 @@ class Sql:
 
 
 def sql(expression: str) -> Sql:
-    """Subscribe by an SQL92 expression over message properties. Raises ConfigError when it is empty,
-    InvalidType when it is no text."""
+    """Subscribe by an SQL92 expression over message properties. Raises ConfigError for an empty expression,
+    InvalidType for any other type."""
     check_type("subscription", expression, str, "an SQL92 expression as text, such as amount > 100")
     if not expression.strip():
         raise ConfigError("subscription", expression, "an SQL92 expression, such as amount > 100")
@@ -181,7 +181,7 @@ def subscriptions(
 
 
 def full_topics(topics: Mapping[str, str | Sql], namespace: str) -> dict[str, str | Sql]:
-    """`topics` with names as the cluster knows them. Raises InvalidType when it is no dict."""
+    """`topics` with the cluster's full names. Raises InvalidType unless it is a dict."""
     check_type("topics", topics, Mapping, "a dict, topic to what is wanted of it, such as {'Orders': '*'}")
     for topic, wanted in topics.items():
         _check_wanted(topic, wanted)

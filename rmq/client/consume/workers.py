@@ -48,8 +48,8 @@ class Workers:
             self.running -= 1
 
     def problem(self) -> str:
-        """What keeps an open consumer that does not drain from consuming; empty when all is well. A consumer
-        without any call of `run`, that is iterated over, has no problem here."""
+        """Why an open consumer that does not drain consumes nothing; empty when all is well. A consumer that
+        is iterated over, without a call of `run`, has no problem of this kind."""
         if self.running < self.asked:
             return f"consumes with {self.running} of the {self.asked} workers that were asked for"
         if not self.asked and self.ended:

@@ -1,7 +1,7 @@
-"""ClientMetrics: counts what a client sends and consumes, and how far its consumers are behind.
+"""ClientMetrics: counts of a client's sends and deliveries, and the lag of its consumers.
 
 An observer: each send and each handler costs two calls more. `PrometheusMetrics` and `OpenTelemetry` show the
-figures; `collect` gives them to anybody else.
+figures; `collect` returns them for any other use.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def error_type(error: BaseException | None) -> str:
 
 
 class Lags:
-    """How many messages the consumers of a client have before them, asked now and then."""
+    """The backlog of a client's consumers, queried at intervals."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -40,7 +40,7 @@ class Lags:
         """(group, topic) -> messages, of this client's queues, when they were asked last."""
 
     async def watch(self, session: Session) -> None:
-        """Ask until cancelled. Of consumers whose brokers do not answer there is no figure."""
+        """Query until cancelled. Consumers whose brokers do not answer have no figure."""
         while True:
             await anyio.sleep(self.seconds)
             found = Counter[tuple[str, str]]()

@@ -50,8 +50,9 @@ class _Processing:
 class OpenTelemetry(Observer):
     """Makes spans, kind PRODUCER for a send, CONSUMER for a handler, and metrics of both.
 
-    A handler's span is a child of the send of its message; with several messages it has a link to each.
-    Without providers, those of the process. Lags are asked every `lag_seconds`. One object for each client.
+    A handler's span is a child of the send of its message; with several messages it has a link to each. The
+    default providers are the process's. Lags are queried every `lag_seconds`. Each client needs its own
+    object.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Producers: messages checked, packed, sent one by one, in batches, or in transactions."""
+"""Producers: messages checked, packed, and sent singly, in batches, or in transactions."""

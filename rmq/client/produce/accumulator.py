@@ -1,8 +1,8 @@
-"""Accumulator: sends that begin together, by the tasks that run in one turn of the event loop, go to their
-broker in one request. It is the `auto_batch` of RocketMQ's producers, but waits for no time: a hundred tasks
-that are woken by the answers of one request begin their next sends in one turn.
+"""Accumulator: sends that begin in the same turn of the event loop go to their broker in a single request.
 
-Only what a batch may hold is taken (`Batches.takes`). Each message has a result of its own, or the error.
+This is the `auto_batch` of RocketMQ's producers, without a waiting time: a hundred tasks that a response
+wakes begin their next sends in the same turn. Only messages that fit a batch are taken (`Batches.takes`).
+Each message has its own result or error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Accumulator:
     async def send(
         self, message: Message, outgoing: Outgoing, queue: MessageQueue | None, sharding_key: str | None
     ) -> SendResult:
-        """Send it with those that begin in this turn of the loop. As `Producer.send`."""
+        """Send a message with those that begin in this turn of the loop. As `Producer.send`."""
         key = batch_key(message, outgoing, queue, sharding_key)
         entry = _Entry(outgoing, self._new_waiter())
         together = self._gathered.get(key)
@@ -67,7 +67,7 @@ class Accumulator:
             await self._send(key, batch)
 
     async def _send(self, key: BatchKey, batch: list[_Entry]) -> None:
-        """One request. Raises nothing but cancellation: that is for those who wait."""
+        """A request. Raises nothing but cancellation: errors go to the waiting sends."""
         entries = iter(batch)
         try:
             outgoing = batch[0].outgoing if len(batch) == 1 else _joined(key, batch)
@@ -106,8 +106,8 @@ def _joined(key: BatchKey, batch: list[_Entry]) -> Outgoing:
 
 
 def _copy(error: Exception) -> Exception:
-    """The same error once more: each who raises it adds to its traceback. The classes take what they like, so
-    it is made as pickle would, but not initialized."""
+    """Copy an error: each task that raises it adds to its traceback. The constructors differ, so the copy is
+    made as pickle would, without a call of the constructor."""
     made = type(error).__new__(type(error), *error.args)
     made.args = error.args
     made.__dict__.update(error.__dict__)

@@ -1,8 +1,8 @@
-"""Batches: messages that were sent one by one, together in one request, and what became of each.
+"""Batches: single sends joined into requests, and the result of each message.
 
-Only what a batch may hold is taken: see `Batches.takes`. What goes together is sent as `send_batch` does it,
-at most `BATCH_BYTES` in a request. Where a broker refuses a batch for one of its messages, or takes no
-batches at all, they go one by one.
+Only messages that fit a batch are taken: see `Batches.takes`. A batch is sent as `send_batch` does, at most
+`BATCH_BYTES` in a request. If a broker refuses a batch because of a single message, or takes no batches at
+all, the messages are sent singly.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class BatchBody:
         self._parts: list[bytes] = []
 
     def add(self, message: Message, unique_id: str) -> int:
-        """Add a message as it is. Returns the bytes that are in it now, 0 when there is no room for the
-        message, -1 when it has to be checked and encoded first."""
+        """Add a message unencoded. Return the bytes in the batch, 0 without room for the message, -1 when it
+        has to be checked and encoded first."""
         return -1
 
     def add_encoded(self, message: bytes) -> int:
-        """Add what `encode_batch` made of a message. Returns the bytes that are in it now, 0 when there is no
-        room for it."""
+        """Add an encoded message of `encode_batch`. Return the bytes in the batch, 0 without room for the
+        message."""
         if self.count and self._size + len(message) > self._most:
             return 0
         self._parts.append(message)
@@ -67,7 +67,7 @@ class BatchBody:
         return self._size
 
     def take(self) -> bytes:
-        """All of it; it is empty then."""
+        """Take the whole content; the batch is empty afterwards."""
         body = b"".join(self._parts)
         self._parts.clear()
         self._size = self.count = 0
@@ -94,8 +94,8 @@ class Batches:
         """Until a broker says that it knows no such request."""
 
     def takes(self, message: Message, outgoing: Outgoing) -> bool:
-        """Whether it may go with others: it is no delayed message, none of a retry topic, has no flag of the
-        system (compressed, prepared), and is not large."""
+        """Whether a message may go in a batch: not delayed, not of a retry topic, without system flags
+        (compressed, prepared), and not large."""
         return (
             self.are_known
             and not (message.is_delayed or outgoing.sys_flag)
@@ -105,9 +105,9 @@ class Batches:
         )
 
     async def send(self, key: BatchKey, outgoing: Outgoing) -> list[tuple[int, SendResult | Exception]]:
-        """Send a message, or several as `joined` makes them, in one request if that goes: for each request
-        how many of them it held, in their order, and its result or error. Raises nothing but cancellation:
-        then they may or may not be stored."""
+        """Send a message, or several joined by `joined`, in a single request if possible. For each request
+        return the number of its messages, in order, and its result or error. Raises nothing but cancellation:
+        the messages may or may not be stored in that case."""
         *_, queue, sharding_key = key
         count = outgoing.unique_id.count(",") + 1
         try:
@@ -124,7 +124,7 @@ class Batches:
 
 
 def joined(key: BatchKey, flag: int, body: bytes, unique_ids: Sequence[str]) -> Outgoing:
-    """Messages of one key as one request. `body` is what `encode_batch` makes of them."""
+    """Messages of the same key as a request. `body` is the result of `encode_batch`."""
     topic, wait_store, *_ = key
     wait = "WAIT\x01true" if wait_store else "WAIT\x01false"
     together = Outgoing(topic, body, 0, flag, wait, ",".join(unique_ids), is_batch=True, code=BATCH)

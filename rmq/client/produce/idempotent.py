@@ -1,8 +1,8 @@
-"""Idempotent sending: what a producer sends again, because an answer was lost, is stored once.
+"""Idempotent sending: a message that a producer repeats, because a response was lost, is stored once.
 
-The producer numbers its messages. A message stays at the broker that it was first written to, which answers a
-repeated one with the place of the first. Our brokers do so while `idempotentSendKeepTime` is not 0. To other
-brokers, and for messages that no batch can hold (delayed ones, transactions), it is a `Sender`.
+The producer numbers its messages. A message stays at the broker of its first write, which answers a
+repetition with the place of the first. Brokers of rmq do so while `idempotentSendKeepTime` is not 0. To other
+brokers, and for messages that no batch can hold (delayed messages, transactions), it is a `Sender`.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class IdempotentSender(Sender):
         timeout: float | None = None,
     ) -> SendResult:
         """As `Sender.send`, but a message that may have been stored goes to the same queue again, up to
-        `timeout`, or to `send_queue_ms`. Raises SendFailed then: it is stored once or not at all. Cancelled:
-        the same."""
+        `timeout`, or to `send_queue_ms`. Raises SendFailed after that: the message is stored once or not at
+        all. Cancelled: the same."""
         if not _is_numbered(outgoing):
             return await super().send(outgoing, queue, sharding_key, timeout)
         if timeout is not None:

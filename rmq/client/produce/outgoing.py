@@ -113,7 +113,7 @@ def pack(
     sys_flag: int = 0,
     code: int = SEND,
 ) -> Outgoing:
-    """Check one message and make it ready; `extra` are properties of RocketMQ's own. Raises InvalidName,
+    """Check a message and make it ready; `extra` are properties of RocketMQ's own. Raises InvalidName,
     InvalidMessage."""
     try:
         topic = message.topic
@@ -137,10 +137,9 @@ def pack_batch(
     config: ClientConfig,
     extras: Sequence[Mapping[str, str]] | None = None,
 ) -> list[Outgoing]:
-    """Check a batch and make it ready: one topic, no delays, one `wait_store`; one request for each
+    """Check a batch and make it ready: a single topic, no delays, the same `wait_store`; a request for each
     `max_message_size` bytes or `BATCH_MESSAGES`. `extras` are further properties of each message. Raises
-    InvalidName, InvalidMessage.
-    """
+    InvalidName, InvalidMessage."""
     if not messages:
         raise InvalidMessage(remark="the batch is empty")
     for message in messages:
@@ -269,7 +268,7 @@ _HEADER_END: Final = f',"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
 
 @frozen
 class SendTemplate:
-    """What the requests of one producer have in common."""
+    """The common part of a producer's requests."""
 
     group: str
     default_topic_queue_nums: str
@@ -294,7 +293,7 @@ class SendTemplate:
         return Framed(outgoing.code, opaque, header, outgoing.body)
 
     def _ends_for(self, queue: MessageQueue) -> tuple[str, str]:
-        """What stands in a header of the queue before and behind what differs."""
+        """The constant parts of a header for the queue, before and behind the variable part."""
         group, topic, broker = quoted(self.group), quoted(queue.topic), quoted(queue.broker_name)
         default, count = quoted(self.default_topic), quoted(self.default_topic_queue_nums)
         before = (
@@ -361,7 +360,7 @@ def joined(results: Sequence[SendResult]) -> SendResult:
 
 
 def each(result: SendResult) -> Iterator[SendResult]:
-    """The results of a batch's messages, one by one, in their order."""
+    """The results of a batch's single messages, in order."""
     for part in result.parts or (result,):
         places = part.offset_message_id.split(",")
         last = len(places) - 1
@@ -397,12 +396,14 @@ def request_properties(client_id: str, timeout: float) -> dict[str, str]:
 
 
 def asker_waits_until(message: StoredMessage) -> int | None:
-    """Until when, in ms since 1970, whoever sent a request waits for the reply; None when it is no request.
+    """The time, in ms since 1970, until which the requester waits for the reply; None for any message but a
+    request.
 
-    Counted from its birth or from its storage, whichever is later: one of the two hosts may have a slow
-    clock. RocketMQ's client for Go writes its time to live in seconds, where all others write ms: a number
-    below 1,000 is taken for seconds. So one of others that lives for less than a second may be delivered
-    when nobody waits any more; else none of Go's would be."""
+    Counted from its birth or its storage, whichever is later, since either host may have a slow clock.
+    RocketMQ's client for Go writes its time to live in seconds, where all other clients write ms: a number
+    below 1,000 is taken for seconds. So a request of another client that lives for less than a second may be
+    delivered too late; otherwise no request of Go's client would be delivered.
+    """
     given = message.properties
     ttl = given.get(PROPERTY_TTL, "")
     since = max(message.born_timestamp, message.store_timestamp)
@@ -414,7 +415,7 @@ def asker_waits_until(message: StoredMessage) -> int | None:
 def reply_to(
     asked: StoredMessage, body: bytes, unique_id: str, config: ClientConfig
 ) -> tuple[Outgoing, MessageQueue]:
-    """The reply to `asked`, and where to send it. Raises InvalidMessage when it is no request."""
+    """The reply to `asked`, and its address. Raises InvalidMessage for a message that is no request."""
     given = asked.properties
     cluster, to = given.get(PROPERTY_CLUSTER), given.get(PROPERTY_REPLY_TO_CLIENT)
     if not cluster or not to or PROPERTY_CORRELATION_ID not in given:

@@ -1,8 +1,8 @@
-"""Pipeline: sends without a task and without a wait for each message, for those who have many to send.
+"""Pipeline: sends of many messages without a task or a wait for each.
 
-What is given to it is gathered and goes in few requests, several of them on their way at a time. A request
-begins when it is full, when nothing of its kind is on its way, or when that is answered: so messages that
-come slowly do not wait for others, and those that come fast go together.
+Messages are gathered and go in few requests, several of which are on their way at a time. A request begins
+when it is full, when no request of its kind is on its way, or when the present request is answered: so
+messages that come slowly do not wait, and messages that come fast go together.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ class _Batch:
 
 @define(eq=False)
 class _Lane:
-    """Messages of one key: what is on its way, what waits because they go one after another, and what is
-    being gathered."""
+    """Messages of a key: on their way, waiting for an earlier request, or being gathered."""
 
     key: BatchKey
     on_their_way: int = 0
@@ -70,16 +69,16 @@ class _Lane:
 class Pipeline:
     """Sends many messages: `async with producer.pipeline() as pipeline`.
 
-    `send` returns as soon as there is room for the message in the window; nobody waits for each result.
-    Leaving the block waits for all results and raises the first error; after an error it waits for nothing,
-    and what was taken is still sent. Messages of one topic with the same `queue`, or the same `sharding_key`,
-    are stored in the order of their sends: one request of theirs is on its way at a time. Others have
-    several, and queues take turns from request to request.
+    `send` returns as soon as the window has room for the message, without waiting for its result. Leaving the
+    block waits for all results and raises the first error; after an error it waits for nothing, and accepted
+    messages are still sent. Messages of the same topic with the same `queue`, or the same `sharding_key`, are
+    stored in the order of their sends: a single request of theirs is on its way at a time. Other messages
+    have several, and queues take turns from request to request.
 
-    `on_result(message, result)` is called for each message when its result is there, a SendResult or the
-    error, in the order of the sends as far as they go in one request. Then errors are its affair. Without
-    it the first error ends the pipeline: it comes out of the next `send`, of `flush` or of the block, and its
-    note says how many messages are stored. What `on_result` raises ends it as well.
+    `on_result(message, result)` is called with each message's result, a SendResult or the error, in the order
+    of the sends within a request. It then handles the errors. Without it the first error ends the pipeline:
+    it is raised by the next `send`, by `flush` or by the block, and its note says how many messages are
+    stored. An exception of `on_result` ends the pipeline as well.
     """
 
     def __init__(
@@ -92,7 +91,8 @@ class Pipeline:
         begin: Callable[[], None],
         end: Callable[[], None],
     ) -> None:
-        """`begin` and `end` are called around each request: the producer waits for them when it is left."""
+        """`begin` and `end` are called around each request: the producer waits for requests when it is
+        left."""
         check_number("window", window, 1)
         if on_result is not None:
             check_callable("on_result", on_result, "a function of a message and its result", takes=2)
@@ -141,12 +141,13 @@ class Pipeline:
     async def send(
         self, message: Message, *, queue: MessageQueue | None = None, sharding_key: str | None = None
     ) -> None:
-        """Take a message, as soon as there is room for it in the window.
+        """Take a message, as soon as the window has room.
 
-        It is sent as by `Producer.send`, whose errors are those of its result. Raises InvalidName,
-        InvalidMessage, InvalidType and ConfigError, and then it is not taken, the pipeline goes on;
-        LocalProtocolError outside of the block; without `on_result` the first error of a message before it.
-        Cancelled: it is not taken."""
+        The message is sent as by `Producer.send`, whose errors are those of its result. Raises InvalidName,
+        InvalidMessage, InvalidType and ConfigError, with the message refused and the pipeline going on;
+        LocalProtocolError outside of the block; without `on_result` the first error of an earlier message.
+        Cancelled: the message is not taken.
+        """
         while self._taken >= self.window and self._failure is None and self._is_open:
             await self._change()
         self._check()
@@ -211,8 +212,7 @@ class Pipeline:
             batch.tokens.append(tokens)
 
     async def flush(self) -> None:
-        """Wait until each message that was taken has its result, also those that other tasks send meanwhile.
-
+        """Wait for the results of all accepted messages, also of those that other tasks send during the wait.
         Raises the first error, without `on_result`. Cancelled: they are still sent."""
         self._start_all()
         while self._taken:
@@ -252,7 +252,7 @@ class Pipeline:
         self._tasks.start_soon(self._run, lane, batch)
 
     async def _run(self, lane: _Lane, batch: _Batch) -> None:
-        """Send a batch, and what came meanwhile."""
+        """Send a batch, and the messages gathered since."""
         try:
             while True:
                 await self._exchange(lane.key, batch)

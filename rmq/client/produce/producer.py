@@ -111,26 +111,26 @@ class Producer(AsyncResource):
         sharding_key: str | None = None,
         timeout: float | None = None,
     ) -> SendResult:
-        """Send one message and return when a broker has stored it.
+        """Send a message and return when a broker has stored it.
 
-        Without more, queues are taken in turn, and what fails for reasons of one broker is tried again on
-        another, up to `retry_times`, within `send_timeout_ms` of being on its way; a message may be stored
-        twice when an answer was lost. With `queue`, or with `sharding_key` (equal keys go to one queue, the
-        same as a Java producer's), it is written once; with both it is refused.
+        By default queues are taken in turn, and a failure of a broker is retried at another broker, up to
+        `retry_times`, within `send_timeout_ms` of being on its way; a message may be stored twice when a
+        response was lost. With `queue`, or with `sharding_key` (equal keys go to the same queue, as with a
+        Java producer), it is written once; both together are refused.
 
-        While nothing of it can be stored it waits, up to `send_queue_ms`: for a broker or a name server that
-        cannot be reached, for a master, and for room when `send_window` others are on their way to the
-        broker. So any number of sends may be begun at once. A topic that no name server knows is waited for
+        While nothing of the message can be stored the send waits, up to `send_queue_ms`: for a broker or a
+        name server that cannot be reached, for a master, and for room when `send_window` other sends are on
+        their way to the broker. So any number of sends may be begun at once. For an unknown topic it waits
         only as long as a send may take.
 
-        `timeout` bounds this send, in seconds: waiting, all attempts and their answers together take no
-        longer, in place of `send_timeout_ms` and `send_queue_ms`. While another broker can take the message,
-        one that does not answer gets half of the time that is left. With `auto_batch` such a send goes alone.
+        `timeout` bounds this send, in seconds: waiting, all attempts and their responses together, in place
+        of `send_timeout_ms` and `send_queue_ms`. While another broker can take the message, a broker that
+        does not answer gets half of the remaining time. With `auto_batch` such a send goes alone.
 
         Raises InvalidName, InvalidMessage, InvalidType and ConfigError before anything is sent; NoRoute; the
-        ResponseError that no other broker would change, such as NoPermission when all of them refuse it;
-        SendFailed when all attempts failed, but with `queue` or `sharding_key` the last error itself.
-        Cancelled: the message may or may not be stored.
+        ResponseError that no other broker would change, such as NoPermission from all brokers; SendFailed
+        when all attempts failed, but with `queue` or `sharding_key` the last error itself. Cancelled: the
+        message may or may not be stored.
         """
         if self._session.observers:
             return await self._observed(message, queue, sharding_key, {}, 0, timeout)
@@ -198,14 +198,14 @@ class Producer(AsyncResource):
         sharding_key: str | None = None,
         timeout: float | None = None,
     ) -> SendResult:
-        """Send several messages of one topic, in as few requests as `max_message_size` allows, 1,000 in each
-        at most: those of one request are all stored in one queue, or none.
+        """Send several messages of a topic, in as few requests as `max_message_size` allows, 1,000 in each at
+        most: the messages of a request are all stored in the same queue, or none.
 
         They have the same `wait_store` and no delay. Otherwise as `send`, where `timeout` is for each
-        request; the result has the ids of all
-        messages, and `parts` where there were several requests. When one of these fails, the error's notes
-        say how many messages are stored; the rest is not sent. Cancelled: of the request that was on its
-        way all may be stored or none; those before are stored, and those behind are not sent.
+        request; the result has the ids of all messages, and `parts` for several requests. After a failed
+        request, the error's notes say how many messages are stored; the rest is not sent. Cancelled: of the
+        request that was on its way all may be stored or none; earlier requests are stored, and later ones are
+        not sent.
         """
         check_type("messages", messages, Sequence, "a list of rmq.Message")
         if not self._session.observers:
@@ -248,12 +248,11 @@ class Producer(AsyncResource):
         return results[0] if len(results) == 1 else joined(results)
 
     def pipeline(self, window: int = 1000, *, on_result: OnResult | None = None) -> Pipeline:
-        """For many messages, sent without a wait for each result: a block, `async with producer.pipeline() as
+        """For many messages without a wait for each result: a block, `async with producer.pipeline() as
         pipeline`, and in it `await pipeline.send(message)`, which waits only while `window` messages have no
-        result yet. They go in batches, where they may. `on_result(message, result)` is told what became of
-        each, a SendResult or the error; without it the first error comes out of the block. See `Pipeline`.
-
-        Raises InvalidType, ConfigError."""
+        result yet. They go in batches, where possible. `on_result(message, result)` gets the result of each,
+        a SendResult or the error; without it the first error is raised from the block. See `Pipeline`. Raises
+        InvalidType, ConfigError."""
         return Pipeline(
             self._session, self._sender, self.group, window, on_result, self._begin_request, self._end
         )
@@ -266,10 +265,9 @@ class Producer(AsyncResource):
         sharding_key: str | None = None,
         timeout: float | None = None,
     ) -> SendResult:
-        """Send what somebody else has packed: a message, or the body of a batch made of columns at once.
-
-        Its form is not checked again, and observers do not see it. Otherwise as `send`. Cancelled: it may or
-        may not be stored."""
+        """Send a message packed by other code, or the body of a batch made of columns. Its form is not
+        checked again, and observers do not see it. Otherwise as `send`. Cancelled: it may or may not be
+        stored."""
         self._check_open()
         self._unfinished += 1
         try:
@@ -288,7 +286,7 @@ class Producer(AsyncResource):
     async def send_oneway(
         self, message: Message, *, queue: MessageQueue | None = None, sharding_key: str | None = None
     ) -> None:
-        """Send without waiting for an answer: nobody knows whether it is stored.
+        """Fire and forget: the client does not learn whether the broker stored the message.
 
         Returns when the message is handed to the connection, which may take time while the broker does not
         read. Raises InvalidName, InvalidMessage, InvalidType, ConfigError, NoRoute, ConnectFailed. Cancelled:
@@ -309,10 +307,9 @@ class Producer(AsyncResource):
             self._report(tokens, None, failure)
 
     async def recall(self, handle: str | None) -> str:
-        """Take a message back that waits for its delivery time, by the `recall_handle` of its result;
-        returns its id. Raises LocalProtocolError for what is no handle, and for None, which the result of a
-        message without a delay has; NoRoute; ResponseError when it is too late. Cancelled: it may or may not
-        be recalled."""
+        """Recall a message that waits for its delivery time, by the `recall_handle` of its result; return its
+        id. Raises LocalProtocolError for an invalid handle, and for None, the handle of a message without a
+        delay; NoRoute; ResponseError when it is too late. Cancelled: it may or may not be recalled."""
         self._check_open()
         if handle is None:
             raise LocalProtocolError(
@@ -363,11 +360,12 @@ class Producer(AsyncResource):
         raise ReplyTimeout(unique_id, message.topic, RequestCode.SEND_MESSAGE_V2, timeout)
 
     async def reply(self, message: StoredMessage, body: bytes) -> SendResult:
-        """Answer a message that `request` sent, also one of a Java producer.
+        """Answer a message that `request` sent, also of a Java producer.
 
-        Raises InvalidMessage when it is no request, AskerGone when its sender is gone or does not wait any
-        more; a handler that lets this error out does not get the request again. Cancelled: the reply may or
-        may not have gone out."""
+        Raises InvalidMessage for a message that is no request, AskerGone when its sender is gone or no longer
+        waits; a handler that raises this error does not get the request again. Cancelled: the reply may or
+        may not have been sent.
+        """
         session = self._session
         check_type("message", message, StoredMessage, "the message that is replied to, as it was delivered")
         session.is_replying = True
@@ -381,7 +379,8 @@ class Producer(AsyncResource):
         return await self.send_packed(outgoing, queue=queue)
 
     async def _register_at_brokers(self, topic: str, timeout: float) -> None:
-        """Tell all brokers of a topic who we are: they push replies over the connection of the heartbeat."""
+        """Announce the group to all brokers of a topic: they push replies over the connection of the
+        heartbeat."""
         rotation = await self._sender.rotation(topic, timeout)
         await self._session.introduce(self.group, rotation.route.brokers)
 

@@ -1,14 +1,14 @@
-"""Sender: how one packed message gets to a broker. It chooses the queue, waits for room in the broker's
-window, tries other brokers when one fails, and keeps account of the brokers' health, which all senders of a
+"""Sender: the way of a packed message to a broker. It chooses the queue, waits for room in the broker's
+window, tries other brokers after a failure, and keeps account of the brokers' health, which all senders of a
 client share.
 
-Two times bound a send. While nothing of it can have been stored (no route, a broker that cannot be reached, a
-connection that was lost before the request was written, no room) it waits, up to `send_queue_ms`, and tries
-again after pauses that grow and differ by chance. Once it is written, `send_timeout_ms` counts, and so does
-each attempt that fails. A send with a `timeout` of its own has that for both together.
+Two times bound a send. While nothing of the message can have been stored (no route, a broker that cannot be
+reached, a connection that was lost before the request was written, no room) it waits, up to `send_queue_ms`,
+and retries after growing random pauses. Once the message is written, `send_timeout_ms` counts, and so does
+each failed attempt. A send with a `timeout` of its own has that for both together.
 
-It knows neither blocks nor observers: a `Producer` adds those; a re-drive of dead letters and the message
-trace use it as it is.
+A sender knows neither blocks nor observers: a `Producer` adds those; a re-drive of dead letters and the
+message trace use senders directly.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ SHORTEST_PAUSE_SECONDS: Final = 0.001
 
 @define
 class _SendAttempts:
-    """What one send has tried. Times are in seconds of the loop's clock."""
+    """Attempts of a send. Times are in seconds of the loop's clock."""
 
     began: float
     retries: int
@@ -138,7 +138,7 @@ def check_timeout(timeout: object) -> None:
 
 
 def _check_queue(queue: object, sharding_key: object) -> None:
-    """Raises InvalidType for what is no queue, ConfigError when a sharding key names one too."""
+    """Raises InvalidType for any type but a queue, ConfigError when a sharding key is given too."""
     check_type("queue", queue, MessageQueue, "an rmq.MessageQueue")
     if sharding_key is not None:
         raise ConfigError("sharding_key", sharding_key, "none beside queue: both say to which queue")
@@ -170,10 +170,8 @@ class Sender:
         sharding_key: str | None = None,
         timeout: float | None = None,
     ) -> SendResult:
-        """Send to `queue`, to the queue of `sharding_key`, or else to any: then other brokers are tried.
-
-        Raises as `Producer.send`. Cancelled: it may or may not be stored.
-        """
+        """Send to `queue`, to the queue of `sharding_key`, or else to any queue: failures are then retried at
+        other brokers. Raises as `Producer.send`. Cancelled: the message may or may not be stored."""
         session = self._session
         if timeout is not None:
             check_timeout(timeout)
@@ -262,10 +260,8 @@ class Sender:
     async def _patiently(
         self, outgoing: Outgoing, fixed: MessageQueue | None, sharding_key: str | None, course: _SendAttempts
     ) -> SendResult:
-        """Send by all that may be needed: wait for a route, for room, for a connection, and try again.
-
-        While it pauses it stays in its broker's window, so that those behind it wait instead of trying, too.
-        """
+        """Send with everything needed: wait for a route, for room, for a connection, and retry. During a
+        pause the send stays in its broker's window, so that later sends wait instead of trying, too."""
         session, topic = self._session, outgoing.topic
         is_free = fixed is None and sharding_key is None
         inside: Window | None = None
@@ -307,7 +303,8 @@ class Sender:
         raise no_route(topic, session.name_servers.addresses, f"none came within {course.limit:g} s")
 
     async def _found(self, topic: str, course: _SendAttempts) -> Rotation:
-        """Of many sends that wait for a route one asks, again and again, and the others go by its answers."""
+        """Of many sends that wait for a route a single send queries repeatedly, and the rest uses its
+        results."""
         session = self._session
         while (search := session.searches.get(topic)) is not None:
             await search.over.wait()
@@ -351,7 +348,7 @@ class Sender:
     async def _attempt(
         self, outgoing: Outgoing, queue: MessageQueue, course: _SendAttempts, rotation: Rotation | None
     ) -> SendResult:
-        """One request to one queue's broker, as soon as there is a connection that takes it."""
+        """A request to a queue's broker, as soon as a connection takes it."""
         session, broker = self._session, queue.broker_name
         address = session.routes.master(broker)
         if address is None:
@@ -372,7 +369,7 @@ class Sender:
         return await self._exchange(connection, outgoing, queue, now, seconds)
 
     async def _room(self, connection: Connection, queue: MessageQueue, course: _SendAttempts) -> None:
-        """Wait until what others have written is on its way."""
+        """Wait until earlier writes are on their way."""
         session = self._session
         patience = course.patience_left(session.now())
         with anyio.move_on_after(patience) as scope:
@@ -432,8 +429,8 @@ class Sender:
         *,
         is_free: bool,
     ) -> float:
-        """What a failed attempt means: raises its error, or that of the whole send, when no other follows;
-        returns the pause before the next one."""
+        """Handle a failed attempt: raise its error, or that of the whole send, when no attempt follows;
+        return the pause before the next attempt."""
         session = self._session
         now = session.now()
         if isinstance(error, NETWORK_ERRORS):
@@ -475,8 +472,8 @@ class Sender:
         raise last from (None if last is error else error)
 
     def _is_over(self, error: RmqError, topic: str, course: _SendAttempts) -> bool:
-        """Whether it has waited long enough for what an error says is missing. A topic that nobody has heard
-        of, or that may not be written, is likely to be a mistake, which is to be told soon."""
+        """Whether the send has waited long enough for the missing thing that an error names. An unknown
+        topic, or a topic without write permission, is probably a mistake, which is reported soon."""
         patience = course.patience
         if isinstance(error, NoRoute):
             known = self._session.routes.get(topic)

@@ -74,9 +74,10 @@ _CODES: Final = {"FLUSH_DISK_TIMEOUT": 10, "SLAVE_NOT_AVAILABLE": 11, "FLUSH_SLA
 class TransactionalProducer(Producer):
     """A producer whose messages can be part of a transaction; made by `Client.transactional_producer`.
 
-    `check_back(message)` answers COMMIT, ROLLBACK or UNKNOWN for a half message whose end the broker does
-    not know, perhaps one of another process of the group. It runs beside the block, at most 16 at a time;
-    an error in it is logged and counts as UNKNOWN. An ordinary function runs in a worker thread."""
+    `check_back(message)` returns COMMIT, ROLLBACK or UNKNOWN for a half message whose end the broker does not
+    know, perhaps of another process of the group. It runs beside the block, at most 16 at a time; its errors
+    are logged and count as UNKNOWN. An ordinary function runs in a worker thread.
+    """
 
     def __init__(self, session: Session, group: str, check_back: CheckBack) -> None:
         super().__init__(session, group)
@@ -135,7 +136,7 @@ class TransactionalProducer(Producer):
             )
 
     async def _tell_end(self, result: SendResult, decision: Decision, remark: str | None = None) -> None:
-        """Tell the broker. What fails is logged: the check-back decides then."""
+        """Send the decision to the broker. A failure is logged: the check-back decides."""
         broker = result.message_queue.broker_name
         address = self._session.routes.master(broker)
         if address is None:

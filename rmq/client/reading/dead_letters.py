@@ -1,8 +1,7 @@
-"""Dead letters as values: what each tells of its life, which of them are meant, and the message that is sent
-again. Pure.
+"""Dead letters as values: their history, their selection, and the message for another send. Pure.
 
-Our broker notes origin, reason and times (`rmq.protocol.properties`); of a letter that RocketMQ 4.9's own
-broker wrote, the topic, the id and the times are known, and there is no reason.
+Brokers of rmq record origin, reason and times (`rmq.protocol.properties`); a letter of RocketMQ 4.9's own
+broker has the topic, the id and the times, and no reason.
 """
 
 from __future__ import annotations
@@ -67,8 +66,8 @@ _OF_THE_BROKER: Final = ("DLQ_", "TIMER_", "__")
 class DeadLetter:
     """A message that a group has given up.
 
-    `topic` is where it came from, empty when the broker has not written it down; `message_id` is the id that
-    its producer knows; `times` is how often it was tried, `reason` what the last consumer said.
+    `topic` is its original topic, empty when the broker has not recorded it; `message_id` is the id that its
+    producer knows; `times` is the number of deliveries, `reason` the last consumer's reason.
     """
 
     message: StoredMessage
@@ -109,10 +108,10 @@ def _as_set(ids: Iterable[str]) -> frozenset[str]:
 
 @frozen
 class Letters:
-    """Which dead letters are meant: those that meet all conditions; without any, all.
+    """Selection of dead letters: those that meet all conditions; without conditions, all.
 
     `ids` are message ids, the producer's or of the place among the dead letters. `since_ms` and `until_ms`
-    bound when they died, the second exclusive. `where(letter)` is a condition of your own. Raises
+    bound the time of death, the second exclusive. `where(letter)` is a condition of your own. Raises
     InvalidType, ConfigError.
     """
 
@@ -148,7 +147,7 @@ def ids_of(letter: DeadLetter) -> tuple[str, ...]:
 
 def message_again(letter: DeadLetter, topic: str) -> tuple[Message, dict[str, str]]:
     """The message to send to `topic`, and the properties beside the application's own: the message keeps its
-    id, and names the letter that it was. Raises LocalProtocolError when there is no topic."""
+    id, and names its letter. Raises LocalProtocolError without a topic."""
     if not topic:
         raise LocalProtocolError(f"nobody has noted where {letter.message_id} came from: say to which topic")
     stored = letter.message
@@ -177,8 +176,8 @@ def is_there(key: str, found: Iterable[StoredMessage]) -> bool:
 
 @define
 class Redriven:
-    """How far a re-drive is. `looked_at` counts all letters that were read, `sent` those that were sent
-    again, `already` those that an earlier run had sent; `failed` has the ids and errors of the others."""
+    """Progress of a re-drive. `looked_at` counts all letters read, `sent` the letters sent again, `already`
+    letters of an earlier run; `failed` has the ids and errors of all other letters."""
 
     looked_at: int = 0
     sent: int = 0
@@ -233,12 +232,12 @@ class Redrive:
         rate: float | None = None,
         progress: Progress | None = None,
     ) -> Redriven:
-        """Send the letters that are meant again, each to its own topic or all to `to`.
+        """Send the selected letters again, each to its own topic or all to `to`.
 
-        At most `rate` a second; `progress` is called after each. Letters that come while it runs are left
-        alone. What only one letter has, such as a topic that is gone, is counted as its failure; when no
-        broker can be reached or takes anything, the run ends with that error. Cancelled, or ended by an
-        error: what is sent is sent; the next run goes on behind it. Raises as `letters` and `Producer.send`.
+        At most `rate` a second; `progress` is called after each. Letters that come during the run are
+        ignored. A failure of a single letter, such as a deleted topic, is counted; when no broker can be
+        reached or takes anything, the run ends with that error. Cancelled, or ended by an error: sent letters
+        stay sent; the next run goes on behind them. Raises as `letters` and `Producer.send`.
         """
         check_type("letters", chosen, Letters, "an rmq.Letters")
         if rate is not None:
@@ -281,7 +280,7 @@ class Redrive:
         return read_topic(self.session, topic, chosen.since_ms)
 
     async def _is_sent(self, letter: DeadLetter, topic: str) -> bool:
-        """Ask all brokers of the topic whether they have it."""
+        """Query all brokers of the topic for the letter."""
         session = self.session
         full = with_namespace(session.config.namespace, topic)
         if not full:

@@ -1,5 +1,5 @@
 """Discarded half messages: producers gave no decision in all check-backs; the broker keeps them in
-TRANS_CHECK_MAX_TIME_TOPIC. Read from there, and checked again."""
+TRANS_CHECK_MAX_TIME_TOPIC. This module reads them, and has them checked again."""
 
 from __future__ import annotations
 

@@ -31,8 +31,7 @@ else:
 
 
 class _Polling:
-    """A group member whose messages the application takes: what `PullConsumer.subscribe` and `assign` set
-    up."""
+    """A group member whose messages the application takes, for `PullConsumer.subscribe` and `assign`."""
 
     def __init__(
         self, session: Session, group: str, topics: Mapping[str, str | Sql], options: ConsumerOptions
@@ -86,15 +85,14 @@ class _Polling:
         self._dispatch.pause(queues)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Take from them again."""
+        """Take from these queues again."""
         self._dispatch.resume(queues)
 
 
 @define
 class PullResult:
-    """What a pull found. `next_offset` is where the next one goes on; `min_offset` and `max_offset` are the
-    ends of the queue; `messages` is empty when the queue has nothing more for now.
-    """
+    """Result of a pull. `next_offset` is the offset of the next pull; `min_offset` and `max_offset` are the
+    ends of the queue; `messages` is empty when the queue has nothing more for now."""
 
     messages: Sequence[StoredMessage]
     next_offset: int
@@ -106,12 +104,13 @@ class PullConsumer(AsyncResource):
     """Reads queues where and when the application says: `async with client.pull_consumer("replay") as
     puller`.
 
-    Either it says each offset itself: `pull` and the methods with a queue. Then nothing runs between calls
-    and nothing is committed unasked. Or it has the queues pulled in the background, by `subscribe` (shared
-    out among the members of the group) or `assign` (as named), and takes messages by `poll`.
+    Either the application gives each offset: `pull` and the methods with a queue. In this case nothing runs
+    between calls and nothing is committed without a call. Or the queues are pulled in the background, by
+    `subscribe` (divided among the members of the group) or `assign` (as given), and messages are taken by
+    `poll`.
 
-    All methods raise NoRoute, ConnectFailed, ConnectionLost, RequestTimeout and the ResponseError of what a
-    broker refuses; nothing is retried but what runs in the background.
+    All methods raise NoRoute, ConnectFailed, ConnectionLost, RequestTimeout and the ResponseError of a
+    broker's refusal; only the background work is retried.
     """
 
     def __init__(self, session: Session, group: str) -> None:
@@ -152,10 +151,11 @@ class PullConsumer(AsyncResource):
     ) -> None:
         """Join the group, and have this member's share of the queues pulled. See `Client.consumer`.
 
-        With `auto_commit`, what was polled is committed every `commit_interval_ms`, once the next `poll` (or
-        the end of the block) has shown that it was consumed. Raises ConfigError, InvalidName,
-        LocalProtocolError when it has queues already, ResponseError when a broker does not let the group in.
-        Cancelled: it has left again and has no queues."""
+        With `auto_commit`, polled messages are committed every `commit_interval_ms`, once the next `poll` (or
+        the end of the block) has shown that they were consumed. Raises ConfigError, InvalidName,
+        LocalProtocolError for a consumer with queues, ResponseError when a broker refuses the group.
+        Cancelled: it has left again and has no queues.
+        """
         full = full_topics(topics, self._session.config.namespace)
         await self._begin_polling(full, self._options(consume_from, auto_commit, strategy))
 
@@ -200,15 +200,15 @@ class PullConsumer(AsyncResource):
         return [] if self._polling is None else self._polling.member.queues
 
     async def poll(self, max_messages: int = 32, timeout: float = 5.0) -> list[StoredMessage]:
-        """The next messages of the assigned queues, at most so many; none when there are none for `timeout`
-        seconds. Those of the poll before count as consumed. Cancelled: no message is lost."""
+        """The next messages of the assigned queues, at most `max_messages`; none after `timeout` seconds
+        without messages. Those of the last poll count as consumed. Cancelled: no message is lost."""
         check_number("max_messages", max_messages, 1)
         check_number("timeout", timeout, 0, whole=False)
         return await self._started().poll(max_messages, timeout)
 
     async def commit_polled(self) -> None:
-        """Commit all that was polled, for those who do it themselves. Failures are logged. Cancelled: some
-        queues may be committed, and the next commit takes the others."""
+        """Commit everything polled, for applications without `auto_commit`. Failures are logged. Cancelled:
+        some queues may be committed, and the next commit takes the rest."""
         await self._started().commit()
 
     def pause(self, *queues: MessageQueue) -> None:
@@ -216,7 +216,7 @@ class PullConsumer(AsyncResource):
         self._started().pause(check_queues("queues", queues))
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Let `poll` take from them again."""
+        """Let `poll` take from these queues again."""
         self._started().resume(check_queues("queues", queues))
 
     def _started(self) -> _Polling:
@@ -274,7 +274,8 @@ class PullConsumer(AsyncResource):
         await self._session.brokers.update_offset(self.group, queue, offset)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Let the next `pull` without an offset begin here, or `poll`, where the queue is pulled for it."""
+        """Let the next `pull` without an offset begin here, or the next `poll`, for a queue in the
+        background."""
         check_type("queue", queue, MessageQueue, "an rmq.MessageQueue")
         check_number("offset", offset, 0)
         if self._polling is not None:
@@ -328,10 +329,10 @@ class PullConsumer(AsyncResource):
     async def pull_raw(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32, expression: str | Sql = ALL
     ) -> RawPull:
-        """One pull whose records stay bytes, for those who read many at once; what the broker says of the
-        offset is not acted on, and tags are compared only by the broker, by their hashes.
+        """A pull whose records stay bytes, for readers of many at once; the broker's advice on the offset is
+        not followed, and tags are compared only by the broker, by their hashes.
 
-        Any number may be under way at once. Cancelled: nothing has happened.
+        Any number of pulls may be under way at once. Cancelled: nothing has happened.
         """
         await self._ensure_route(queue)
         response, address = await self._exchange(self._template(queue, expression), offset, max_messages, 0.0)
@@ -403,10 +404,11 @@ READER: Final = "TOOLS_CONSUMER"
 async def read_topic(
     session: Session, topic: str, since_ms: int | None = None
 ) -> AsyncGenerator[StoredMessage]:
-    """The messages that `topic` has now, or those stored at `since_ms` or later; none when there is no topic.
+    """The present messages of `topic`, or those stored at `since_ms` or later; none for an unknown topic.
 
     To be used in `aclosing`. Raises NoPermission when it may not be read, and as `PullConsumer.pull`.
-    Cancelled: nothing has happened."""
+    Cancelled: nothing has happened.
+    """
     async with PullConsumer(session, READER) as puller:
         try:
             queues = await puller.message_queues(topic)

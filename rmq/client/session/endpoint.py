@@ -1,6 +1,4 @@
-"""ClientEndpoint: what a client answers when a broker asks it something. Sync; whatever takes longer is left
-to the consumer.
-"""
+"""ClientEndpoint: a client's answers to requests of brokers. Sync; longer work is left to the consumer."""
 
 from __future__ import annotations
 
@@ -117,7 +115,7 @@ class ClientEndpoint(Endpoint):
                 connection.reply(response)
 
     def on_close(self, connection: Connection) -> None:
-        """Brokers forget a client whose connection ends: say who we are again, over a new one."""
+        """Brokers forget a client whose connection ends: register again over a new connection."""
         self._session.heartbeat_soon()
 
     def _member(self, group: str) -> Member | None:

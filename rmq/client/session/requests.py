@@ -1,9 +1,8 @@
-"""Servers: the single requests that a client makes of name servers and brokers, each as one method.
+"""The single requests of a client to name servers and brokers, each as a method.
 
-Nothing is retried here, but that the name servers are asked one after the other until one answers. All
-methods of `Brokers` raise NoRoute when no address is known for the broker, ConnectFailed, ConnectionLost,
-RequestTimeout, and the ResponseError of what the broker refuses. Cancelled: the server may have acted on the
-request.
+Nothing is retried, except that name servers are tried in order until one answers. All methods of `Brokers`
+raise NoRoute when no address is known for the broker, ConnectFailed, ConnectionLost, RequestTimeout, and the
+ResponseError of a refusal. Cancelled: the server may have acted on the request.
 """
 
 from __future__ import annotations
@@ -86,8 +85,8 @@ NO_MEMBERS = "no consumer for this group"
 
 
 def parse_name_servers(text: str | Sequence[str], source: str = "") -> list[str]:
-    """``"a:9876;b:9876"`` or a list of addresses as a list. Raises ConfigError when there is none, or for one
-    that is no address; it names the `source`."""
+    """``"a:9876;b:9876"`` or a list of addresses as a list. Raises ConfigError for an empty list, and for an
+    invalid address, with the name of the `source`."""
     expected = "at least one name server as host:port, or with tls://, ws:// or wss:// before it"
     check_type("namesrv", text, (str, Sequence), expected)
     pieces = text.replace(",", ";").split(";") if isinstance(text, str) else list(text)
@@ -140,7 +139,8 @@ class NameServers:
     async def _first_answer(
         self, topic: str, request: Command, timeout: float, read: Callable[[Command], T]
     ) -> T:
-        """What the first name server says that knows it; the next request begins at one that answered."""
+        """The result of the first name server that knows it; the next request begins at a server that
+        answered."""
         unreached: dict[str, Exception] = {}
         refusals: list[ResponseError] = []
         others: list[str] = []
@@ -177,7 +177,7 @@ class NameServers:
 
 
 def no_route(topic: str, asked: Sequence[str], detail: str, *, refused: bool = False) -> NoRoute:
-    """A NoRoute whose traceback also shows what to do."""
+    """A NoRoute whose traceback also shows the remedy."""
     return noted(NoRoute(topic, asked, detail, refused=refused))
 
 
@@ -201,8 +201,8 @@ LEAVING_SECONDS: Final = 2.0
 
 @attrs.define
 class Leaving:
-    """Members that leave now, and the brokers that did not answer them: to leave one that has stopped, or
-    hangs, takes no longer than one request."""
+    """Members that leave now, and the brokers that did not answer them: leaving a broker that has stopped, or
+    hangs, takes no longer than a request."""
 
     count: int = 0
     silent: set[str] = attrs.Factory(set)
@@ -326,8 +326,8 @@ class Brokers:
         return response.read(QueryConsumerOffsetResponseHeader).offset
 
     async def recorded_offset(self, group: str, queue: MessageQueue) -> int | None:
-        """What stands in the broker's own table, which says nothing of queues that were never committed;
-        `query_offset` may say 0 for those."""
+        """The offsets of the broker's own table, without queues that were never committed; `query_offset` may
+        return 0 for those."""
         response = await self.call(self.master(queue), RequestCode.GET_ALL_CONSUMER_OFFSET)
         table = ConsumerOffsetSerializeWrapper.from_json(response.body).offset_table
         return table.get(f"{queue.topic}@{group}", {}).get(queue.queue_id)
@@ -342,7 +342,7 @@ class Brokers:
     # --- groups ---
 
     async def heartbeat(self, address: str, data: HeartbeatData) -> str:
-        """Tell a broker who we are; returns what it warns of: groups whose members do not fit together."""
+        """Send a heartbeat; return the broker's warnings: groups whose members conflict."""
         answer = await self.call(address, RequestCode.HEART_BEAT, body=data.to_json())
         return answer.ext.get(WARNING, "")
 
@@ -354,8 +354,8 @@ class Brokers:
         await self.call(address, RequestCode.UNREGISTER_CLIENT, header)
 
     async def consumer_ids(self, address: str, group: str) -> list[str]:
-        """The client ids of a group's members, as this broker knows them; none of a group that it does not
-        know, as before the first heartbeat of a member."""
+        """The client ids of a group's members, according to this broker; none for an unknown group, as before
+        the first heartbeat of a member."""
         header = GetConsumerListByGroupRequestHeader(group)
         try:
             response = await self.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
@@ -381,11 +381,11 @@ class Brokers:
         reason: str = "",
         delay_ms: int | None = None,
     ) -> None:
-        """Give a message back that could not be consumed: the broker puts it into the group's retry topic.
+        """Send a message back that could not be consumed: the broker puts it into the group's retry topic.
 
-        `delay_level` 0 leaves the delay to the broker, which makes it longer each time; -1 goes to the dead
-        letters. `delay_ms` is any time, which our brokers put in the place of the level. `reason` is what a
-        dead letter keeps of it.
+        `delay_level` 0 leaves the delay to the broker, which makes it longer each time; -1: the dead letters.
+        `delay_ms` is any time, which brokers of rmq use in place of the level. `reason` is kept in a dead
+        letter.
         """
         header = ConsumerSendMsgBackRequestHeader(
             message.physical_offset,
@@ -408,7 +408,7 @@ class Brokers:
     async def lock(
         self, address: str, group: str, client_id: str, queues: Sequence[MessageQueue]
     ) -> frozenset[MessageQueue]:
-        """Lock queues for this client; returns those that are locked for it now."""
+        """Lock queues for this client; return the queues that are locked for it now."""
         body = LockBatchRequestBody(group, client_id, frozenset(queues))
         response = await self.call(address, RequestCode.LOCK_BATCH_MQ, body=body.to_json())
         return LockBatchResponseBody.from_json(response.body).lock_ok_mq_set

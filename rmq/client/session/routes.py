@@ -151,10 +151,10 @@ FAILED_MOST_SECONDS = 60.0
 class BrokerHealth:
     """Brokers to avoid for a while, because they failed or were slow.
 
-    RocketMQ has the same under `sendLatencyFaultEnable`, with waits of half a minute to ten; these here are
-    shorter, so that a short pause does not take a broker out for long: a slow answer costs 5 to 30 s,
-    failures 5, 10, 20 ... 60 s. What fails while a broker is avoided for a failure belongs to the same one:
-    many sends in flight count once. One quick success ends it, and so does a broker's new registration. Where
+    RocketMQ has the same under `sendLatencyFaultEnable`, with waits of half a minute to ten; the waits of rmq
+    are shorter, so that a short pause does not exclude a broker for long: a slow response costs 5 to 30 s,
+    failures 5, 10, 20 ... 60 s. Failures while a broker is avoided for a failure belong to the same failure:
+    many sends in flight count once. A quick success ends it, and so does a broker's new registration. If
     every broker is to be avoided, none is.
     """
 
@@ -258,9 +258,7 @@ class RouteTable:
         return self._brokers.get(broker_name, {}).get(MASTER_ID)
 
     def reader(self, broker_name: str, broker_id: int = MASTER_ID) -> tuple[int, str] | None:
-        """(id, address) of the broker to read from: `broker_id` if it is there, else the master, else
-        any.
-        """
+        """(id, address) of the broker to read from: `broker_id` if known, else the master, else any."""
         addresses = self._brokers.get(broker_name, {})
         for wanted in (broker_id, MASTER_ID, *sorted(addresses)):
             if wanted in addresses:

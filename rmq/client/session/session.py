@@ -1,6 +1,6 @@
-"""Session: what the producers and consumers of one client share, and the loops that keep it fresh.
+"""Session: the common state of a client's producers and consumers, and the loops that keep it fresh.
 
-client ├ pool        one connection to each server: reader and writer
+client ├ pool        a connection to each server: reader and writer
        ├ heartbeat   30 s, and at once when a group joins, a broker appears, a connection is lost or back;
        │             every half second to brokers that do not answer
        └ routes      30 s, and at once on failure
@@ -80,16 +80,16 @@ class Member(Protocol):
     group: str
 
     def describe(self) -> ConsumerData:
-        """What the heartbeat says of it."""
+        """Content for the heartbeat."""
 
     def rebalance_soon(self) -> None:
         """The members of its group have changed."""
 
     def reconnected(self) -> None:
-        """There is a connection again to a broker to which it was lost."""
+        """A lost connection to a broker is back."""
 
     def running_info(self) -> ConsumerRunningInfo:
-        """What it says of itself to an administrator."""
+        """State for an administrator."""
 
     def reset_offsets(self, topic: str, offsets: dict[MessageQueue, int]) -> None:
         """Go on from these offsets."""
@@ -98,10 +98,10 @@ class Member(Protocol):
         """Consume one message that an administrator sends, and answer; None: the answer comes later."""
 
     def health(self) -> ConsumerHealth:
-        """What it says of itself to the application."""
+        """State for the application."""
 
     def check_ready(self) -> None:
-        """Raise what keeps it from having its share of the queues."""
+        """Raise the obstacle between the member and its share of the queues."""
 
     async def lag(self) -> dict[MessageQueue, int]:
         """How many messages of its queues it has not consumed. Raises RmqError."""
@@ -244,7 +244,7 @@ class Session:
     # --- brokers to send to ---
 
     def connection(self, broker: str) -> Connection | None:
-        """The open connection to a broker's master that takes another request now, if there is one."""
+        """The open connection to a broker's master that takes another request now, if any."""
         address = self.routes.master(broker)
         return None if address is None else self.pool.ready(address)
 
@@ -293,9 +293,8 @@ class Session:
     async def rotation(self, topic: str, timeout: float, *, create: bool = False) -> Rotation:
         """The route of `topic`, from memory or else from a name server.
 
-        With `create`, a topic that nobody knows gets the route by which a broker makes it on the first
-        send, where brokers do that. Raises NoRoute. Cancelled: others who wait for the same answer ask
-        again.
+        With `create`, an unknown topic gets the route by which a broker creates it on the first send, where
+        brokers do that. Raises NoRoute. Cancelled: other callers that wait for the same response query again.
         """
         found = self.routes.get(topic)
         if found is None:
@@ -401,15 +400,14 @@ class Session:
             await self._back.wait()
 
     async def heartbeat(self, *, silent: bool = False) -> None:
-        """Tell all known brokers who we are, or those that did not answer the last time. Brokers that do not
-        answer are logged; the next heartbeat is for them. For a refusal see `check_admitted`.
-        """
+        """Send a heartbeat to all known brokers, or to those that did not answer the last. Brokers that do
+        not answer are logged, and get the next heartbeat. For a refusal see `check_admitted`."""
         with unwrap_groups():
             await self._heartbeat_all(silent)
 
     async def join(self, group: str) -> None:
-        """Tell all known brokers of a member that has just come, in one heartbeat with others that come at
-        the same time; see `heartbeat`. Cancelled: the others are told all the same."""
+        """Announce a new member to all known brokers, in a heartbeat with other new members; see `heartbeat`.
+        Cancelled: the other members are announced all the same."""
         while True:
             together = self._joining
             if together is None:
@@ -459,8 +457,8 @@ class Session:
                     tasks.start_soon(self._heartbeat_to, address, data)
 
     async def introduce(self, group: str, brokers: Iterable[str]) -> None:
-        """Have these brokers know that `group` produces behind the connections of now, as far as they can be
-        reached: that is where they push replies and check-backs to. One that did not answer the last
+        """Announce to these brokers that `group` produces behind the present connections, as far as they can
+        be reached: brokers push replies and check-backs to them. A broker that did not answer the last
         heartbeat is not waited for again."""
         addresses = {self.routes.master(broker) for broker in brokers} - self._silent
         if any(group not in self._introduced.get(address, ()) for address in addresses if address):
@@ -473,7 +471,8 @@ class Session:
             raise refusal
 
     async def _heartbeat_to(self, address: str, data: HeartbeatData) -> None:
-        """A broker refuses a client as a whole: then each group is told apart, so that the others get in."""
+        """A broker refuses a client as a whole: announce each group by itself, so that the rest is
+        admitted."""
         try:
             self._log_warning(address, data, await self.brokers.heartbeat(address, data))
             if address not in self._lost:
@@ -497,7 +496,7 @@ class Session:
                 await self._heartbeat_to(address, part)
 
     def _log_warning(self, address: str, data: HeartbeatData, text: str) -> None:
-        """Log what a broker says of these groups, unless it was its last word of them too."""
+        """Log a broker's warnings about these groups, unless they are unchanged."""
         whose = [(address, one.group_name) for one in data.consumer_data_set] or [(address, "")]
         if text and any(self._warnings.get(one) != text for one in whose):
             log.warning("%s: %s", address, text)
@@ -518,7 +517,8 @@ class Session:
             ended = self.now()
 
     async def leave(self, *, producer: str | None = None, consumer: str | None = None) -> None:
-        """Leave a group: tell all brokers, and take it out of the heartbeat, which would join it again."""
+        """Leave a group: report to all brokers, and remove the group from the heartbeat, which would join
+        again."""
         with unwrap_groups(), self.brokers.leaving.going_on():
             await self._leave_all(producer, consumer)
 
@@ -549,7 +549,7 @@ class Session:
 
 
 def _by_group(data: HeartbeatData) -> list[HeartbeatData]:
-    """The same told in parts: all producers in one, each consumer in one of its own."""
+    """The same heartbeat in parts: a part with all producers, and a part for each consumer."""
     parts = [evolve(data, producer_data_set=[], consumer_data_set=[one]) for one in data.consumer_data_set]
     return [evolve(data, consumer_data_set=[]), *parts] if data.producer_data_set else parts
 

@@ -1,7 +1,7 @@
-"""Window: how many sends are on their way to one broker, and the line of those that wait for room.
+"""Window: the number of sends on their way to a broker, and the line of sends that wait for room.
 
-However many sends an application begins at once, a broker is given only as many as fit into its window; so
-each of them waits for its answer about as long as one alone would, and what is encoded is bounded. The rest
+However many sends an application begins at once, a broker gets only as many as fit into its window; so each
+waits for its response about as long as a single send would, and the encoded bytes are bounded. The rest
 stands in line, first come first served.
 """
 
@@ -52,10 +52,8 @@ class Window:
         return len(self._line)
 
     async def enter(self, seconds: float, brokers: Collection[str] = ()) -> bool:
-        """Come in as soon as there is room, within `seconds`. False: not inside, because it may be better to
-        go to one of `brokers` instead.
-
-        Raises WindowFull. Cancelled: not inside."""
+        """Enter as soon as the window has room, within `seconds`. False: not inside, because a broker of
+        `brokers` may be a better choice. Raises WindowFull. Cancelled: not inside."""
         if self.room:
             self.room -= 1
             return True
@@ -93,7 +91,7 @@ class Window:
             self._send_off(place)
 
     def send_one_to(self, broker: str) -> bool:
-        """Send one of the first in line off to a broker that has room; says whether one of them went."""
+        """Let a send of the first in line go to a broker that has room; return whether a send went."""
         found = next((place for place in islice(self._line, LOOK) if broker in place.brokers), None)
         if found is not None:
             self._send_off(found)
@@ -125,5 +123,5 @@ class Windows:
         return [broker for broker, window in self._windows.items() if not window.room]
 
     def send_one_to(self, broker: str) -> None:
-        """There is room at this broker: somebody who waits for another may take it."""
+        """This broker has room: a send that waits for another broker may take it."""
         any(window.send_one_to(broker) for window in self._windows.values() if len(window))

@@ -1,6 +1,6 @@
-"""Named clusters, and the file that keeps them: `rmq context` writes it, commands and `rmq.connect` read it.
+"""Named clusters, and their file: `rmq context` writes it, commands and `rmq.connect` read it.
 
-It lies in the user's configuration folder, and nobody else may read it:
+The file is in the user's configuration folder, readable by its owner only:
 
     current: prod
     contexts:
@@ -86,7 +86,7 @@ def contexts_path() -> pathlib.Path:
 
 
 def read_contexts(path: pathlib.Path | None = None) -> Contexts:
-    """What the file holds; nothing when there is none. Raises ConfigError with the file's name."""
+    """The content of the file; nothing without a file. Raises ConfigError with the file's name."""
     path = path or contexts_path()
     try:
         text = path.read_text("utf-8")
@@ -127,7 +127,8 @@ def _context(name: str, entry: object, path: pathlib.Path) -> Context:
 
 
 def write_contexts(contexts: Contexts, path: pathlib.Path | None = None) -> None:
-    """Replaces the file in one step; only its owner may read it. Raises OSError, and then it is as before."""
+    """Replace the file in a single step; only its owner may read it. Raises OSError, with the file
+    unchanged."""
     import yaml
 
     path = path or contexts_path()

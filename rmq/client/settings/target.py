@@ -1,4 +1,4 @@
-"""Which cluster, as whom: from arguments, else the environment, else the context that is current.
+"""Target: cluster and account, from arguments, else the environment, else the current context.
 
 The address, first found counts:
 
@@ -7,8 +7,8 @@ The address, first found counts:
     3. the context that `rmq context use` made the current one
     4. 127.0.0.1:9876
 
-Account and TLS are those of the same context. A cluster that an address names, and no context, is shown no
-context's account; what arguments or RMQ_ACCESS_KEY and RMQ_SECRET_KEY say goes to any.
+Account and TLS are those of the same context. A cluster given by an address, without a context, is shown no
+context's account; arguments, or RMQ_ACCESS_KEY and RMQ_SECRET_KEY, apply to any cluster.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _base(address: str, name: str | None, environment: Mapping[str, str]) -> tup
 
 
 def _address(environment: Mapping[str, str]) -> tuple[str, str]:
-    """What the environment says without contexts, and which setting it is."""
+    """The environment's target without contexts, and the name of the variable."""
     for variable in (ADDRESS_VARIABLE, JAVA_VARIABLE):
         if environment.get(variable):
             return environment[variable], variable

@@ -1,13 +1,14 @@
-"""InlineLoop: an asyncio loop in a thread of its own, lent to a thread that makes one call after the other.
+"""InlineLoop: an asyncio loop in a thread of its own, driven by a calling thread while its calls follow each
+other.
 
-A call into the loop of another thread, and back, costs two changes of threads, as much as all else of a
-send. So a thread whose calls follow each other closely, while no other thread calls, turns the loop itself
-until its call is done; the loop's own thread rests meanwhile. It has the loop back as soon as another thread
-wants something of it, or `LOAN_SECONDS` after the last call.
+A call into the loop of another thread, and back, costs two changes of threads, as much as the rest of a send.
+So a thread whose calls follow each other closely, while no other thread calls, turns the loop itself until
+its call is done; the loop's own thread rests in this time. It gets the loop back as soon as another thread
+needs it, or `LOAN_SECONDS` after the last call.
 
-In the main thread a signal's handler runs between any two instructions, and what it raises would come out of
-the middle of the loop. So Ctrl-C is only noted while the main thread has the loop; and where the application
-handles other signals, or that one, itself, the main thread never has it.
+In the main thread a signal's handler runs between any two instructions, and its exception would come out of
+the middle of the loop. So Ctrl-C is only recorded while the main thread has the loop; and if the application
+handles other signals, or SIGINT, itself, the main thread never has the loop.
 """
 
 from __future__ import annotations
@@ -132,10 +133,11 @@ class InlineLoop(asyncio.SelectorEventLoop):
         task: list[asyncio.Task[None]],
         ended: threading.Lock,
     ) -> None:
-        """Have the coroutine run, in this thread or in the other, until `ended` is released. Its task is in
-        `task` as soon as there is one.
+        """Run the coroutine, in this thread or in the other, until `ended` is released. Its task is in `task`
+        as soon as it exists.
 
-        Raises KeyboardInterrupt; then it still runs."""
+        Raises KeyboardInterrupt, with the coroutine still running.
+        """
         me = threading.get_ident()
         is_close = me == self._caller and monotonic() - self._ended_at < LOAN_SECONDS
         self._caller = me

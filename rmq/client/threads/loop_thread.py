@@ -42,7 +42,7 @@ class LoopThread(BlockingPortal):
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether the thread is one of this process, and not of the one that it was forked from."""
+        """Whether the thread belongs to this process, and not to the process from which it was forked."""
         return os.getpid() == self._pid
 
     def check_process(self) -> None:
@@ -53,8 +53,8 @@ class LoopThread(BlockingPortal):
 
 @contextmanager
 def loop_thread(backend: str) -> Iterator[LoopThread]:
-    """A loop of anyio's `backend` in a thread that the interpreter does not wait for when it ends. At the end
-    of the block what still runs there is cancelled. Raises what starting the loop raised."""
+    """A loop of anyio's `backend` in a thread that the interpreter does not wait for when it ends. The end of
+    the block cancels everything that still runs in the loop. Raises the errors of starting the loop."""
     made: Future[LoopThread] = Future()
 
     async def serve() -> None:

@@ -117,6 +117,6 @@ class TableAcks:
     def _end(self, change: _Change, *, is_known: bool) -> None:
         error = None
         if not is_known:
-            remark = "it is kept here, but not known to be at the replicas: ask again"
+            remark = "it is kept at this broker, but may not be at the replicas: try again"
             error = for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
         change.on_done(error)
