@@ -1,7 +1,7 @@
 """Apache RocketMQ 4.9, wire- and file-compatible, in Python: name server, broker and async client.
 
-What an application imports. Names load what they need when they are first used, so that `import rmq` costs
-next to nothing.
+The names for applications. Each name loads its module on first use, so that `import rmq` costs almost
+nothing.
 
     async with rmq.connect("127.0.0.1:9876") as client:
         async with client.producer("orders-producer") as producer:

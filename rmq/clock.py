@@ -1,4 +1,4 @@
-"""The machine's clocks, read here and nowhere else: cores take `now_ms` or `now` as an argument."""
+"""The machine's clocks, read only in this module: cores take `now_ms` or `now` as an argument."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import time
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since 1970, as stamped on messages. It may be set, back too: no deadline goes by it."""
+    """Milliseconds since 1970, for stamps on messages. The clock may be set, also back: no deadline uses
+    it."""
     return time.time_ns() // 1_000_000
 
 
@@ -14,6 +15,6 @@ _SINCE_START = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def lease_clock() -> float:
-    """Seconds of a clock that nobody sets and that goes on while the machine sleeps, where the system has one
-    (Linux: CLOCK_BOOTTIME); elsewhere one that nobody sets. Leases count by it."""
+    """Seconds of a clock that is never set and goes on while the machine sleeps, if the system has such a
+    clock (Linux: CLOCK_BOOTTIME); otherwise a clock that is never set. For leases."""
     return time.monotonic() if _SINCE_START is None else time.clock_gettime(_SINCE_START)

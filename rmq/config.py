@@ -1,4 +1,4 @@
-"""Settings: frozen attrs classes whose fields say default, unit and help, and the readers that fill them.
+"""Settings: frozen attrs classes whose fields have default, unit and help, and the readers of settings.
 
     @frozen
     class NamesrvConfig:
@@ -6,11 +6,10 @@
 
     config = load(NamesrvConfig, file="namesrv.properties", arguments={"listen_port": "0"})
 
-Order: defaults, then the file, then environment variables `RMQ_<NAME>`, then arguments; a later one wins. A
-file whose name ends in `.toml` is TOML; any other is a Java properties file, so that an existing
-broker.conf works unchanged. Keys may be Java's (`listenPort`) or ours (`listen_port`). Keys that no class
-knows are listed once in a warning; a wrong value is a ConfigError that names the key, the value, what was
-expected and where it was read.
+Order: defaults, the file, environment variables `RMQ_<NAME>`, arguments; the last wins. A file whose name
+ends in `.toml` is TOML; any other is a Java properties file, so that an existing broker.conf works unchanged.
+Keys may be Java's (`listenPort`) or ours (`listen_port`). Unknown keys are listed once in a warning; a wrong
+value is a ConfigError with the key, the value, the expected form and its source.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ def setting(
     important: bool = False,
     secret: bool = False,
 ) -> Any:
-    """One field of a configuration class.
+    """A field of a configuration class.
 
-    `unit` is shown in the reference ("ms", "bytes" …); a field in bytes also takes sizes such as 64k, 4m,
-    1g. `java` is RocketMQ's key where it is not the mechanical camelCase form of the name. `runtime` says
-    that the value may be replaced while the service runs, if it is a number by at most `most`, `important`
-    that `-m` prints it, `secret` that it is never shown.
+    `unit` is shown in the reference ("ms", "bytes" …); a field in bytes also takes sizes such as 64k, 4m, 1g.
+    `java` is RocketMQ's key, if it differs from the camelCase form of the name. `runtime`: the value may be
+    replaced while the service runs, a number by at most `most`. `important`: `-m` prints the setting.
+    `secret`: the value is never shown.
     """
     checks = validator if validator is None or callable(validator) else attrs.validators.and_(*validator)
     facts = {
@@ -148,10 +147,10 @@ def _types(cls: type[Any]) -> dict[str, Any]:
 
 
 def from_text(kind: Any, text: str, *, unit: str | None = None) -> Any:
-    """Read one value. Raises ValueError whose text says what was expected.
+    """Read a value. Raises ValueError with the expected form.
 
     Kinds: int, float, bool, str, an Enum (by the name of its member), tuple[str, ...] (comma separated) and
-    any of them with `| None` (empty text is None).
+    any of these with `| None` (empty text is None).
     """
     text = text.strip()
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
@@ -217,7 +216,7 @@ def text_of(value: object) -> str:
 
 @frozen
 class Entry:
-    """One key as it was found; `source` says where, for error texts."""
+    """A key with its value; `source` says where, for error texts."""
 
     key: str
     value: Any
@@ -368,10 +367,10 @@ def load_all(
     environment: Mapping[str, str] | None = None,
     kept: str | os.PathLike[str] | None = None,
 ) -> tuple[Any, ...]:
-    """Read several classes from one file, the environment (default: this process's) and arguments.
+    """Read several classes from a file, the environment (default: this process's) and arguments.
 
     A key that two classes share goes to both. `kept` is a second file, which comes after the first. Arguments
-    whose value is None count as not given. Raises ConfigError for the first value that does not fit.
+    whose value is None count as not given. Raises ConfigError for the first wrong value.
     """
     entries = read_file(file) if file is not None else []
     entries += read_file(kept) if kept is not None else []
@@ -406,8 +405,8 @@ def _variables(classes: Sequence[type[Any]], environment: Mapping[str, str]) -> 
 
 
 def from_environment(cls: type[C], environment: Mapping[str, str], given: Mapping[str, Any]) -> C:
-    """One configuration class from what is `given`, by field names, and from environment variables for the
-    rest. Raises ConfigError that names the variable, TypeError for a field that there is not."""
+    """A configuration class from the `given` values, by field names, and from environment variables for the
+    rest. Raises ConfigError with the variable, TypeError for an unknown field."""
     known, variables = _fields(cls), _variables((cls,), environment)
     entries = {known[entry.key].name: entry for entry in variables if entry.key not in given}
     try:
@@ -451,7 +450,7 @@ def _value(cls: type[Any], field: Attribute[Any], value: Any, source: str) -> An
 
 
 def _plain_text(value: Any) -> str:
-    """TOML and arguments bring typed values; one path checks them all."""
+    """TOML and arguments bring typed values; a single function checks all."""
     return ",".join(map(str, value)) if isinstance(value, list) else text_of(value)
 
 
@@ -463,9 +462,8 @@ def _wrong(field: Attribute[Any], value: Any, expected: str, source: str) -> Con
 def evolve(config: C, changes: Mapping[str, str]) -> C:
     """A copy with the values of `changes` (Java key or name -> text), for a change at run time.
 
-    Raises ConfigError for an unknown key, for one that is named twice, for one that needs a restart and for a
-    wrong value. Who changes a running service gets less leave than who writes its file: numbers have an upper
-    bound.
+    Raises ConfigError for an unknown key, for a key given twice, for a setting that needs a restart and for a
+    wrong value. A change of a running service is restricted more than the file: numbers have an upper bound.
     """
     cls = type(config)
     values: dict[str, Any] = {}
@@ -485,8 +483,8 @@ def evolve(config: C, changes: Mapping[str, str]) -> C:
 
 
 def with_changes(now: C, wanted: C) -> C:
-    """`now` with those values of `wanted` that may change at run time; the log names these, and those that
-    differ and need a restart."""
+    """`now` with the values of `wanted` that may change at run time; the log names these, and the differing
+    settings that need a restart."""
     values, kept = {}, []
     for field in attrs.fields(typing.cast(Any, type(now))):
         before, after = getattr(now, field.name), getattr(wanted, field.name)

@@ -90,13 +90,13 @@ class ReadResult:
 
 @frozen
 class TakeRequest:
-    """Messages that a consumer takes one by one: of a topic, or with `queue_id` of one of its queues.
+    """Single messages that a consumer takes: of a topic, or with `queue_id` of a queue of the topic.
 
-    Each message is its consumer's for `invisible_ms`, then it comes again. `subscription` and
+    Each message belongs to its consumer for `invisible_ms`, after which it is redelivered. `subscription` and
     `expression_type` are those of a ReadRequest. `in_order`: while a message of a message group
-    (`__SHARDINGKEY`) is out, the next of that group waits, and those of others do not; None: as the group's
-    settings say. A new group begins at the first message with `from_first`, else where RocketMQ's consumers
-    begin.
+    (`__SHARDINGKEY`) is out, the next of that group waits, and messages of other groups do not; None: as the
+    group's settings say. A new group begins at the first message with `from_first`, else where RocketMQ's
+    consumers begin.
     """
 
     consumer_group: str
@@ -410,17 +410,17 @@ Serve = Callable[[DoorStream, DoorHost], Awaitable[None]]
 
 @frozen(kw_only=True)
 class Door:
-    """One protocol of a plug-in.
+    """A protocol of a plug-in.
 
-    `name` stands in metrics and logs. `port` is its own, on the address of the others (0: any free one);
-    None without one. `first_bytes` are what each connection begins with: those that come to the port for
-    clients are given to this door; not 0x00, 0x16 or `GET `, which are RocketMQ's, TLS and WebSocket. Peers
-    must speak first.
+    `name` is used in metrics and logs. `port` is its own, on the address of the other ports (0: any free
+    port); None without a port. `first_bytes` are the bytes with which each connection begins: such
+    connections to the port for clients go to this door; not 0x00, 0x16 or `GET `, which are RocketMQ's, TLS
+    and WebSocket. Peers must speak first.
 
     `serve` returns when the connection is to end. `goodbye` gives the last bytes for a peer when the broker
-    stops, after all of its answers. `connections` bounds those of its own port. With `websocket` its own port
-    takes WebSocket upgrades, too. A connection on which no byte moves for `idle_seconds` is closed; None:
-    after serverChannelMaxIdleTimeSeconds.
+    stops, after all of its responses. `connections` bounds the connections of its own port. With `websocket`
+    its own port takes WebSocket upgrades, too. A connection on which no byte moves for `idle_seconds` is
+    closed; None: after serverChannelMaxIdleTimeSeconds.
     """
 
     name: str

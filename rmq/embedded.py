@@ -85,8 +85,8 @@ async def open(
 
     `settings` are broker.conf keys over `SETTINGS`. Raises PortInUse, StoreLocked, ConfigError. Leaving the
     block, also by an error or by cancellation, stops the broker cleanly (its files are flushed and closed)
-    and then the name server; the block's own error comes out bare. It may be opened by one task and closed by
-    another on asyncio, as fixtures and notebooks do.
+    and then the name server; the block's own error is raised unwrapped. On asyncio a task may open the block
+    and another task close it, as fixtures and notebooks do.
     """
     engine.check()
     folder = pathlib.Path(data_dir).resolve()

@@ -16,8 +16,8 @@ from typing import ClassVar, Final
 class RmqError(Exception):
     """The root of all errors that rmq raises on purpose.
 
-    `retriable`: the same request may succeed elsewhere or later. `hint` says in one sentence what to do.
-    `broker` is the name or address of the server that it happened at, empty when it concerns none.
+    `retriable`: the same request may succeed elsewhere or later. `hint`: a sentence with the remedy. `broker`
+    is the name or address of the server of the error, empty without a server.
     """
 
     retriable: ClassVar[bool] = False
@@ -26,8 +26,7 @@ class RmqError(Exception):
 
 
 class ConfigError(RmqError, ValueError):
-    """A setting or an argument has a wrong value: `key`, `value`, what was `expected`, and where it was
-    written."""
+    """A setting or an argument has a wrong value: `key`, `value`, the `expected` form, and the source."""
 
     hint = "correct the setting where it is written"
 
@@ -111,9 +110,10 @@ class ConnectFailed(RmqError, ConnectionError):
 
 
 class ConnectionLost(RmqError, ConnectionError):
-    """The connection to `address` ended while something was waiting for it.
+    """The connection to `address` ended while a caller waited for it.
 
-    With `was_sent` the request may have been carried out; without, it ended before the request was written.
+    With `was_sent` the request may have been carried out; without, the connection ended before the request
+    was written.
     """
 
     retriable = True
@@ -162,7 +162,7 @@ class WindowFull(RmqError, TimeoutError):
 
 
 class ReplyTimeout(RequestTimeout):
-    """The question was stored, but nobody replied to it within `seconds`."""
+    """The request was stored, but no reply came within `seconds`."""
 
     retriable = False
     hint = "check that consumers of the topic run, and that they reply"
@@ -249,7 +249,7 @@ class FlushDiskTimeout(ResponseError):
 
 
 class SlaveNotAvailable(ResponseError):
-    """Stored, but there is no slave to copy it to. As an answer to a send it is a status."""
+    """Stored, but no slave is available for a copy. As an answer to a send this is a status."""
 
     code = 11
     hint = "the message is stored; start a slave, or let the master be an ASYNC_MASTER"
@@ -270,8 +270,8 @@ class MessageIllegal(ResponseError):
 
 
 class InvalidMessage(MessageIllegal, ValueError):
-    """A message, or a batch, that cannot be sent: the remark names the field, what was given and what is
-    allowed. Raised before anything is sent."""
+    """A message, or a batch, that cannot be sent: the remark names the field, its value and the allowed
+    values. Raised before anything is sent."""
 
     hint = "correct the message"
 
@@ -280,7 +280,7 @@ class InvalidMessage(MessageIllegal, ValueError):
 
 
 class InvalidMessageType(InvalidMessage, TypeError):
-    """A field of a message is of a wrong type: the remark names it, what was given and what is expected."""
+    """A field of a message has a wrong type: the remark names the field, its value and the expected type."""
 
 
 class ServiceNotAvailable(ResponseError):
@@ -298,7 +298,7 @@ class NoPermission(ResponseError):
 
 
 class TopicNotExist(ResponseError):
-    """There is no such topic, and it is not made automatically."""
+    """The topic is unknown, and is not created automatically."""
 
     code, retriable, refresh_route = 17, True, True
     hint = "create the topic, or set autoCreateTopicEnable=true on the broker"
@@ -319,7 +319,7 @@ class PullRetryImmediately(ResponseError):
 
 
 class PullOffsetMoved(ResponseError):
-    """The offset is outside what the queue holds; the answer names the valid one."""
+    """The offset is outside of the queue; the answer names a valid offset."""
 
     code = 21
     hint = "go on from the offset in the answer"
@@ -354,7 +354,7 @@ class SubscriptionNotLatest(ResponseError):
 
 
 class SubscriptionGroupNotExist(ResponseError):
-    """There is no such consumer group, and it is not made automatically."""
+    """The consumer group is unknown, and is not created automatically."""
 
     code = 26
     hint = "create the group, or set autoCreateSubscriptionGroup=true on the broker"
@@ -421,7 +421,7 @@ def for_code(code: int, remark: str | None = None, address: str = "") -> Respons
 
 
 class NoRoute(RmqError):
-    """No name server knows a broker for `topic`, or tells this account: then it is `refused`."""
+    """No name server knows a broker for `topic`; `refused`: or no name server answers this account."""
 
     retriable = True
     hint = "create the topic, or check that a broker is registered at the name servers"
@@ -487,8 +487,8 @@ class InvalidBody(RmqError, ValueError):
 
 
 class StrayCancellation(RmqError):
-    """A cancellation that nobody aimed at the task that it came out of, such as that of a task or a future
-    that the handler awaited and another task cancelled. Its `__cause__` is the cancellation."""
+    """A cancellation that was not aimed at the task in which it was raised, such as that of a task or a
+    future that the handler awaited and another task cancelled. Its `__cause__` is the cancellation."""
 
     hint = "catch the cancellation where the other task or future is awaited, or shield what is awaited"
 
@@ -498,9 +498,8 @@ class StrayCancellation(RmqError):
 
 class SendFailed(RmqError):
     """No broker took the message: `attempts` holds (broker, error, seconds); the last error is the cause.
-
-    Attempts that ended alike at one broker are told once: `counts` says how many each stands for, and the
-    seconds are the last one's."""
+    Equal attempts at the same broker are listed once: `counts` has their numbers, and the seconds are those
+    of the last."""
 
     retriable = True
     hint = "see the attempts: the last one's hint counts"

@@ -32,12 +32,12 @@ def read_file(path: Path) -> bytes | None:
 def replace_file(
     path: str | os.PathLike[str], data: Buffer, *, mode: int | None = None, suffix: str = ".new"
 ) -> None:
-    """Write a file so that after a crash, and for whoever reads it meanwhile, it holds either the old content
-    or the new one. Raises OSError, and then it is as before.
+    """Write a file so that after a crash, and for concurrent readers, it holds either the old content or the
+    new. Raises OSError, with the file unchanged.
 
-    The folder is made if need be; a link stays a link. `mode` are the permissions, less the umask; None:
-    those of the old file, as usual for a new one. `suffix` makes the name of the file beside it that is
-    written first; two who may write the same file at once need different ones.
+    The folder is created if missing; a link stays a link. `mode` are the permissions, less the umask; None:
+    those of the old file, or the usual permissions of a new file. `suffix` names the temporary file; two
+    writers of the same file need different suffixes.
     """
     path = os.path.realpath(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -83,7 +83,7 @@ def _mode_of(path: str) -> int | None:
 
 
 def settings_saver(path: str) -> SaveSettings | None:
-    """What keeps changed settings in a properties file; None without one, and for TOML files."""
+    """The writer of changed settings to a properties file; None without a file, and for TOML files."""
     if not path or path.endswith(".toml"):
         return None
     return partial(_save_settings, Path(path).expanduser())
@@ -95,8 +95,8 @@ def _save_settings(path: Path, changes: Mapping[str, str]) -> None:
 
 
 def with_changes(text: str, changes: Mapping[str, str]) -> str:
-    """Properties text in which `changes`, by RocketMQ's keys, hold; other lines, comments and order stay as
-    they are. A setting that stands there by our name, or more than once, stands there once then."""
+    """Properties text with `changes`, by RocketMQ's keys; other lines, comments and order stay. A setting
+    under our name, or repeated, is then in the text only once."""
     left = dict(changes)
     known = {name: key for key in changes for name in spellings(key)}
     lines = []

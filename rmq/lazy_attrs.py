@@ -1,8 +1,8 @@
-"""attrs classes whose methods are made when the first of them is needed. Writing and compiling those of one
-takes attrs half a millisecond; of headers and bodies alone there are 120 classes, and a program uses few.
+"""attrs classes whose methods are made on first use. attrs takes half a millisecond to write and compile the
+methods of a class; headers and bodies alone have 120 classes, and a program uses few.
 
-`define` and `frozen` stand for attrs' own. What they return has slots, annotations and its own methods from
-the start, and stays the same class. Its methods cannot use `super()`.
+`define` and `frozen` replace attrs' own. Their classes have slots, annotations and their own methods from the
+start, and stay the same class. Methods cannot use `super()`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Metrics of a service, as values: counters, gauges and histograms, for whoever shows them.
+"""Metrics of a service, as values: counters, gauges and histograms, for any display.
 
-Counting is done in plain Python where things happen; a Metric is made of it only when somebody looks.
+Counting is done in plain Python where events happen; a Metric is made only on demand.
 """
 
 from __future__ import annotations
@@ -59,10 +59,8 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 @frozen
 class Metric:
-    """One metric: its rows are (values of the labels, number or Histogram).
-
-    `name` is in Prometheus' form without prefix, its unit last; a counter's ends in _total there.
-    """
+    """A metric: its rows are (values of the labels, number or Histogram). `name` is in Prometheus' form
+    without prefix, its unit last; a counter's name there ends in _total."""
 
     name: str
     kind: Kind
@@ -77,7 +75,7 @@ def single(name: str, kind: Kind, help: str, value: float | Histogram) -> Metric
 
 
 class Refusing(Protocol):
-    """What lets peers in, and says how often it did not."""
+    """An acceptor of connections, with counts of its refusals."""
 
     @property
     def refused(self) -> Mapping[str, int]:

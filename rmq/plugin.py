@@ -1,13 +1,12 @@
-"""Plugins: what a third party may add to a broker without changing it.
+"""Plug-ins: additions of third parties to a broker, without changes of its code.
 
-A plugin is a class named by an entry point of the group `rmq.plugins`; the setting `plugins = acl, trace`
-chooses and orders. Installed but not named means not loaded. Hooks are synchronous because they stand on the
-path of every message: a plugin that needs I/O appends to a bounded deque of its own and drains it in
+A plug-in is a class named by an entry point of the group `rmq.plugins`; the setting `plugins = acl, trace`
+chooses and orders. Installed but not named means not loaded. Hooks are synchronous because they are on the
+path of every message: a plug-in that needs I/O appends to a bounded deque of its own and drains the deque in
 `run()`.
 
 A gate (`on_request`) that fails with anything but AccessDenied refuses the request: it fails closed. An
 observer (`on_response`, `on_stored`, `on_pulled`) that fails is logged and counted: it fails open.
-
 `handlers()` adds request codes that the server itself does not answer; they pass the gates like all others.
 """
 
@@ -152,11 +151,8 @@ Page = Callable[[Asked], Awaitable[Answer]]
 
 @frozen
 class StoredEvent:
-    """Messages of one topic that one peer has just had stored.
-
-    `records` are those whose sender gets an answer, with the places that they were given; `store_host` is the
-    broker's address in their ids.
-    """
+    """Messages of a topic that a peer has just had stored. `records` are those whose sender gets an answer,
+    with their places; `store_host` is the broker's address in their ids."""
 
     topic: str
     count: int
@@ -181,8 +177,8 @@ class PulledEvent:
 
 
 class Run(Protocol):
-    """Consecutive sends of one connection to topics that exist, all of one account, or of none: what those
-    who decide what may be sent need to know of them."""
+    """Consecutive sends of a connection to existing topics, all of the same account, or of none: the facts
+    for a decision about them."""
 
     @property
     def account(self) -> str | None:
@@ -218,12 +214,12 @@ class Host(Protocol):
     def put(self, message: Message, on_done: OnAppended | None = None) -> None:
         """Store a message, by the rules of a send; it is readable when the broker's present turn ends.
 
-        The broker decides the queue, and makes the topic where that is allowed. `on_done` is called with the
-        outcome, as a producer would be answered: at once, or when the disk or the replicas have the message.
-        Raises ResponseError when the broker refuses the message (too long, a reserved topic, no permission,
-        the broker closes or its disk is full), and StoreError when it cannot be written; `on_done` is not
-        called then. Without `on_done`, StoreError is the only word of a failed write, and inside a turn of
-        the broker there is none. A name server stores no messages: it raises LocalProtocolError.
+        The broker decides the queue, and creates the topic if allowed. `on_done` is called with the outcome,
+        as a producer would be answered: at once, or when the disk or the replicas have the message. Raises
+        ResponseError when the broker refuses the message (too long, a reserved topic, no permission, the
+        broker closes or its disk is full), and StoreError for a failed write, without a call of `on_done`.
+        Without `on_done`, StoreError is the only report of a failed write, and inside a turn of the broker no
+        report comes. A name server stores no messages: it raises LocalProtocolError.
         """
 
     def topic_of(self, physical_offset: int) -> str | None:
@@ -233,16 +229,16 @@ class Host(Protocol):
     def answer_saved(
         self, request: Command, peer: Peer, write: Callable[[], T], then: Callable[[T], Command]
     ) -> Command | None:
-        """For `handlers`: the answer to a request that has a file changed, or None when it comes later.
-        `write()` waits for the disk, in a thread where the server has one for it, and one after the other;
-        `then` is given its result, in the event loop, and makes the answer. An error of either is answered.
-        """
+        """For `handlers`: the response to a request that changes a file, or None when the response comes
+        later. `write()` waits for the disk, in a thread if the server has a thread for files, in order;
+        `then` gets its result, in the event loop, and makes the response. An error of either becomes the
+        response."""
 
     def save(
         self, write: Callable[[], T], then: Callable[[T], None], fail: Callable[[Exception], None]
     ) -> None:
-        """Write a file that no request waits for, as `answer_saved` does, one after the other with those:
-        `then` is given the result of `write()`, or `fail` the error of either, in the event loop."""
+        """Write a file without a request, as `answer_saved` does and in the same order: `then` gets the
+        result of `write()`, or `fail` the error of either, in the event loop."""
 
     def shared_changed(self) -> None:
         """`Plugin.shared` has become another text: followers are to be told."""
@@ -269,17 +265,15 @@ class Plugin:
         """See a request before it is handled. Raises AccessDenied(remark=…) to refuse it."""
 
     def on_run(self, peer: Peer, run: Run) -> Callable[[], None] | None:
-        """Whether `on_request` would let each of these sends pass: None when it would not, or it has to be
-        asked, one by one. What else `on_request` would do is done by the answer, which is called before they
-        are stored, and not at all when they are asked one by one after all. A gate without this has the
-        compiled engine make no runs.
-        """
+        """Whether `on_request` would let each of these sends pass: None when it would not, or when it must
+        see each send. The result is a function with the other effects of `on_request`, called before the
+        sends are stored, and not at all when each send is checked after all. With a gate without this hook
+        the compiled engine makes no runs."""
         return None
 
     def on_head(self, peer: Peer, command: Command) -> None:
-        """See the header of a request whose body is large and not here yet. Raises AccessDenied to refuse it;
-        `on_request` sees it again when it is whole.
-        """
+        """See the header of a request whose large body has not come yet. Raises AccessDenied to refuse the
+        request; `on_request` sees the complete request."""
 
     def may_publish(self, peer: Peer, topic: str) -> bool:
         """Whether a peer may send to a topic, and so be shown what was sent there and is undecided yet."""
@@ -311,7 +305,7 @@ class Plugin:
         return True
 
     def listens(self) -> Mapping[str, str]:
-        """What it listens for -> where, for those who start the server."""
+        """Listener -> address, for the start banner."""
         return {}
 
     def pages(self) -> Mapping[str, Page]:
@@ -326,13 +320,13 @@ class Plugin:
         """See that messages were handed out."""
 
     def shared(self) -> bytes | None:
-        """What the replicas of a controlled set shall have in common of this plugin, as this one has it; None
-        for nothing. Followers are told it, sealed, where the set has a clusterSecretFile, when they come and
-        at `Host.shared_changed`. Two MiB at most."""
+        """The state of this plug-in that the replicas of a set with controllers share; None for nothing.
+        Slaves get it, sealed, if the set has a clusterSecretFile, when they connect and at
+        `Host.shared_changed`. Two MiB at most."""
         return None
 
     def take_shared(self, text: bytes) -> None:
-        """Have what the master's plugin has; it may be what is here already. Raises RmqError, which is
+        """Take the state of the master's plug-in; it may equal the present state. Raises RmqError, which is
         logged."""
 
     async def run(self) -> None:
@@ -370,7 +364,7 @@ class Hooks:
         return len(self.runs) == len(self.requests)
 
     def admit_run(self, peer: Peer, run: Run) -> list[Callable[[], None]] | None:
-        """What the gates note of a run that passes all of them; None when they must see each of its sends."""
+        """The gates' result for a run that passes all gates; None when they must see each send."""
         if not self.take_runs:
             return None
         found = []

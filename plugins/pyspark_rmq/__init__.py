@@ -1,6 +1,5 @@
 """The Spark data source `rmq`. Spark imports every module named `pyspark_*` when it looks for a source and
-takes its `DefaultSource`: so this one imports next to nothing.
-"""
+takes its `DefaultSource`: so this module imports almost nothing."""
 
 from __future__ import annotations
 

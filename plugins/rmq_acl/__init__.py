@@ -93,7 +93,8 @@ class AclPlugin(Plugin):
             )
 
     def on_run(self, peer: Peer, run: Run) -> Callable[[], None] | None:
-        """Let sends of one account through, if each brings a signature that holds and it may send there."""
+        """Let sends of an account through, if each has a valid signature and the account may send to its
+        topic."""
         accounts, name = self.files.accounts, run.account
         if name is None:
             sender = by_address(None, accounts, peer.peer_address)
@@ -107,7 +108,7 @@ class AclPlugin(Plugin):
         return self._senders.of_run(peer, run, account)
 
     def on_head(self, peer: Peer, command: Command) -> None:
-        """Refuse at once what nobody has signed; a signature is looked at when the body is here."""
+        """Refuse unsigned requests at once; a signature is checked when the body has come."""
         try:
             ext = command.ext
         except (RemoteProtocolError, ValueError):
@@ -155,7 +156,7 @@ class AclPlugin(Plugin):
         return may(account, kind, name, needed)
 
     def on_response(self, peer: Peer, command: Command, response: Command) -> None:
-        """Note that what an administrator asked has failed."""
+        """Record that an administrator's request has failed."""
         if response.code and any(command is admitted for admitted in self._admitted):
             self.audit.admin(peer.peer_address, command, f"failed with code {response.code}")
 
@@ -168,7 +169,7 @@ class AclPlugin(Plugin):
         return self.files.shared()
 
     def take_shared(self, text: bytes) -> None:
-        """Have the master's files of accounts, once they are written here."""
+        """Take the master's files of accounts, once they are written locally."""
         self.host.save(partial(self.files.following, text), self._followed, _refused)
 
     def _followed(self, state: State | None) -> None:

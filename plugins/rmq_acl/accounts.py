@@ -1,4 +1,4 @@
-"""Accounts: who there is, from which addresses, and what each may do. Values only; `plainfile` reads them."""
+"""Accounts: names, addresses, and permissions. Values only; `plainfile` reads them."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _ALL: Final = permissions.PUB | permissions.SUB
 
 
 def beyond_default(topic: str) -> int:
-    """What no default permission gives of a topic, since it holds messages of topics that entries may deny:
-    nothing at all of dead letters and of the broker's own, and no SUB of replies and traces, which every
-    client writes."""
+    """The rights that no default permission gives, since such a topic holds messages of topics that entries
+    may deny: none at all for dead letters and the broker's own topics, and no SUB for replies and traces,
+    which every client writes."""
     if topic in INTERNAL_TOPICS or topic.startswith(DLQ_PREFIX):
         return _ALL
     if topic == TRACE_TOPIC or topic.endswith(f"_{REPLY_TOPIC_POSTFIX}"):
@@ -51,10 +51,8 @@ def beyond_default(topic: str) -> int:
 
 @frozen
 class Account:
-    """One account. `topics` and `groups` hold the permissions of single ones; the others have the default.
-
-    `proof` is one of `PROOFS`, or empty where the server decides.
-    """
+    """An account. `topics` and `groups` hold specific permissions; all other topics and groups have the
+    default. `proof` is an element of `PROOFS`, or empty, which leaves it to the server."""
 
     access_key: str
     secret_key: str = field(repr=False)

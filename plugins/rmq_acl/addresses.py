@@ -36,7 +36,7 @@ class WhiteAddress:
     choices: tuple[tuple[Part, ...], ...] = field(default=(), repr=False)
 
     def __contains__(self, host: str) -> bool:
-        """Whether an address, without its port, is one of them."""
+        """Whether an address, without its port, matches."""
         if self.is_everywhere:
             return True
         numbers = _numbers(host) if self.choices else None

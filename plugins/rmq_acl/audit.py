@@ -1,10 +1,10 @@
-"""The audit log: what administrators did and what was refused, one line each, without secrets.
+"""The audit log: actions of administrators and refusals, a line each, without secrets.
 
     admin  who=manager from=10.0.0.4:51234 action=DELETE_TOPIC_IN_BROKER(215) on=topic:Orders result=allowed
 
-Lines go to the logger `rmq.audit`, and to a file of their own when `aclAuditFile` names one. Refusals cost an
-attacker nothing, so lines past a rate are counted instead of written; what administrators do has a rate of
-its own, which no stranger can use up.
+Lines go to the logger `rmq.audit`, and to a file of their own when `aclAuditFile` names a file. Refusals cost
+an attacker nothing, so lines past a rate are counted instead of written; actions of administrators have a
+rate of their own, which no stranger can use up.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def action(code: int) -> str:
 
 
 def clean(text: object) -> str:
-    """A text that fits one word of one line, so that nobody forges lines."""
+    """A text that fits a single word of a line, so that no client can forge lines."""
     short = str(text)[:300]
     plain = short.isprintable() and not any(letter in short for letter in ' "=') and short != ""
     return short if plain else ascii(short)

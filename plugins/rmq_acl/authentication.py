@@ -1,4 +1,4 @@
-"""Who the requests of a connection are from: signatures, proofs, and the pace of guesses together."""
+"""Authentication of a connection's requests: signatures, proofs, and the throttle of guesses together."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Authentication:
         return sender
 
     def login(self, peer: Peer, user: str, secret: str, signed: bytes | None, accounts: Accounts) -> None:
-        """Have a door's peer work for the account that it proves: by its secret, or by the signature of
-        `signed`. Wrong ones count as wrong signatures of requests do. Raises AccessDenied."""
+        """Let a door's peer work for an account that it proves: by its secret, or by the signature of
+        `signed`. Failures count like wrong signatures of requests. Raises AccessDenied."""
         host = host_of(peer.peer_address)
         self._guesses.check(host, user)
         if not is_login(accounts, user, secret, signed):
@@ -48,8 +48,8 @@ class Authentication:
         peer.state[ACCOUNT] = user
 
     def of_run(self, peer: Peer, run: Run, account: Account) -> Callable[[], None] | None:
-        """What `of` would note of sends that all bring this account's name; None when `of` must see them: the
-        connection has not shown the account yet, a signature does not hold, or a proof is not new."""
+        """The sender that `of` would record for sends under this account's name; None when `of` must check
+        them: the connection has not proved the account yet, a signature is wrong, or a proof is not new."""
         state = peer.state
         if state.get(_PROVED) != account.access_key or not (signed := holding(run, account)):
             return None

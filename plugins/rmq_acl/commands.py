@@ -31,7 +31,7 @@ class Commands:
         self._host = host
 
     def handlers(self) -> Mapping[int, Handler]:
-        """What this part answers."""
+        """Request codes and their handlers."""
         return {
             RequestCode.UPDATE_AND_CREATE_ACL_CONFIG: self._on_update,
             RequestCode.DELETE_ACL_CONFIG: self._on_delete,
@@ -71,7 +71,7 @@ class Commands:
         now_ms: int,
         refusal: Callable[[object], ResponseError],
     ) -> Command | None:
-        """The answer when the file has what `edit` makes of it, and the accounts hold."""
+        """The response once the file has the result of `edit`, and the accounts are in force."""
 
         def write() -> tuple[State, ResponseError | None]:
             try:

@@ -46,7 +46,7 @@ def update_account(header: CreateAccessConfigRequestHeader, proof: str | None = 
 
 
 def delete_account(access_key: str) -> Edit:
-    """Remove an account; the edit raises ValueError when it is not there."""
+    """Remove an account; the edit raises ValueError for an unknown account."""
 
     def edit(tree: dict[str, Any]) -> None:
         account = _account(tree, access_key)

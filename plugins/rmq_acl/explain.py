@@ -14,7 +14,7 @@ _ALL = PUB | SUB
 
 @frozen
 class Verdict:
-    """The decision, and what decided it."""
+    """The decision, and its reason."""
 
     is_allowed: bool
     reason: str

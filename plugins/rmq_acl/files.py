@@ -1,7 +1,7 @@
 """The accounts' files on disk: found, read, watched, changed.
 
-As in RocketMQ there is one main file, plain_acl.yml, and any number of others in the folder `acl` beside it.
-All of them together are taken, or none: an error keeps the accounts that were read before.
+As in RocketMQ the main file is plain_acl.yml, beside a folder `acl` with any number of further files. All
+files are accepted together, or none: an error keeps the accounts of the last read.
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ log = logging.getLogger("rmq.acl")
 
 
 def find(named: str, settings_file: str, environment: Mapping[str, str]) -> Path:
-    """The main file: the one that is named, else beside the settings file, else RocketMQ's.
-
-    Raises ConfigError when there is none.
-    """
+    """The main file: the configured file, else the file beside the settings file, else RocketMQ's. Raises
+    ConfigError without any."""
     if named:
         return Path(named).expanduser().absolute()
     home = environment.get("ROCKETMQ_HOME", "")
@@ -56,7 +54,7 @@ def find(named: str, settings_file: str, environment: Mapping[str, str]) -> Path
 
 @frozen
 class State:
-    """The accounts' files as they were read at one time; `stamps` tells whether one has changed since."""
+    """The accounts' files at the time of a read; `stamps` reveals later changes."""
 
     files: tuple[AclFile, ...]
     accounts: Accounts
@@ -64,7 +62,7 @@ class State:
 
 
 class AclFiles:
-    """What was read last: `accounts`, and the files they stand in, the main one first."""
+    """The last read state: `accounts`, and their files, the main file first."""
 
     def __init__(self, main: Path) -> None:
         self.main = main
@@ -82,7 +80,7 @@ class AclFiles:
         return self._state.accounts
 
     def load(self) -> None:
-        """Read all files. Raises AclFileError; the accounts stay as they were then."""
+        """Read all files. Raises AclFileError, with the accounts unchanged."""
         self.take(self._read())
 
     def _read(self) -> State:
@@ -95,7 +93,7 @@ class AclFiles:
         return State(files, plainfile.merge(files), stamps)
 
     def poll(self) -> bool:
-        """Read the files again if one has changed; whether there are new accounts. Errors are logged once."""
+        """Read the files again after a change; return whether accounts are new. Errors are logged once."""
         stamps = self._stamp()
         if stamps == self._state.stamps:
             return False
@@ -118,21 +116,20 @@ class AclFiles:
         return str(self.main)
 
     def change(self, path: str, edit: Callable[[dict[str, Any]], None], now_ms: int) -> None:
-        """`take` what `changed` makes of the files as they are. Raises as that."""
+        """`take` the result of `changed` on the present files. Raises the same errors."""
         self.take(self.changed(self.fresh(), path, edit, now_ms))
 
     def fresh(self) -> State:
-        """The accounts as all files say now: somebody may have edited them a moment ago. It may run in any
-        thread. Raises AclFileError.
-        """
+        """The accounts in the present files, which a person may have edited a moment ago. May run in any
+        thread. Raises AclFileError."""
         return self._read() if any(True for _ in self._paths()) else self._state
 
     def changed(self, state: State, path: str, edit: Callable[[dict[str, Any]], None], now_ms: int) -> State:
-        """Rewrite one file with what `edit` makes of its content, and a new version; returns the accounts
-        then, for `take`. It may run in any thread, one at a time.
+        """Rewrite a file with the result of `edit` on its content, and a new version; return the new
+        accounts, for `take`. May run in any thread, but not concurrently.
 
-        The new file is checked before it takes the old one's place in one step. Raises AclFileError, and what
-        `edit` raises, and then nothing has changed.
+        The new file is checked before it replaces the old file in a single step. Raises AclFileError, and the
+        errors of `edit`, with nothing changed.
         """
         old = next((file for file in state.files if file.path == path), AclFile(path))
         tree = deepcopy(dict(old.tree))
@@ -148,7 +145,7 @@ class AclFiles:
         return State(files, accounts, {**state.stamps, path: _stamp_of(Path(path))})
 
     def take(self, state: State) -> None:
-        """Have these accounts from now on. What has changed on the disk since they were read, `poll` sees."""
+        """Use these accounts from now on. `poll` notices changes on the disk since they were read."""
         if not any(account.admin for account in state.accounts.table.values()):
             log.warning("no account in %s is an administrator", self.main)
         self._state = state
@@ -159,12 +156,12 @@ class AclFiles:
         return json.dumps({"at": self._place(), "files": texts})
 
     def following(self, text: bytes) -> State | None:
-        """Have the files that another server has, in place of these, which stay beside them as .bak; returns
-        the accounts then, for `take`, or None when nothing is to be done, as when these are that server's own
-        files. It may run in any thread, one at a time.
+        """Replace these files by the files of another server, and keep the old files as .bak; return the
+        accounts, for `take`, or None when nothing has to be done, as when the files are equal. May run in any
+        thread, but not concurrently.
 
-        All are checked before the first one is written. Raises AclFileError, and RemoteProtocolError for what
-        `shared` has not made.
+        All files are checked before the first is written. Raises AclFileError, and RemoteProtocolError for a
+        text that `shared` has not made.
         """
         wanted = self._named(text)
         if wanted is None:
@@ -185,7 +182,7 @@ class AclFiles:
         return State(files, accounts, self._stamp())
 
     def _name(self, path: str) -> str:
-        """What a file is called here and at other servers, whose main file may lie elsewhere."""
+        """Name of a file for other servers, whose main file may have another path."""
         return "" if path == str(self.main) else os.path.relpath(path, self.main.parent)
 
     def _place(self) -> str:
@@ -193,8 +190,8 @@ class AclFiles:
         return f"{socket.gethostname()}:{os.path.realpath(self.main)}"
 
     def _named(self, text: bytes) -> dict[str, bytes] | None:
-        """The bytes of the files of a text, by their paths here, the main one first; None when they are ours,
-        too."""
+        """The bytes of the files of a text, by their local paths, the main file first; None when they equal
+        ours."""
         given = json.loads(text)
         rows = given.get("files") if isinstance(given, dict) else None
         if not isinstance(rows, dict) or not rows:
@@ -253,7 +250,7 @@ def _stamp_of(path: Path) -> object:
 
 
 def _keep(path: str, data: bytes) -> None:
-    """Keep what a file had, beside it, for its owner alone."""
+    """Keep the old content of a file beside the file, for its owner alone."""
     try:
         replace_file(path + KEPT, data, mode=OWNER_ONLY)
     except OSError as error:

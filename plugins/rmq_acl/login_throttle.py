@@ -1,8 +1,8 @@
-"""Slows down who guesses secrets: wrong signatures under one name from one address, a few at a time.
+"""Throttle of guesses at secrets: few wrong signatures under the same name from the same address.
 
-An account is not shut out by others: only its name together with the address counts, and a connection that
-has shown a right signature goes on. Right ones that come among many wrong ones, as when a secret has changed
-and some clients still have the old one, get through at the same pace as those.
+Other clients cannot lock an account out: only its name together with the address counts, and a connection
+that has shown a right signature goes on. Right signatures among many wrong signatures, as when a secret has
+changed and some clients still have the old secret, get through at the same pace.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LoginThrottle:
         self._until: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def check(self, host: str, name: str) -> None:
-        """Raises AccessDenied when there were too many wrong signatures; this one is not looked at then."""
+        """Raises AccessDenied after too many wrong signatures; this signature is not checked in that case."""
         until = self._until.get((host, name[:NAME_MAX]))
         if until is None:
             return

@@ -15,7 +15,7 @@ NAMES: Final = {DENY: "DENY", ANY: "PUB or SUB", PUB: "PUB", SUB: "SUB", PUB | S
 
 
 def parse(text: str | None) -> int:
-    """The permission of a text; nothing means DENY. Raises ValueError for what no reader should guess at."""
+    """The permission of a text; an empty text means DENY. Raises ValueError for an unclear text."""
     if not text:
         return DENY
     try:
@@ -25,7 +25,7 @@ def parse(text: str | None) -> int:
 
 
 def allows(needed: int, owned: int) -> bool:
-    """Whether who has `owned` may do `needed`."""
+    """Whether the permission `owned` includes `needed`."""
     if owned & DENY:
         return False
     if needed & ANY:

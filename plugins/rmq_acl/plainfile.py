@@ -1,7 +1,7 @@
-"""plain_acl.yml: text -> accounts, and changes to it. Pure; nothing here ever shows a secret.
+"""plain_acl.yml: text -> accounts, and changes to it. Pure; nothing ever shows a secret.
 
-A file is read as a whole or not at all. An error names the file, the line, the field and what to write. Of
-the text it quotes at most a permission or an address: what cannot be parsed may be a secret.
+A file is read as a whole or not at all. An error names the file, the line, the field and the remedy. It
+quotes at most a permission or an address of the text, since an unreadable part may be a secret.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ class AclFileError(RmqError):
 
 @frozen
 class AclFile:
-    """One file as it was read. `tree` is its whole content, for a change, and `data` its bytes; they hold
-    secrets."""
+    """A file as read. `tree` is its whole content, for a change, and `data` its bytes; both hold secrets."""
 
     path: str
     accounts: tuple[Account, ...] = ()
@@ -248,7 +247,7 @@ def _is_null(node: yaml.Node) -> bool:
 
 
 def _tree(root: yaml.Node) -> dict[str, Any]:
-    """The content as plain values; what accounts are called and their secrets stay as they are written."""
+    """The content as plain values; names and secrets of accounts keep their spelling."""
     for node in _nodes(root, ACCOUNTS):
         for account in node.value:
             for key in (ACCESS_KEY, SECRET_KEY):

@@ -1,7 +1,8 @@
-"""Which requests must be proved, and that one is of now and no recorded one. See rmq.protocol.signature.
+"""Request signing: which requests need a proof, and whether a proof is new rather than a replay. See
+rmq.protocol.signature.
 
-A session's numbers grow, so a number that is not above its last one was there before. Sessions that are
-forgotten leave the time up to which their requests were made: a session that nobody knows begins behind it.
+A session's numbers grow, so a number that is not above its last was used before. Forgotten sessions leave the
+time of their last request: an unknown session must begin after it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _DIGITS_MAX: Final = 18
 
 @define
 class _Sessions:
-    """What an account has sent: session -> its last number and time, the one used longest ago first."""
+    """Requests of an account: session -> its last number and time, the least recently used first."""
 
     table: OrderedDict[str, tuple[int, int]] = field(factory=OrderedDict)
     begins_ms: int = 0
@@ -63,7 +64,7 @@ class SignedRequests:
         self._sessions: dict[str, _Sessions] = {}
 
     def mode(self, account: Account) -> str:
-        """What is asked of an account: its entry's word, else what the profile makes of it."""
+        """The proof required of an account: by its entry, else by the profile."""
         return account.proof or (REQUIRED if account.admin and self._admins_must else OPTIONAL)
 
     def check_needed(self, account: Account) -> None:
@@ -78,7 +79,7 @@ class SignedRequests:
             raise AccessDenied(remark=remark)
 
     def check_new(self, account: Account, ext: Mapping[str, str]) -> None:
-        """The proof of a request holds. Raises AccessDenied unless it is of now, and was never here."""
+        """Check the proof of a request. Raises AccessDenied unless it is recent and was never used."""
         nonce, time_ms = ext.get(NONCE, ""), _number(ext.get(TIME, ""))
         count = _number(nonce[_COUNT])
         if not nonce.startswith(account.key.mark) or min(count, time_ms) < 0:
@@ -98,7 +99,7 @@ class SignedRequests:
             raise AccessDenied(remark=remark)
 
     def taking_signed(self, account: Account) -> Callable[[], None] | None:
-        """`check_needed` for requests of which it has to do nothing; None when it refuses."""
+        """`check_needed` for requests that need nothing more; None for a refusal."""
         try:
             self.check_needed(account)
         except AccessDenied:
@@ -106,9 +107,9 @@ class SignedRequests:
         return _nothing
 
     def taking(self, account: Account, proofs: Sequence[tuple[str, str]]) -> Callable[[], None] | None:
-        """`check_new` for proofs by their nonces and times, which all hold: what notes that they were here,
-        to be called before any other is checked. None when one is refused, or has to be looked at by itself.
-        """
+        """`check_new` for proofs by their nonces and times, all with right signatures. Return the function
+        that records them, to be called before the next check. None when a proof is refused, or needs a check
+        of its own."""
         mark, session = account.key.mark, proofs[0][0][_SESSION]
         now_ms, before, latest_ms = self._now_ms(), -1, 0
         for nonce, time in proofs:
@@ -136,7 +137,7 @@ class SignedRequests:
         return take
 
     def forget_others(self, names: Mapping[str, object]) -> None:
-        """Accounts were read anew: forget those that are gone."""
+        """Accounts were read again: forget the sessions of removed accounts."""
         for name in self._sessions.keys() - names.keys():
             del self._sessions[name]
 

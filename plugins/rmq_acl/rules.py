@@ -1,8 +1,9 @@
-"""What each request needs: one table, request code -> Rule. What is not in it is refused.
+"""Rules: the permissions that each request needs, in a table: request code -> Rule. A code without a rule is
+refused.
 
 The facts about RocketMQ are pinned by tests/golden/acl_rules.json; docs/security.md says where and why this
-table asks for more. Headers are read by the very reader that the handler uses, so that the two cannot
-understand one request differently.
+table requires more. Headers are read by the same reader that the handler uses, so that both understand a
+request alike.
 """
 
 from __future__ import annotations
@@ -66,14 +67,14 @@ class Level(IntEnum):
 
 @frozen
 class Rule:
-    """What one request code needs."""
+    """The needs of a request code."""
 
     level: Level
     needs: Callable[[Command, TopicOf], Iterable[Need]] = field(default=lambda command, topic_of: ())
 
 
 def check(command: Command, sender: Sender, topic_of: TopicOf) -> Level:
-    """Refuse what the sender may not do; returns what kind of request it is. Raises AccessDenied."""
+    """Refuse a forbidden request; return the kind of the request. Raises AccessDenied."""
     rule = RULES.get(command.code)
     if rule is None:
         raise AccessDenied(remark=f"request code={command.code} is not known to the access rules")
@@ -114,7 +115,8 @@ def is_free_trace(account: Account, command: Command) -> bool:
 
 
 def needs_of(command: Command, topic_of: TopicOf) -> Iterable[Need]:
-    """What a request touches. Raises AccessDenied when it cannot be read: nobody knows what it would do."""
+    """The resources of a request. Raises AccessDenied for an unreadable request, since its effect is
+    unknown."""
     try:
         return RULES[command.code].needs(command, topic_of)
     except (RemoteProtocolError, StoreError, ValueError, TypeError) as error:
@@ -168,7 +170,8 @@ def _send(command: Command, topic_of: TopicOf) -> tuple[Need]:
 
 
 def _send_back(command: Command, topic_of: TopicOf) -> list[Need]:
-    """Giving a message back copies it to the group's retry topic: only who may read it may have it copied."""
+    """A message that is given back is copied to the group's retry topic: only a client that may read the
+    message may have it copied."""
     header = command.read(HEADERS[command.code])
     topic = topic_of(header.offset)
     needs: list[Need] = [(GROUP, header.group, SUB)]
@@ -176,14 +179,14 @@ def _send_back(command: Command, topic_of: TopicOf) -> list[Need]:
 
 
 def _pull(command: Command, topic_of: TopicOf) -> list[Need]:
-    """Who may read a topic may look at it with RocketMQ's tools, whose group keeps nothing."""
+    """A client that may read a topic may inspect it with RocketMQ's tools, whose group stores nothing."""
     header = command.read(HEADERS[command.code])
     needs: list[Need] = [(TOPIC, header.topic, SUB)]
     return needs if header.consumer_group == TOOLS_GROUP else [*needs, (GROUP, header.consumer_group, SUB)]
 
 
 def _stored(action: int, offset_field: str) -> Callable[..., list[Need]]:
-    """Needs of a request that names a message by its place only: those of the topic it belongs to."""
+    """Needs of a request that names a message by its place only: the needs of its topic."""
 
     def needs(command: Command, topic_of: TopicOf) -> list[Need]:
         topic = topic_of(getattr(command.read(HEADERS[command.code]), offset_field))
@@ -219,7 +222,7 @@ def _check_client(command: Command, topic_of: TopicOf) -> list[Need]:
 
 
 def _route(command: Command, topic_of: TopicOf) -> list[Need]:
-    """Who may read or write a topic may know where it is; the default topic belongs to everybody."""
+    """A client that may read or write a topic may know its route; the default topic is open to all."""
     topic = command.read(HEADERS[command.code]).topic
     if topic in (AUTO_CREATE_TOPIC, TRACE_TOPIC):
         return []

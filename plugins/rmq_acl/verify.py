@@ -1,4 +1,5 @@
-"""Who sent a command: the account whose signature it carries. Pure; the name server and tests use it too."""
+"""Verification of a command: the account whose signature it carries. Pure; also for the name server and
+tests."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _NOBODY: Final = Account("", secrets.token_hex())
 
 
 class Unproved(AccessDenied):
-    """A signature is wrong, or there is no such account: the sender is told one thing for both, `reason` is
+    """A signature is wrong, or the account is unknown: the sender gets the same text for both, `reason` is
     for the audit log."""
 
     def __init__(self, name: str, *, known: bool) -> None:
@@ -37,7 +38,8 @@ class Unproved(AccessDenied):
 
 @frozen
 class Sender:
-    """Who a command is from: an account, or None for a white address; and whether a signature proves it."""
+    """Sender of a command: an account, or None for a white address; and whether a signature proves the
+    account."""
 
     account: Account | None
     is_signed: bool
@@ -49,10 +51,10 @@ class Sender:
 
 
 def identify(command: Command, accounts: Accounts, peer: str, proofs: SignedRequests) -> Sender:
-    """Who sent a command from the address `peer`; raises AccessDenied when that is nobody.
+    """The sender of a command from the address `peer`; raises AccessDenied for an unknown sender.
 
-    An address of the global white list needs no account, one of an account's own list no signature; `signed`
-    is False for both, unless they bring one that holds.
+    An address of the global white list needs no account, an address of an account's own list no signature;
+    `signed` is False for both, unless they bring a right signature.
     """
     try:
         return Sender(_signer(command, accounts, proofs), True)
@@ -64,8 +66,8 @@ def identify(command: Command, accounts: Accounts, peer: str, proofs: SignedRequ
 
 
 def by_address(name: str | None, accounts: Accounts, peer: str) -> Sender | None:
-    """Who somebody is that has not signed, by the address `peer`: from a global white one anybody, from one
-    of the account that is named that account. Else None."""
+    """The sender of an unsigned command, by the address `peer`: any sender from a global white address, the
+    given account from a white address of its own. Else None."""
     host = host_of(peer)
     if accounts.white and accounts.is_white(host):
         return Sender(None, False)

@@ -1,9 +1,10 @@
 """Metrics for Prometheus, as a plug-in: `plugins = metrics`, then GET http://127.0.0.1:5557/metrics.
 
-With `?queues=true` there is a row for each queue beside the sums by topic. A page is kept for a second, and
-who asks while it is made gets that one too. Needs the extra `metrics` (prometheus-client). Nothing is done
-for a message: what the broker counts anyway is read when somebody scrapes. For a request two clock readings
-are taken, and for a refused one a counter moves.
+With `?queues=true` the page has a row for each queue beside the sums by topic. A page is kept for a second,
+and concurrent scrapes share it. Needs the extra `metrics` (prometheus-client). Messages cost nothing: a
+scrape reads figures that the broker counts anyway. A request costs two clock readings, and a refusal a
+counter.
+
 Every metric is listed in docs/metrics.md.
 """
 
@@ -65,7 +66,7 @@ class MetricsPlugin(Plugin):
             raise ConfigError("plugins", "metrics", wanted) from None
 
     def listens(self) -> dict[str, str]:
-        """The address for scrapes, and whether anybody there may read them."""
+        """The address for scrapes, and whether it needs a token."""
         where = join_address(self.address, self.port) if self.port else f"{self.address}, a free port"
         is_open = not self._token and not is_loopback(self.address)
         return {"metrics": f"{where}, for anybody (metricsTokenFile)" if is_open else where}
@@ -77,7 +78,8 @@ class MetricsPlugin(Plugin):
             self._refusals[request, reason] += 1
 
     def on_pulled(self, event: PulledEvent) -> None:
-        """Note how long it took to hand messages out: since the pull came, or the send that it waited for."""
+        """Count the delay of messages handed out: since the pull came, or since the send that it waited
+        for."""
         self._pulls.observe(event.seconds)
 
     def metrics(self) -> list[Metric]:
@@ -103,7 +105,8 @@ class MetricsPlugin(Plugin):
         return {"/metrics": self.page, "/": self.page}
 
     async def page(self, asked: Asked) -> Answer:
-        """The metrics as text, for those who bring the token; made in slices, so that others are served."""
+        """The metrics as text, for requests with the token; made in slices, so that other requests are
+        served."""
         if self._token and not brings_token(asked, self._token):
             text = b"a token is needed: Authorization: Bearer TOKEN\n"
             return Answer(text, 401, more=(("WWW-Authenticate", "Bearer"),))
@@ -133,6 +136,6 @@ def _tasks() -> int:
 
 
 def _token(path: str) -> bytes:
-    """The token in a file; empty without one. Raises ConfigError when it cannot be read or is short."""
+    """The token in a file; empty without a file. Raises ConfigError for an unreadable or short token."""
     secret = cluster_secret(path, "metricsTokenFile")
     return b"" if secret is None else secret.value

@@ -1,8 +1,7 @@
-"""Metrics -> the text that Prometheus reads, in slices; what is known of this process comes by
-prometheus-client.
+"""Metrics -> the text for Prometheus, in slices; metrics of this process come from prometheus-client.
 
-Its own writer takes 25 µs a row and must be in a thread then, where it keeps the interpreter's lock: each
-call of the loop into the system waited 5 ms for it, through the seconds that 100,000 rows take.
+prometheus-client's own writer takes 25 µs a row, and so needs a thread, which holds the interpreter's lock:
+each call of the loop into the system waited 5 ms for the lock, during the seconds that 100,000 rows take.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 class ProcessMetrics:
-    """What the client library knows of this process. Raises ImportError when it is not installed."""
+    """Metrics of this process by the client library. Raises ImportError without the library."""
 
     def __init__(self) -> None:
         from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
@@ -34,7 +33,7 @@ class ProcessMetrics:
             collector(registry=self._registry)
 
     def text(self) -> bytes:
-        """As a part of the page. It looks at all open descriptors: call it in a thread."""
+        """The process's part of the page. It counts all open descriptors: call this in a thread."""
         from prometheus_client import generate_latest
 
         return generate_latest(self._registry)

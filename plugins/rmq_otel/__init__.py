@@ -24,7 +24,7 @@ NS_OF_MS: Final = 1_000_000
 
 
 class OtelPlugin(Plugin):
-    """Makes the spans. `tracer_provider` is for tests; without one it is the process's."""
+    """Makes the spans. `tracer_provider` is for tests; the default is the process's."""
 
     def __init__(
         self,

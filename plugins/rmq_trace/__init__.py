@@ -78,7 +78,7 @@ class TracePlugin(Plugin):
         return TraceContext(TraceType.STORE, (bean,), record.store_timestamp, region, "", cost_ms)
 
     async def run(self) -> None:
-        """Write what has gathered, now and then, for as long as the broker runs."""
+        """Write the gathered rows at intervals, for as long as the broker runs."""
         while self.enabled:
             await trio.sleep(PAUSE_SECONDS)
             while self._waiting:
@@ -86,9 +86,8 @@ class TracePlugin(Plugin):
                 await trio.lowlevel.checkpoint()
 
     def write(self) -> None:
-        """Store one trace message with the rows that wait. When it cannot be stored they are dropped: traces
-        may be lost, messages may not.
-        """
+        """Store a trace message with the waiting rows. If it cannot be stored the rows are dropped: traces
+        may be lost, messages may not."""
         waiting = self._waiting
         rows = [waiting.popleft() for _ in range(min(len(waiting), ROWS_OF_A_MESSAGE))]
         if not rows:

@@ -1,7 +1,7 @@
-"""The `rmq` command. Each sub-command lives in a module of its own that is imported when it is called.
+"""The `rmq` command. Each sub-command is in a module of its own that is imported when it is called.
 
-Exit status of every sub-command: 0 it did what was asked, 1 it failed, 2 wrong usage, settings or input,
-3 it cannot listen or its data folder is taken, 130 interrupted.
+Exit status of every sub-command: 0 success, 1 failure, 2 wrong usage, settings or input, 3 it cannot listen
+or its data folder is in use, 130 interrupted.
 """
 
 from __future__ import annotations

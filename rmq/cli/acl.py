@@ -281,7 +281,7 @@ def _edit(file: pathlib.Path, name: str, edit: Edit) -> Sequence[str]:
 
 
 def _config_of(file: pathlib.Path) -> AclConfig:
-    """The accounts of a file; none when it is not there yet."""
+    """The accounts of a file; none without a file."""
     from rmq_acl.commands import shown
     from rmq_acl.files import AclFiles
 
@@ -311,7 +311,8 @@ def _config_of(file: pathlib.Path) -> AclConfig:
 
 
 def _wanted(name: str, given: dict[str, Any]) -> AclAccount:
-    """The account as the options describe it. Raises click's usage error for what no broker would take."""
+    """The account according to the options. Raises click's usage error for an account that every broker would
+    refuse."""
     from rmq_acl import addresses, permissions, plainfile
 
     from rmq.client.admin import AclAccount
@@ -342,8 +343,8 @@ def _wanted(name: str, given: dict[str, Any]) -> AclAccount:
 
 @contextmanager
 def _secret(path: pathlib.Path | None) -> Iterator[str]:
-    """The secret for an account, which the block makes or changes: a new one, shown afterwards; or that of a
-    file; or a new one, written to the file, which goes again when the block fails.
+    """The secret for an account that the block creates or changes: a new secret, shown afterwards; or the
+    secret in a file; or a new secret, written to the file, which is removed when the block fails.
 
     Raises click's usage error.
     """

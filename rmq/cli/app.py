@@ -1,4 +1,4 @@
-"""`rmq run`: an `rmq.App` as one process or several, until a signal; anew when its files change."""
+"""`rmq run`: an `rmq.App` as a process or several, until a signal; restarted when its files change."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def run_command(
 
 
 def load(application: str, folder: pathlib.Path) -> App:
-    """The app that ``module:name`` names; the name is `app` when it is left out. Raises ConfigError, and what
-    the module raises."""
+    """The app of ``module:name``; the name is `app` by default. Raises ConfigError, and the errors of the
+    module."""
     from rmq.client.app import App
 
     module_name, _, name = application.partition(":")
@@ -135,8 +135,8 @@ def load(application: str, folder: pathlib.Path) -> App:
 
 
 def _serve(app: App, loop: Loop, parent: int) -> None:
-    """Run it until a signal, or until the process `parent` (0: none) is gone. Raises what a handler lets
-    out."""
+    """Run the app until a signal, or until the process `parent` (0: none) is gone. Raises the errors of
+    handlers."""
     import anyio
 
     options: dict[str, Any] = {"use_uvloop": True} if loop == "uvloop" else {}
@@ -197,7 +197,7 @@ async def _until_signal(app: App, parent: int) -> None:
 
 
 def _stop(app: App, is_stopping: anyio.Event, running: anyio.CancelScope) -> None:
-    """Stop what is open; what is not yet open is cancelled."""
+    """Stop the open app; cancel an app that is not open yet."""
     echo("stopping: handlers that run may finish", err=True)
     is_stopping.set()
     if not app.is_open:
@@ -256,7 +256,7 @@ class Workers:
             pause = min(2 * pause, PAUSE_SECONDS[1])
 
     def reload(self) -> None:
-        """Start all of them anew."""
+        """Restart all processes."""
         import trio
 
         before, self.changed = self.changed, trio.Event()

@@ -129,8 +129,8 @@ def _bench(target: Target, output: Format, roles: tuple[str, ...], options: dict
 
 
 async def load_cluster(target: Target, load: Load, roles: tuple[str, ...]) -> list[Meter]:
-    """Runs the roles side by side until the time, the count or a signal ends them. Raises RmqError for what
-    no message could get past."""
+    """Run the roles side by side until the time, the count or a signal ends them. Raises RmqError for an
+    error that stops every message."""
     meters = {role: Meter(role, load.size) for role in roles}
     async with target.connect() as client:
         if "consumer" in meters:

@@ -133,7 +133,7 @@ def secret(file: pathlib.Path, force: bool) -> None:
 
 
 class Refused(click.ClickException):
-    """Files that are there already, are missing, or are not what they should be."""
+    """Files that exist already, are missing, or have the wrong content."""
 
     exit_code = EXIT_USAGE
 
@@ -223,7 +223,7 @@ def _check_free(paths: Sequence[pathlib.Path], force: bool) -> None:
 
 
 def _write(path: pathlib.Path, data: bytes, mode: int) -> None:
-    """Put a file in place whole: a server that reads it meanwhile sees the old one or the new one."""
+    """Replace a file as a whole: a concurrent reader sees either the old file or the new."""
     try:
         replace_file(path, data, mode=mode, suffix=f".{os.getpid()}.new")
     except OSError as error:

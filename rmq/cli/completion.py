@@ -60,7 +60,7 @@ def complete_group(context: click.Context, parameter: click.Parameter, incomplet
 def _suggestions(
     context: click.Context, incomplete: str, ask: Callable[[Client], Awaitable[list[str]]]
 ) -> list[str]:
-    """What the cluster says; nothing when it does not answer, since a Tab key is no place for errors."""
+    """The cluster's answer; nothing when it does not answer, since a Tab key should not show errors."""
     import trio
 
     options = context.params

@@ -1,4 +1,5 @@
-"""`rmq controller status|elect|remove|add|drop`: look after those who elect the masters of broker sets."""
+"""`rmq controller status|elect|remove|add|drop`: look after the controllers that elect masters of broker
+sets."""
 
 from __future__ import annotations
 
@@ -195,9 +196,8 @@ def drop(target: Target, address: str, controllers: str, yes: bool) -> None:
 
 
 def hand_over(target: Target, controllers: str, broker: str, number: int, seconds: float) -> None:
-    """Have another replica in sync as master of a set, wait for it, and print what was done. Ends the command
-    when it is not done.
-    """
+    """Make another replica in sync the master of a set, wait, and print the result. Ends the command on
+    failure."""
     _operate(target, controllers, lambda found: found.hand_over(broker, number, seconds))
 
 

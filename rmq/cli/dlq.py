@@ -1,4 +1,4 @@
-"""`rmq dlq`: look at the dead letters of a group, and send them to their topics again."""
+"""`rmq dlq`: list the dead letters of a group, and send them to their topics again."""
 
 from __future__ import annotations
 

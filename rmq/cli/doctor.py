@@ -1,4 +1,4 @@
-"""`rmq doctor`: look at a cluster from here; say what is wrong and what to do."""
+"""`rmq doctor`: check a cluster; report problems and their remedies."""
 
 from __future__ import annotations
 

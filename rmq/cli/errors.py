@@ -1,4 +1,4 @@
-"""`rmq errors`: what the codes in answers mean, and what to do about them."""
+"""`rmq errors`: meanings of response codes, and remedies."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ LOCAL_ADVICE: Final = {
 
 @frozen
 class Explanation:
-    """What is known of a code, or of an error without one (`code` None)."""
+    """The facts about a code, or about an error without a code (`code` None)."""
 
     code: int | None
     name: str

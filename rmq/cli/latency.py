@@ -30,8 +30,8 @@ def percentile(values: Sequence[float], share: float) -> float:
 async def timed_send(
     producer: Producer, message: Message, queue: MessageQueue | None
 ) -> tuple[float, RmqError | None]:
-    """Sends a message, to `queue` or to the one whose turn it is: the ms that it took, and the error when the
-    broker did not take it."""
+    """Send a message, to `queue` or to the next queue. Return the ms taken, and the error when the broker
+    refused."""
     began = time.perf_counter()
     try:
         await producer.send(message, queue=queue)
@@ -42,10 +42,8 @@ async def timed_send(
 
 @define
 class Meter:
-    """Count, errors and latencies of one role: producer or consumer.
-
-    `latencies`: µs, in steps of less than 1 %, -> how many; it stays small however long a run takes.
-    """
+    """Count, errors and latencies of a role: producer or consumer. `latencies`: µs, in steps of less than 1
+    %, -> count; it stays small however long a run takes."""
 
     role: str
     size: int

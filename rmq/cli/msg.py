@@ -1,4 +1,4 @@
-"""`rmq msg`: find messages, follow their traces, deliver them again."""
+"""`rmq msg`: find messages, follow their traces, redeliver messages."""
 
 from __future__ import annotations
 

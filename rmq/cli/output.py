@@ -1,9 +1,8 @@
-"""All that commands print: lines, tables, JSON and YAML, messages, the progress of long work; and how they
-end, by which exit status and with which line on the error output.
+"""Output of commands: lines, tables, JSON and YAML, messages, the progress of long work; and their ends, with
+an exit status and a line on the error output.
 
-Everything goes through here and is escaped: names, errors and bodies that others wrote may hold control
-sequences, which a terminal would obey.
-`rmq --help` imports this module: it imports nothing heavy itself.
+All output is escaped in this module: names, errors and bodies from other people may hold control sequences,
+which a terminal would obey. `rmq --help` imports this module: it imports nothing heavy itself.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def output_option(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
-    """Prints a text of one or more lines; control characters in it are escaped, as everywhere here."""
+    """Print a text of any number of lines, with control characters escaped."""
     click.echo(printable_lines(text), err=err, nl=nl)
 
 
@@ -82,11 +81,9 @@ def show(
     columns: Mapping[str, str] | Sequence[str] | None = None,
     title: str = "",
 ) -> None:
-    """Prints rows (a sequence of mappings or attrs values) or one such value.
-
-    `columns` chooses what a table shows, in order: field names, or field name -> heading. JSON and YAML have
-    all fields of all rows, under their field names.
-    """
+    """Print rows (a sequence of mappings or attrs values) or a single such value. `columns` chooses the
+    columns of a table, in order: field names, or field name -> heading. JSON and YAML have all fields of all
+    rows, under their field names."""
     tree = plain(value)
     if output == "json":
         echo_json(tree)
@@ -132,7 +129,7 @@ def body_text(body: bytes) -> str:
 
 
 def cell(value: object) -> str:
-    """One value in a table: short, on one line."""
+    """A value in a table: short, in a single line."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
@@ -208,7 +205,7 @@ def style_option(default: Style) -> Callable[[Callable[..., Any]], Callable[...,
 
 
 def print_message(message: StoredMessage, style: Style) -> None:
-    """Prints one message and flushes. Raises BrokenPipeError when the reader of our output has closed it."""
+    """Print a message and flush. Raises BrokenPipeError when the reader of our output has closed the pipe."""
     if style == "body" and not sys.stdout.isatty():
         sys.stdout.flush()
         sys.stdout.buffer.write(message.body + b"\n")
@@ -272,8 +269,8 @@ def message_row(message: StoredMessage) -> dict[str, Any]:
 
 @contextmanager
 def progress_bar(what: str, total: int | None) -> Iterator[Step]:
-    """A bar for `total` things (None: nobody knows how many) on the error output, when that is a terminal. It
-    is gone when the block ends."""
+    """A bar for `total` items (None: unknown) on the error output, if that is a terminal. The bar disappears
+    when the block ends."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return
@@ -283,10 +280,9 @@ def progress_bar(what: str, total: int | None) -> Iterator[Step]:
 
 
 def progress(shown_on: Any, *, transient: bool = True, redirect_stderr: bool = True) -> Any:
-    """rich's Progress with our columns, on one of rich's consoles; shows nothing when that is no terminal.
-
-    `transient`: the bars are gone at the end. `redirect_stderr`: lines on the error output go above them.
-    """
+    """rich's Progress with our columns, on a console of rich; shows nothing unless that is a terminal.
+    `transient`: the bars disappear at the end. `redirect_stderr`: lines on the error output go above the
+    bars."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     return Progress(
@@ -312,7 +308,7 @@ def status_of(error: BaseException) -> int:
 
 
 def fail(error: BaseException) -> NoReturn:
-    """Prints what is wrong and what to do, and ends with the status of `error`."""
+    """Print a problem and its remedy, and end with the status of `error`."""
     echo(explained(error).replace("\n", "\n  "), err=True)  # no line of its text poses as one of ours
     sys.exit(status_of(error))
 

@@ -1,6 +1,5 @@
-"""`rmq broker --processes N --with-namesrv PORT`: several brokers as one service, each a process on a core of
-its own, and a name server beside them.
-"""
+"""`rmq broker --processes N --with-namesrv PORT`: several brokers as a service, each a process on a core of
+its own, and a name server beside them."""
 
 from __future__ import annotations
 
@@ -69,8 +68,8 @@ log = logging.getLogger("rmq.processes")
 
 @frozen
 class Member:
-    """One of the processes: its name, its core (-1: any), the settings that are its own, and what it is
-    started with besides. `secrets` are put into its environment, which others cannot read."""
+    """A process: its name, its core (-1: any), its own settings, and further arguments of its start.
+    `secrets` are put into its environment, which other users cannot read."""
 
     name: str
     core: int
@@ -87,11 +86,8 @@ def members(
     cores: Sequence[int],
     arguments: Sequence[str] = (),
 ) -> list[Member]:
-    """What each of `count` brokers has for its own where the settings are for all: name, ports, folders.
-    `arguments` are those of all.
-
-    Cores are given out in turn. Raises ConfigError where one value cannot serve several.
-    """
+    """The own settings of each of `count` brokers: name, ports, folders. `arguments` are those of all. Cores
+    are given out in turn. Raises ConfigError for a value that cannot serve several brokers."""
     last = config.listen_port + PORTS * (count - 1)
     if not config.listen_port or last >= 65535:
         wanted = f"a port with {PORTS * (count - 1) + 1} ports above it, for {count} processes"
@@ -120,7 +116,7 @@ def members(
 
 
 def name_server(port: int, config: BrokerConfig, store_config: StoreConfig, tls: TlsConfig) -> Member:
-    """The name server beside the brokers, which listens where they do and guards itself as they do."""
+    """The name server beside the brokers, with the same addresses and protection."""
     folder = os.path.join(store_config.store_path_root_dir, NAMESRV_FOLDER)
     texts = parse_properties(dump_properties(config)) | parse_properties(dump_properties(tls))
     shared = {key: text for key, text in texts.items() if key in SHARED or key.startswith("tls")}
@@ -144,7 +140,8 @@ def name_server(port: int, config: BrokerConfig, store_config: StoreConfig, tls:
 
 
 def joined_metrics(pages: Mapping[str, str]) -> str:
-    """The metrics of several processes as one text: rows have the label `process`, a metric has one head."""
+    """The metrics of several processes as a text: rows have the label `process`, a metric has a single
+    head."""
     heads: dict[str, list[str]] = {}
     rows: dict[str, list[str]] = {}
     for name, text in pages.items():
@@ -203,8 +200,8 @@ class Fleet:
     """What to end with."""
 
     async def keep(self, member: Member, stop: trio.Event) -> None:
-        """Keep one process running until `stop`: when it dies it is started again. One that cannot start for
-        its settings or its port before it was ever ready ends all."""
+        """Keep a process running until `stop`, with a restart when it dies. A process that cannot start
+        because of its settings or its port, before it was ever ready, ends all."""
         pause, was_ready = PAUSE_SECONDS[0], False
         while not stop.is_set():
             began = trio.current_time()
@@ -234,7 +231,7 @@ class Fleet:
                 await trio.sleep(0.05)
 
     async def _run(self, member: Member, stop: trio.Event) -> int:
-        """Run it once; returns how it ended."""
+        """Run the process once; return how it ended."""
         own = [text for key, value in member.own.items() for text in ("--set", f"{key}={value}")]
         address = self.folder / member.name
         address.unlink(missing_ok=True)
@@ -279,7 +276,7 @@ class Fleet:
         echo(f"{member.name} | {line}")
 
     async def _listen(self, member: Member, told: trio.socket.SocketType) -> None:
-        """Take what it says of its health."""
+        """Take the health of the process."""
         while True:
             for line in (await told.recv(LINE_BYTES)).decode("utf-8", "replace").splitlines():
                 key, _, value = line.partition("=")
@@ -368,7 +365,7 @@ async def _lines(stream: trio.abc.ReceiveStream | None, take: Callable[[str], No
 
 def main(count: int, arguments: list[str], port: int = 0) -> int:
     """Run `count` brokers, each with these arguments of `rmq broker`, and a name server when `port` is not 0,
-    until SIGTERM or SIGINT; returns the exit status: as of one broker, and 1 when one of them did not end
+    until SIGTERM or SIGINT. Return the exit status: as of a single broker, and 1 when a broker did not end
     cleanly."""
     start_log()
     try:

@@ -188,7 +188,7 @@ async def _pub(target: Target, chosen: PubOptions, output: Format) -> None:
 
 @define
 class Outcome:
-    """What was sent; `error` ended it before all was sent."""
+    """Counts of sends; `error` ended the run early."""
 
     keep: int
     count: int = 0
@@ -199,7 +199,7 @@ class Outcome:
     error: RmqError | None = None
 
     def add(self, result: SendResult, *, timed: bool) -> None:
-        """Note one result; `timed`: it asked for a delivery time that only brokers with timers know."""
+        """Count a result; `timed`: the message had a delivery time, which only brokers with timers know."""
         self.count += 1
         self.statuses[result.status] += 1
         self.untimed += timed and result.recall_handle is None
@@ -283,8 +283,8 @@ async def _worker(
 
 
 def _made(chosen: PubOptions, body: bytes, number: int) -> tuple[Message, str | None]:
-    """The message of a body, and its sharding key; of a JSON line, which is the one of that number, what the
-    line says together with the options. Raises InvalidMessage, and ConfigError for what is no such line."""
+    """The message of a body, and its sharding key; for a JSON line, with its number, from the line together
+    with the options. Raises InvalidMessage, and ConfigError for an invalid line."""
     from rmq.message import Message
 
     if not chosen.is_json:
@@ -325,11 +325,12 @@ _PRINTED: Final = {
 
 
 def read_row(line: bytes, where: str) -> dict[str, Any]:
-    """What a JSON object says of a message to send, under the names of Message's fields and `sharding_key`.
+    """The message in a JSON object, under the names of Message's fields and `sharding_key`.
 
-    It is `message_row` backwards: body, tags, keys and properties come out byte for byte; the properties that
+    The inverse of `message_row`: body, tags, keys and properties come out byte for byte; properties that
     RocketMQ makes itself do not, since a copy gets its own. Raises ConfigError, which names the line by
-    `where`."""
+    `where`.
+    """
     expected = "a JSON object of a message, as -o json prints it"
     try:
         row = json.loads(line)
@@ -366,7 +367,7 @@ def _shown(line: bytes) -> str:
 
 
 def own_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties that an application gave a message, without those that RocketMQ gave it."""
+    """The properties that an application gave a message, without RocketMQ's own."""
     from rmq.message import RESERVED_PROPERTIES
     from rmq.protocol.properties import (
         INTERNAL_PROPERTIES,

@@ -1,4 +1,4 @@
-"""`rmq namesrv`, `broker`, `controller` and `dev`: the services. What they run is imported when they run."""
+"""`rmq namesrv`, `broker`, `controller` and `dev`: the services, imported when they run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _run_several(arguments: list[str]) -> None:
 
 
 def _taken(arguments: list[str], option: str, most: int) -> int:
-    """Take an option and its number out of the arguments; 0 when it is not there."""
+    """Remove an option and its number from the arguments; 0 without the option."""
     if option not in arguments:
         return 0
     place = arguments.index(option)

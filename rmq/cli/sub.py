@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @frozen
 class SubOptions:
-    """What to consume, how much of it, and how to print it."""
+    """Topics, limits, and output format of the command."""
 
     topics: tuple[str, ...]
     group: str
@@ -114,8 +114,8 @@ async def _sub(target: Target, chosen: SubOptions) -> None:
 async def _take(
     consumer: Consumer, chosen: SubOptions, handle: Callable[[StoredMessage], Awaitable[None]] | None = None
 ) -> None:
-    """Prints until --max or --idle is reached, and has `handle` do more with each message first. Raises what
-    keeps the consumer from its queues, when --idle is reached, or it is interrupted and never had any."""
+    """Print until --max or --idle is reached, after a call of `handle` for each message. Raises the obstacle
+    between the consumer and its queues, when --idle is reached, or on an interruption without any queue."""
     import trio
 
     left = chosen.most
@@ -205,7 +205,7 @@ async def _reply(target: Target, chosen: SubOptions, fixed: bytes | None, progra
 
 
 async def _printed(program: str, message: StoredMessage) -> bytes:
-    """What the command prints. Raises RmqError when it fails or prints nothing."""
+    """The output of the command. Raises RmqError when the command fails or prints nothing."""
     import os
 
     import trio

@@ -34,7 +34,7 @@ BATCH = 32
 
 @frozen
 class TailOptions:
-    """What to look at and what of it to print."""
+    """Topic, range, and output format of the command."""
 
     topic: str
     start: Position
@@ -60,7 +60,7 @@ class Tail:
 
 @define(eq=False)
 class Span:
-    """A queue from `at` to `end`, and what is read of it and not yet printed: one pull's messages."""
+    """A queue from `at` to `end`, and the messages of a pull that are not printed yet."""
 
     queue: MessageQueue
     at: int
@@ -131,7 +131,7 @@ async def show_messages(target: Target, options: TailOptions, most: int | None) 
 
 
 async def _begin(state: Tail, start: Position) -> None:
-    """Starts a task for each queue that has none yet: it follows the queue, or reads where it ends."""
+    """Start a task for each new queue: it follows the queue, or finds its end."""
     for queue in await state.consumer.message_queues(state.options.topic):
         if queue not in state.queues:
             state.queues.add(queue)
@@ -156,7 +156,7 @@ async def _offset_at(consumer: PullConsumer, queue: MessageQueue, start: Positio
 
 
 async def _read_more(state: Tail, span: Span) -> None:
-    """Pulls until there is something to print of the queue, or it is at its end."""
+    """Pull until the queue has messages to print, or is at its end."""
     while not span.waiting and span.at < span.end:
         found = await state.consumer.pull(
             span.queue, span.at, max_messages=BATCH, expression=state.options.wanted
@@ -168,7 +168,7 @@ async def _read_more(state: Tail, span: Span) -> None:
 
 
 async def _print_by_time(state: Tail) -> None:
-    """Prints what is in the spans, in the order in which brokers stored it."""
+    """Print the messages of the spans, in the order of their storage."""
     following = [(_stored(span), number) for number, span in enumerate(state.spans) if span.waiting]
     heapq.heapify(following)
     while following and state.left != 0:
@@ -190,7 +190,7 @@ def _stored(span: Span) -> int:
 
 
 async def _follow(state: Tail, queue: MessageQueue, at: int) -> None:
-    """Prints what comes in one queue; a broker that is away is asked again."""
+    """Print the messages of a queue as they come; a broker that is away is asked repeatedly."""
     import trio
 
     from rmq.errors import ConnectFailed, ConnectionLost, RequestTimeout, SystemBusy

@@ -1,4 +1,5 @@
-"""What the commands on a cluster share: which cluster, as whom, how they run, and asking before they destroy.
+"""Common parts of the commands on a cluster: cluster and account, running, and confirmation before
+destruction.
 
     @click.command()
     @target_options
@@ -9,9 +10,8 @@
         async with target.connect() as client:
             ...
 
-What `rmq.connect()` knows of a cluster, commands know too, from the same places
-(`rmq.client.settings.target`); -n and --context are the arguments. This module imports trio and the client
-only to run.
+Commands find a cluster in the same places as `rmq.connect()` (`rmq.client.settings.target`); -n and --context
+are the arguments. This module imports trio and the client only to run.
 """
 
 from __future__ import annotations
@@ -128,11 +128,11 @@ def resolve(given: Context, name: str | None, environment: Mapping[str, str]) ->
 
 
 def run(work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-    """Runs `work(*arguments)` under trio and returns what it returns.
+    """Run `work(*arguments)` under trio and return its result.
 
-    An RmqError or OSError becomes one line on the error output and an exit status (see `rmq --help`). SIGINT
-    and SIGTERM cancel the work, which leaves its group and commits its offsets, and end with 130. A reader
-    that closed our output (`rmq tail | head`) ends us quietly with 0.
+    An RmqError or OSError becomes a line on the error output and an exit status (see `rmq --help`). SIGINT
+    and SIGTERM cancel the work, which leaves its group and commits its offsets, and end with 130. A closed
+    output (`rmq tail | head`) ends the command quietly with 0.
     """
     import trio
 
@@ -147,8 +147,8 @@ def run(work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
 
 
 async def _until_signal(work: Callable[[], Awaitable[T]]) -> T:
-    """Runs `work()` until it ends or a signal cancels it, which raises KeyboardInterrupt. An error of its own
-    is raised as it is, without an ExceptionGroup around it."""
+    """Run `work()` until it ends or a signal cancels it, which raises KeyboardInterrupt. Its own error is
+    raised unchanged, without an ExceptionGroup."""
     import trio
 
     if threading.current_thread() is not threading.main_thread():
@@ -185,7 +185,7 @@ def first_error() -> Iterator[None]:
 
 
 def run_admin(target: Target, work: Callable[[Admin], Awaitable[T]]) -> T:
-    """Runs `work` with `client.admin` of the cluster and returns what it returns; see `run`."""
+    """Run `work` with `client.admin` of the cluster and return its result; see `run`."""
 
     async def within() -> T:
         async with target.connect() as client:
@@ -222,7 +222,7 @@ def confirm(yes: bool, question: str) -> None:
 
 
 def report_done(what: str, addresses: Any) -> None:
-    """Prints what was done, and at which servers; ends with 1 when there were none."""
+    """Print the action and the servers that did it; ends with 1 without any server."""
     if not (servers := ", ".join(addresses)):
         refuse("nothing was done: no broker is registered there; `rmq cluster list` shows those that are")
     echo(f"{what} at {servers}")

@@ -1,4 +1,4 @@
-"""Clients of the clusters that are shown: one for each cluster and account, opened when it is needed."""
+"""Clients of the clusters: a client for each cluster and account, opened on first use."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Cache:
         self._locks: dict[Hashable, anyio.Lock] = {}
 
     async def get(self, key: Hashable, seconds: float, fetch: Callable[[], Awaitable[T]]) -> T:
-        """The value of `key`, if it is not older than `seconds`; else that of `fetch`, which one caller calls
-        while the others wait. Errors are not kept."""
+        """The value of `key`, if it is not older than `seconds`; else the result of `fetch`, which a single
+        caller calls while the rest waits. Errors are not kept."""
         lock = self._locks.setdefault(key, anyio.Lock())
         try:
             async with lock:

@@ -20,11 +20,11 @@ DAYS: Final = 14
 
 @frozen(kw_only=True)
 class DashboardConfig:
-    """Settings of one dashboard. Raises ConfigError for settings that would let strangers in.
+    """Settings of a dashboard. Raises ConfigError for settings that would let strangers in.
 
-    `clusters`: name -> cluster; the first one is shown first. `allowed_hosts` are names in URLs beside those
-    of loopback and `host`. With `link_token`, the printed link logs in as admin, who acts as the dashboard's
-    own account. `history` is the SQLite file of charts; None: in memory.
+    `clusters`: name -> cluster; the first is shown first. `allowed_hosts` are names in URLs beside loopback's
+    names and `host`. With `link_token`, the printed link logs in as admin, who acts as the dashboard's own
+    account. `history` is the SQLite file of charts; None: in memory.
     """
 
     clusters: Mapping[str, Target]
@@ -57,7 +57,7 @@ class DashboardConfig:
 
     @property
     def is_secure(self) -> bool:
-        """Whether browsers come by HTTPS: to it, or to a proxy before it."""
+        """Whether browsers use HTTPS: to the dashboard, or to a proxy before it."""
         return self.secure_cookies or self.tls_cert is not None
 
     @property

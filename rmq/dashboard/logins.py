@@ -33,7 +33,7 @@ class RolesFile:
         self._roles = Roles()
 
     def current(self) -> Roles:
-        """The roles of now. Raises ConfigError for a file that cannot be read: then nobody gets in by it."""
+        """The present roles. Raises ConfigError for an unreadable file, which then admits no user."""
         if self._path is None:
             return self._roles
         try:

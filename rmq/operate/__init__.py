@@ -7,9 +7,9 @@ dashboard.
         for broker in (await overview(client.admin)).brokers:
             print(broker.name, broker.role, broker.in_tps)
 
-Each page of a dashboard has a module here. Functions that read take `client.admin` first; functions that
-change something are verbs. Nothing is printed and no arguments are parsed here. Names are the cluster's full
-ones, times are ms since 1970, and errors are those of `client.admin` (see `rmq.client.admin.cluster`).
-Everything here works with RocketMQ 4.9's and 5.3's servers too, as far as they answer the requests; a figure
-that a server does not tell is None.
+Each page of a dashboard has a module in this package. Functions that read take `client.admin` first;
+functions that change something are verbs. No function prints or parses arguments. Names are the cluster's
+full names, times are ms since 1970, and errors are those of `client.admin` (see `rmq.client.admin.cluster`).
+Everything works with RocketMQ 4.9's and 5.3's servers too, as far as they answer the requests; a figure that
+a server does not send is None.
 """

@@ -1,6 +1,7 @@
-"""Accounts of a cluster: as its servers have them, where servers differ, and why an account may do something.
+"""Accounts of a cluster: the accounts of its servers, differences between servers, and reasons for
+permissions.
 
-Secrets are never among the values: servers do not tell them, and `client.admin` keeps none.
+Secrets are never among the values: servers do not send them, and `client.admin` keeps none.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ async def configs(admin: Admin, *, cluster: str = "", broker: str = "") -> dict[
 
 
 def joined(configs: Mapping[str, AclConfig]) -> AclConfig:
-    """All accounts of some servers, each as the first one has it."""
+    """All accounts of some servers, each according to the first that has it."""
     accounts = {one.access_key: one for config in reversed(list(configs.values())) for one in config.accounts}
     order = [one.access_key for config in configs.values() for one in config.accounts]
     white = [text for config in configs.values() for text in config.global_white_addresses]
@@ -45,7 +46,8 @@ def joined(configs: Mapping[str, AclConfig]) -> AclConfig:
 
 
 def differences(configs: Mapping[str, AclConfig]) -> list[str]:
-    """Where servers have other accounts than others. Secrets, which they do not tell, may differ too."""
+    """Servers whose accounts differ from the first server's. Secrets, which servers do not send, may differ
+    too."""
     found = []
     for account in joined(configs).accounts:
         there = {

@@ -1,6 +1,5 @@
-"""One broker: its figures in groups, its settings with those that may change at run time, and changes of
-settings.
-"""
+"""A broker: its figures in groups, its settings including those that may change at run time, and changes of
+settings."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 @frozen
 class Setting:
     """A setting of a broker. `may_change` says whether it may change at run time: None for a broker of
-    RocketMQ, which takes any change. `help` and `unit` are empty when the setting is not known here.
-    """
+    RocketMQ, which accepts any change. `help` and `unit` are empty for an unknown setting."""
 
     key: str
     value: str
@@ -63,7 +61,7 @@ class Setting:
 
 @frozen
 class SettingChange:
-    """A change of one setting before it is made; `error` says why the broker would refuse it."""
+    """A change of a setting before it is made; `error` says why the broker would refuse it."""
 
     key: str
     before: str
@@ -135,7 +133,7 @@ async def preview_settings(admin: Admin, broker: str, changes: Mapping[str, str]
 
 
 def _refusal(key: str, text: str) -> str:
-    """Why a broker of ours would refuse a value; empty when it would take it."""
+    """Why a broker of rmq would refuse a value; empty when it accepts."""
     kind = BrokerConfig if key in {java_key(field) for field in attrs.fields(BrokerConfig)} else StoreConfig
     try:
         evolve(kind(), {key: text})

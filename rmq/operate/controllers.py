@@ -52,9 +52,8 @@ class NoLeadingController(RmqError):
 
 @frozen
 class Replica:
-    """A replica of a broker set. `lives` says whether it was heard within a lease, `reach` how far its log is
-    on its disk; both are None where only the controller that leads knows them.
-    """
+    """A replica of a broker set. `lives` says whether it was heard within a lease, `reach` is the end of its
+    log on the disk; both are None when only the leader knows them."""
 
     number: int
     address: str
@@ -77,8 +76,8 @@ class ControlledSet:
 
     @property
     def stranded(self) -> list[Replica]:
-        """Replicas that live and are not in sync, the one with the longest log first, while none in sync
-        does: nobody is elected then. Empty otherwise."""
+        """Replicas that live and are not in sync, the replica with the longest log first, while no replica in
+        sync lives, so that none is elected. Empty otherwise."""
         if any(one.lives or one.lives is None for one in self.replicas if one.number in self.in_sync):
             return []
         return sorted((one for one in self.replicas if one.lives), key=lambda one: -(one.reach or 0))
@@ -98,10 +97,10 @@ class ControlledSet:
 class ControllerState:
     """State of a controller by its own word; `error` says why it did not answer.
 
-    `own_address` is the address that it has among the `members` (name -> address), `leader` the name of the
-    leader, `stopped` why it applies nothing more. `forgetful` are members that have lost their journals, and
-    `is_blank` says that this one has none. `elections` counts those it has begun. `lease_ms` is its setting,
-    `agreed_lease_ms` the one in force.
+    `own_address` is its address among the `members` (name -> address), `leader` the name of the leader,
+    `stopped` why it applies nothing more. `forgetful` are members that have lost their journals, and
+    `is_blank` says that this controller has none. `elections` counts the elections it has begun. `lease_ms`
+    is its setting, `agreed_lease_ms` the value in force.
     """
 
     address: str
@@ -124,7 +123,7 @@ class ControllerState:
 
     @property
     def problem(self) -> str:
-        """Why it does not lead, in words; empty when it does."""
+        """Why the controller does not lead, in words; empty when it does."""
         if self.error:
             return self.error
         if self.stopped:
@@ -138,7 +137,7 @@ class ControllerState:
 
 @frozen
 class Outcome:
-    """End of an operation: whether it is done, and in words what was done or why not."""
+    """Result of an operation: whether it is done, and a text with the result or the reason."""
 
     is_done: bool
     text: str
@@ -162,7 +161,7 @@ class Controllers:
     # --- reading ---
 
     async def states(self) -> list[ControllerState]:
-        """Ask each controller for its state: those that were named, and those that these know."""
+        """Query the state of each controller: the given controllers, and the members that they know."""
         states = await self._ask(self._given)
         asked = {*self._given, *(self._named(one.own_address) for one in states if one.own_address)}
         others = {other for one in states for other in (*one.members.values(), *one.joining)}
@@ -178,7 +177,7 @@ class Controllers:
         raise NoLeadingController(f"no controller leads ({_each(states)})")
 
     async def broker_set(self, name: str) -> ControlledSet | None:
-        """A broker set as the controller that leads has it; None when it knows none of that name."""
+        """A broker set according to the leader; None when the name is unknown."""
         return (await self.leading()).broker_set(name)
 
     def _named(self, address: str) -> str:
@@ -202,30 +201,26 @@ class Controllers:
     # --- changes ---
 
     async def elect(self, broker: str, number: int, *, is_unclean: bool = False) -> Outcome:
-        """Have a replica in sync become the next master of its set. The present master gets no lease any
-        more, and is followed when its last one is over. `is_unclean`: one that is not in sync, where none in
-        sync lives; what only these had is lost.
-        """
+        """Make a replica in sync the next master of its set. The present master gets no lease any more, and
+        the replica is elected when the last lease is over. `is_unclean`: a replica that is not in sync, when
+        no replica in sync lives; messages that only the latter had are lost."""
         return _outcome(
             await self._asked(ElectRequest(broker, number, is_unclean)),
             f"{broker} {number} is to be the next master; `rmq controller status` shows when it is",
         )
 
     async def remove(self, broker: str, number: int) -> Outcome:
-        """Forget a replica that is gone for good. The last one of a set takes the set with it."""
+        """Remove a replica for good. Removing the last replica removes the set."""
         return _outcome(await self._asked(Remove(broker, number)), f"{broker} {number} is removed")
 
     async def drop(self, address: str) -> Outcome:
-        """Have one controller less, whether it lives or not."""
+        """Remove a controller, alive or not."""
         answer = await self._asked(RemoveMember(address))
         return _outcome(answer, f"{address} is dropped; {members_text(answer.controllers)}")
 
     async def add(self, address: str, seconds: float = MEMBER_SECONDS) -> Outcome:
-        """Have one more controller, which was started with controllerJoins=true, and wait until it is a
-        member.
-
-        Cancelled: it may become a member.
-        """
+        """Add a controller, which was started with controllerJoins=true, and wait until it is a member.
+        Cancelled: it may become a member."""
         (new,) = await self._ask([address])
         try:
             refusal = _unfit(new) or _misplaced(new, await self.leading())
@@ -249,11 +244,11 @@ class Controllers:
         return Outcome(True, f"{address} is added; {members_text(answer.controllers)}")
 
     async def hand_over(self, broker: str, number: int = 0, seconds: float = 30.0) -> Outcome:
-        """Have another replica in sync as master of a set, and wait for it: `number`, or 0 for the one with
-        the longest log.
+        """Make another replica in sync the master of a set, and wait: `number`, or 0 for the replica with the
+        longest log.
 
-        The master takes no more messages and hands over when all that it took is in sync. Cancelled: the
-        hand-over may still happen.
+        The master takes no more messages and steps down when all its messages are in sync. Cancelled: the
+        handover may still happen.
         """
         try:
             leading = await self.leading()
@@ -291,7 +286,7 @@ class Controllers:
         return Outcome(False, text)
 
     async def _asked(self, question: Request) -> Answer:
-        """The answer of the controller that leads: each is asked, and the one that they name."""
+        """The leader's answer: each controller is asked, and the leader that it names."""
         failures: dict[str, Exception] = {}
         waiting = list(self._given)
         while waiting:
@@ -353,9 +348,8 @@ def members_text(members: Sequence[str]) -> str:
 
 
 def leases(states: Sequence[ControllerState]) -> dict[int, str]:
-    """The leases that controllers are set to, in ms -> the last address with it; more than one is a
-    mistake.
-    """
+    """The leases in the settings of controllers, in ms -> the last address with this value; more than one
+    value is a mistake."""
     return {one.lease_ms: one.address for one in states if one.lease_ms is not None}
 
 
@@ -410,7 +404,7 @@ def _unfit(new: ControllerState) -> str:
 
 
 def _misplaced(new: ControllerState, leading: ControllerState) -> str:
-    """Why a controller cannot be added to those of the one that leads; empty when it can."""
+    """Why a controller cannot be added to the leader's controllers; empty when it can."""
     address = new.address
     if address not in leading.members and new.committed and new.leader != leading.own_address:
         others = ", ".join(new.members) or "none"

@@ -253,7 +253,7 @@ def _cluster_findings(facts: Facts) -> Iterator[Finding]:
 
 
 def _slave_findings(brokers: list[BrokerFacts]) -> Iterator[Finding]:
-    """Slaves that lack what their master has. `brokers` are those of one name."""
+    """Slaves that lack topics or groups of their master. `brokers` are the brokers of a name."""
     master = next((one for one in brokers if one.is_master and one.runtime), None)
     slaves = [one for one in brokers if not one.is_master and one.runtime]
     if master is None:
@@ -279,7 +279,7 @@ def _slave_findings(brokers: list[BrokerFacts]) -> Iterator[Finding]:
 
 
 def _set_findings(brokers: list[BrokerFacts]) -> Iterator[Finding]:
-    """What is wrong with a set that controllers look after. `brokers` are those of one name."""
+    """Problems of a set with controllers. `brokers` are the brokers of a name."""
     for broker in brokers:
         silent = broker.runtime.get("controllerSilentSeconds", "")
         if silent.isdecimal() and int(silent) > CONTROLLER_SECONDS:

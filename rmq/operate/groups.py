@@ -56,11 +56,11 @@ class Group:
 
 @frozen
 class QueueLag:
-    """Progress of a group in one queue.
+    """Progress of a group in a queue.
 
-    `last_consumed_ms` is when the last message that it consumed was stored, `delay_ms` for how long its
-    oldest unread message has waited; 0 when there is none, None when that was not asked for. `owner` is the
-    client id of the member that has the queue.
+    `last_consumed_ms` is the store time of the last consumed message, `delay_ms` the age of the oldest unread
+    message; 0 without such a message, None when not requested. `owner` is the client id of the member that
+    has the queue.
     """
 
     message_queue: MessageQueue
@@ -134,10 +134,9 @@ class ResetStep:
 
 @frozen
 class ResetPreview:
-    """Result of a reset, before it is made. `timestamp` is the time to go to; 0 the beginning, -1 the end.
-
-    `members` are the client ids of connected members: the broker tells them, and they go on there at once.
-    """
+    """Result of a reset, before it is made. `timestamp` is the target time; 0 the beginning, -1 the end.
+    `members` are the client ids of connected members: the broker informs them, and they go on at the new
+    offset at once."""
 
     group: str
     topic: str
@@ -171,10 +170,10 @@ class ClonePreview:
 async def groups(
     admin: Admin, *, cluster: str = "", broker: str = "", everything: bool = False, members: bool = True
 ) -> list[Group]:
-    """List consumer groups by name, with `everything` also those of RocketMQ's tools.
+    """List consumer groups by name, with `everything` also the groups of RocketMQ's tools.
 
-    Two requests to each master, and with `members` one for each group to each master that knows it. Raises
-    ConfigError for a cluster or broker that is not known.
+    Two requests to each master, and with `members` a request for each group to each master that knows it.
+    Raises ConfigError for an unknown cluster or broker.
     """
     places = await masters(admin, cluster=cluster, broker=broker)
     found: dict[str, dict[str, SubscriptionGroupConfig]] = {}
@@ -214,9 +213,8 @@ async def member_count(
 
 
 async def progress(admin: Admin, group: str, topic: str = "") -> Progress:
-    """Read the progress of a group in all queues, or those of one topic. Raises ConsumerNotOnline when no
-    broker has any offset of it.
-    """
+    """Read the progress of a group in all queues, or in the queues of a topic. Raises ConsumerNotOnline when
+    no broker has an offset of the group."""
     found = await admin.consume_stats(group, topic)
     return Progress(group, tuple(_queue_lag(row) for row in found.queues), found.consume_tps)
 
@@ -257,11 +255,8 @@ async def consume_times(admin: Admin, group: str, topic: str) -> list[QueueTimeS
 async def stalled(
     client: Client, group: str, *, now_ms: int, after_ms: int = 60_000, most: int = 100
 ) -> list[StalledQueue]:
-    """Find queues whose oldest unread message has waited for `after_ms` or longer, the longest first.
-
-    It reads one message of each queue with lag, at most `most` queues, those with most lag first. Raises as
-    `progress`.
-    """
+    """Find queues whose oldest unread message has waited for `after_ms` or longer, the longest first. Reads a
+    message of each queue with lag, at most `most` queues, those with most lag first. Raises as `progress`."""
     found = await progress(client.admin, group)
     rows = sorted((one for one in found.queues if one.lag), key=lambda one: -one.lag)
     async with client.pull_consumer(TOOLS_GROUP) as pulls:

@@ -61,10 +61,8 @@ class Member:
 
 @frozen
 class Conflict:
-    """Members of one group that subscribe to one topic differently: messages are lost or late then.
-
-    `expressions`: expression -> client ids; an empty expression stands for no subscription.
-    """
+    """Members of a group with different subscriptions to a topic: messages are lost or late. `expressions`:
+    expression -> client ids; an empty expression stands for no subscription."""
 
     topic: str
     expressions: Mapping[str, tuple[str, ...]]
@@ -163,9 +161,8 @@ class StuckQueue:
 
 
 def stuck_queues(info: ConsumerRunningInfo, now_ms: int) -> Iterator[StuckQueue]:
-    """Queues of a push consumer that it does not read on: in an ordered group those without a lock, in others
-    those with messages from which nothing was consumed for a minute.
-    """
+    """Queues of a push consumer without progress: in an ordered group queues without a lock, in other groups
+    queues with messages from which nothing was consumed for a minute."""
     if info.properties.get("PROP_CONSUME_TYPE") != "CONSUME_PASSIVELY":
         return
     ordered = info.properties.get("PROP_CONSUMEORDERLY") == "true"
@@ -186,8 +183,8 @@ def stuck_queues(info: ConsumerRunningInfo, now_ms: int) -> Iterator[StuckQueue]
 async def connections(admin: Admin, broker: str) -> list[ClientConnection]:
     """List the producers and consumers that are connected to a broker, producers first, by group.
 
-    One request for all producers, and one for each group. A broker of RocketMQ before 4.9.3 does not tell its
-    producers: then they are left out. Raises ConfigError for a name that is not known.
+    A request for all producers, and a request for each group. A broker of RocketMQ before 4.9.3 does not list
+    its producers: they are left out. Raises ConfigError for an unknown name.
     """
     try:
         producing = await admin.producers(broker)

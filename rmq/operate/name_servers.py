@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 @frozen
 class NameServer:
     """A name server. `brokers` are the names that it knows; `error` says why it did not answer. `settings`
-    are empty when the account may not read them.
-    """
+    are empty when the account may not read them."""
 
     address: str
     brokers: tuple[str, ...] = ()
@@ -33,9 +32,8 @@ class NameServer:
 async def name_servers(
     connect: Callable[[str], AbstractAsyncContextManager[Client]], addresses: Sequence[str]
 ) -> list[NameServer]:
-    """Ask each name server by itself; `connect` makes a client of one of them. One that does not answer has
-    an `error`.
-    """
+    """Query each name server by itself; `connect` makes a client of a single name server. A silent server has
+    an `error`."""
 
     async def look(address: str) -> NameServer:
         try:

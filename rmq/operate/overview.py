@@ -56,12 +56,12 @@ class Broker:
 
 @frozen
 class BrokerSet:
-    """A master with its slaves: the brokers of one name.
+    """A master with its slaves: the brokers of a name.
 
-    `epoch`, `replicas`, `in_sync` and `refuses` are known of a set under controllers only: the epoch of its
+    `epoch`, `replicas`, `in_sync` and `refuses` are only known for a set with controllers: the epoch of its
     master, the numbers of its replicas, of those in sync, and why the master takes no messages (empty when it
-    does). `controller_silent_s` is for how many seconds its master has had no answer of a controller that
-    leads; the lease of the master ends with it.
+    does). `controller_silent_s` is the number of seconds since its master had an answer of the leading
+    controller; the lease of the master ends without answers.
     """
 
     cluster: str

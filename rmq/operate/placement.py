@@ -55,9 +55,9 @@ def _skip(count: object) -> None:
 
 
 async def emptied(admin: Admin, broker: str, topic: str, seconds: float, tell: Tell = _skip) -> str:
-    """Wait until no message has come to `broker` for `STILL_SECONDS`, and every group has consumed what is
-    there; of one topic, or of all when it is "". Returns what is left after `seconds`, in words; empty when
-    nothing is. `tell` gets a line when the obstacles have changed. Raises as `client.admin`."""
+    """Wait until no message has come to `broker` for `STILL_SECONDS`, and every group has consumed its
+    backlog; of a topic, or of all when it is "". Return the rest after `seconds`, in words; empty when
+    nothing is left. `tell` gets a line when the obstacles have changed. Raises as `client.admin`."""
     began = anyio.current_time()
     before, since = -1, began
     shown = ""
@@ -108,11 +108,11 @@ async def matching(admin: Admin, patterns: Sequence[str]) -> list[str]:
 
 
 async def drain(admin: Admin, brokers: Sequence[str], seconds: float, tell: Tell = _skip) -> str:
-    """Let nothing be sent to brokers any more, and wait until their groups have consumed all; return what is
-    left after `seconds`, in words, empty when nothing is. `seconds` 0 does not wait.
+    """Stop sends to brokers, and wait until their groups have consumed everything; return the rest after
+    `seconds`, in words, empty when nothing is left. `seconds` 0 does not wait.
 
-    All brokers are changed before one is waited for, so that none gets what another refuses. `undrain` takes
-    it back.
+    All brokers are changed before the wait begins, so that no broker gets the messages that another refuses.
+    `undrain` reverts this.
     """
     for broker in brokers:
         await admin.update_broker_config(READ_ONLY, broker=broker)
@@ -139,8 +139,9 @@ async def undrain(admin: Admin, brokers: Sequence[str]) -> list[str]:
 async def moved(
     admin: Admin, topic: str, source: str, goal: str, seconds: float, *, delete: bool, tell: Tell = _skip
 ) -> str:
-    """Move a topic; returns what was done, in words. `seconds` 0 does not wait. May be called again
-    after any part of it. Raises NotMoved when it cannot be, or is not done in time, and as `client.admin`."""
+    """Move a topic; return the result, in words. `seconds` 0 does not wait. May be called again after any
+    part of the move. Raises NotMoved when the topic cannot be moved, or not in time, and as
+    `client.admin`."""
     configs = await admin.topic_config(topic)
     if source not in configs:
         raise NotMoved(f"topic {topic} is not on {source}, but on {', '.join(sorted(configs))}")

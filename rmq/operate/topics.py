@@ -215,10 +215,10 @@ async def readers(admin: Admin, name: str) -> list[TopicReader]:
 async def preview_change(
     admin: Admin, name: str, changes: Mapping[str, Any], *, cluster: str = "", broker: str = ""
 ) -> TopicChange:
-    """Compare a topic with what `changes`, fields of `TopicConfig`, would make of it; nothing is changed.
+    """Compare a topic with the result of `changes`, fields of `TopicConfig`; nothing is changed.
 
-    Every master of the cluster, or the one broker, has the topic afterwards: a broker that lacks it gets the
-    settings of another. Raises NoRoute, TopicNotExist, ConfigError.
+    Every master of the cluster, or the given broker, has the topic afterwards: a broker that lacks it gets
+    the settings of another. Raises NoRoute, TopicNotExist, ConfigError.
     """
     configs = await admin.topic_config(name)
     if not configs:
@@ -247,10 +247,10 @@ def unread_text(unread: Mapping[str, Sequence[QueueProgress]]) -> str:
 
 
 async def change(admin: Admin, wanted: TopicChange, *, hide_unread: bool = False) -> list[str]:
-    """Make a change that was looked at; return the addresses of the brokers.
+    """Make a previewed change; return the addresses of the brokers.
 
     Raises ResponseError when the topic would hide unread messages, unless `hide_unread`. The first error ends
-    it; the brokers before it have changed, and a second call goes on from there.
+    it; earlier brokers have changed, and a second call goes on.
     """
     for address, config in wanted.after.items():
         await admin.put_topic(config, broker=address, hide_unread=hide_unread)
@@ -267,10 +267,8 @@ async def create(
     perm: int = PERM_READ | PERM_WRITE,
     order: bool = False,
 ) -> list[str] | None:
-    """Create a topic, unless there is one: then None, and nothing is changed. Return the brokers' addresses.
-
-    Raises InvalidName, ConfigError.
-    """
+    """Create a topic; None, with nothing changed, when the topic exists. Return the brokers' addresses.
+    Raises InvalidName, ConfigError."""
     validate_topic(name)
     if await admin.topic_exists(name):
         return None

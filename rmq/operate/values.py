@@ -32,7 +32,7 @@ def duration_ms(text: str) -> int:
 
 def position(text: str, now_ms: int) -> Position:
     """``first``/``earliest``, ``last``/``latest``/``end``, ``-10m`` (that long ago), ms since 1970, or a date
-    and time as ISO 8601 has it, local where it names no zone. Raises ValueError."""
+    and time as in ISO 8601, local without a time zone. Raises ValueError."""
     if text in _WORDS:
         return _WORDS[text]
     if text.startswith("-"):

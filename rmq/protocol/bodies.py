@@ -88,12 +88,12 @@ class ClusterInfo(Body):
 
 @frozen
 class TopicCreation(Body):
-    """The identity of a topic beyond its name, which tells it from an earlier topic of that name.
+    """The identity of a topic beyond its name, which tells the topic from an earlier topic of that name.
 
-    `time_ms` is when the topic was made; no two topics that one master makes have the same. `log_offset` is
-    where the log ended then: each record of the topic lies at or behind this physical offset, each record of
-    that name before it belongs to an earlier topic. `earlier_end` is the highest queue offset that the
-    earlier topic is known to have reached, 0 for none.
+    `time_ms` is the time of its creation; no two topics of a master have the same. `log_offset` is the log's
+    end at that time: each record of the topic lies at or behind this physical offset, each record of that
+    name before it belongs to an earlier topic. `earlier_end` is the highest known queue offset of the earlier
+    topic, 0 for none.
     """
 
     time_ms: Int64 = 0
@@ -103,9 +103,8 @@ class TopicCreation(Body):
 
 @frozen
 class TopicDeletion(Body):
-    """The trace of a deleted topic: each record of its name before the physical offset `log_offset` is one of
-    that topic, or of an earlier one. `time_ms` is the creation's, 0 for a topic without one.
-    """
+    """The trace of a deleted topic: each record of its name before the physical offset `log_offset` belongs
+    to this topic, or to an earlier topic. `time_ms` is the creation's, 0 for a topic without a creation."""
 
     log_offset: Int64 = 0
     time_ms: Int64 = 0
@@ -131,10 +130,10 @@ class TopicConfig(Body):
     """RocketMQ 5.x's, as `message.type`; 4.9 ignores them."""
 
     def is_made_after(self, other: TopicConfig) -> bool:
-        """Whether this is another topic of the same name, made after `other` was deleted.
+        """Whether this is another topic of the same name, created after `other` was deleted.
 
-        A creation is given when a topic is made and never added later. So a topic with one is not the topic
-        without one that was there before; a topic without one, as RocketMQ's are, may be any.
+        A topic gets its creation when it is made, and never later. So a topic with a creation differs from an
+        earlier topic without; a topic without a creation, as RocketMQ's, may be any.
         """
         before = other.creation
         return self.creation is not None and (before is None or self.creation.time_ms != before.time_ms)
@@ -159,9 +158,8 @@ class TopicConfig(Body):
 
 @define
 class TopicConfigSerializeWrapper(Body):
-    """All topics of a broker; also the shape of config/topics.json. `deleted_topics` is ours: those that are
-    not there any more, while the log may have records of theirs. RocketMQ ignores it.
-    """
+    """All topics of a broker; also the form of config/topics.json. `deleted_topics` is ours: deleted topics
+    whose records may still be in the log. RocketMQ ignores the field."""
 
     topic_config_table: dict[str, TopicConfig] = field(factory=dict)
     data_version: DataVersion = field(factory=DataVersion)

@@ -11,7 +11,7 @@ from typing import Final
 
 
 class RequestCode(IntEnum):
-    """What a request asks for. A frame may carry a code that is not listed here."""
+    """Kind of a request. A frame may carry a code that is not listed."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -112,7 +112,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How a request ended. 0-4 are general, the others belong to one kind of request."""
+    """Result of a request. 0-4 are general, all others belong to a kind of request."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -212,7 +212,7 @@ class TopicFilterType(IntEnum):
 
 
 class CMResult(IntEnum):
-    """What a consumer answered to a message that was given to it directly."""
+    """A consumer's result for a message that was given to it directly."""
 
     CR_SUCCESS = 0
     CR_LATER = 1

@@ -51,10 +51,10 @@ def next_opaque() -> int:
 
 
 class Command:
-    """One request or response.
+    """A request or response.
 
-    `ext` is the header's text map (`extFields`), `header` the typed header when the decoder has made it
-    already, else None: `read` gives the typed form of either. `language` is RocketMQ's name of it.
+    `ext` is the header's text map (`extFields`), `header` the typed header if the decoder has made it, else
+    None: `read` gives the typed form of either. `language` is RocketMQ's name of the language.
     """
 
     __slots__ = (

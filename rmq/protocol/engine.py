@@ -1,10 +1,11 @@
-"""Which engine splits chunks and builds records: the pure one, in Python, or the compiled one beside it.
+"""Choice of the engine that splits chunks and builds records: the pure engine in Python, or the compiled
+engine.
 
-The compiled engine takes runs of plain sends as one value each (`SendRun`); all else goes the way of the pure
-one, which is always there. It is an extension module, `_engine.pyx`, that the build makes where it finds a C
-compiler. The environment variable RMQ_ENGINE chooses: `auto` (the compiled one where it is there), `pure`, or
-`compiled`, which makes it an error when it is not there. A choice that cannot be had is told by `check`,
-which brokers and clients call as they start: nobody expects an import to fail by a setting.
+The compiled engine takes each run of plain sends as a value (`SendRun`); everything else goes to the pure
+engine, which always exists. The compiled engine is an extension module, `_engine.pyx`, which the build makes
+if it finds a C compiler. The environment variable RMQ_ENGINE chooses: `auto` (compiled if available), `pure`,
+or `compiled`, for which a missing extension is an error. `check` reports an impossible choice; brokers and
+clients call it at their start, since an import should not fail because of a setting.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ STALE: Final = "it was built from other sources, build it again"
 
 
 def choose(wanted: str) -> ModuleType | None:
-    """The compiled engine, or None for the pure one. Raises ConfigError when it is wanted and not there."""
+    """The compiled engine, or None for the pure engine. Raises ConfigError when it is required and
+    missing."""
     if wanted not in ("auto", "pure", "compiled"):
         raise ConfigError(VARIABLE, wanted, "auto, pure or compiled", "the environment")
     if wanted == "pure":
@@ -44,7 +46,7 @@ def _found() -> tuple[ModuleType | None, str]:
 
 
 def shown() -> str:
-    """The engine as a banner names it; a compiled one that is there and cannot be used is no silent loss."""
+    """The engine's name for a banner; a compiled engine that exists and cannot be used is named, too."""
     unasked = os.environ.get(VARIABLE, "auto") == "auto"
     return f"{NAME}, not the compiled one: {STALE}" if unasked and _found()[1] == STALE else NAME
 
@@ -57,7 +59,7 @@ def _chosen() -> tuple[ModuleType | None, ConfigError | None]:
 
 
 def check() -> None:
-    """Raises ConfigError when RMQ_ENGINE asks for what there is not."""
+    """Raises ConfigError when RMQ_ENGINE requires a missing engine."""
     if _problem is not None:
         raise _problem
 

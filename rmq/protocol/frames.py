@@ -1,16 +1,16 @@
 """Frames: bytes to commands and back, in either form of the header.
 
-A frame is its length (4 bytes, without themselves), the form (1 byte) and length (3 bytes) of the header, the
-header, and the body. Big-endian. A reply uses the form of its request. `Decoder` takes bytes as they come and
-gives whole commands; nobody else keeps an unfinished frame.
+A frame is its length (4 bytes, not counting themselves), the form (1 byte) and length (3 bytes) of the
+header, the header, and the body. Big-endian. A reply uses the form of its request. `Decoder` takes bytes as
+they come and gives whole commands; only the decoder keeps an unfinished frame.
 
-What runs for every frame and every message are a few functions over buffers, which know nothing of
-connections, brokers or stores. They are the seam at which compiled functions could replace ours:
-`split_frames` (bytes to commands; with the compiled engine a run of plain sends stays one value) and
-`encode_pull_reply_head` here, `build_record`, `build_batch`, `decode_batch` and `decode_record` in
-`rmq.protocol.record`, `decode_properties` and the caches of `SentProperties` and `TagsAndKeys` in
-`rmq.protocol.properties`; and the answers to sends, `Answers.stored` in `rmq.broker.produce.acks`. Their
-tests compare them with what the general functions give.
+The work of every frame and every message is in a few functions over buffers, which know nothing of
+connections, brokers or stores. Compiled functions could replace them: `split_frames` (bytes to commands; with
+the compiled engine a run of plain sends stays a value) and `encode_pull_reply_head` in this module,
+`build_record`, `build_batch`, `decode_batch` and `decode_record` in `rmq.protocol.record`,
+`decode_properties` and the caches of `SentProperties` and `TagsAndKeys` in `rmq.protocol.properties`; and the
+responses to sends, `Answers.stored` in `rmq.broker.produce.acks`. Their tests compare them with the general
+functions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The properties of a message: name 0x01 value, joined by 0x02; no escaping.
 
-As text they are sent and given to applications, as bytes they lie in a record. Of several of a name the last
-counts, and what has no value is none: so Java's map comes out. What queues and index are made of, the tags
-code and the keys, is read here from either form, and remembered where messages differ in little.
+Applications see them as text, records hold them as bytes. Of a repeated name the last counts, and a property
+without a value is dropped: so the result equals Java's map. The inputs of queues and index, the tags code and
+the keys, are read in this module from either form, and cached for messages that differ in little.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def decode_properties(text: str | None) -> dict[str, str]:
 
 
 class AlikeProperties:
-    """Reads the properties of many records. They differ in little but their unique keys, so what is around
-    that key is read once, which makes a map for half of the work."""
+    """Reads the properties of many records. They differ in little but their unique keys, so the text around
+    that key is read once, which halves the work of making a map."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, bytes], dict[str, str]] = {}
@@ -126,7 +126,7 @@ class AlikeProperties:
 
 
 def record_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """What the index holds of a message: its unique key first, then its keys, split at single blanks."""
+    """The index keys of a message: its unique key first, then its keys, split at single blanks."""
     unique = properties.get(PROPERTY_UNIQUE_KEY)
     text = properties.get(PROPERTY_KEYS)
     if not text:
@@ -183,10 +183,8 @@ def join_properties(text: str, suffix: str) -> str:
 
 
 def without_wait(text: str, properties: dict[str, str]) -> str:
-    """`text` without the property that only tells whether to wait for the disk; `properties` is its map.
-
-    RocketMQ does not store it either: nobody reads it any more, and it stands in every message.
-    """
+    """`text` without the property that only decides about waiting for the disk; `properties` is its map.
+    RocketMQ does not store this property either: it has no later use, and every message has it."""
     if properties[PROPERTY_WAIT_STORE] == "true":
         shorter = text.replace(_WAIT_TRUE, "", 1)
         if len(shorter) != len(text) and _WAIT not in shorter:  # else it stands there twice
@@ -202,11 +200,9 @@ code, the keys for the index, whether it has a property that takes a way of its 
 
 
 class SentProperties:
-    """Reads the properties texts of sends. They differ in little but their unique keys, so what is around
-    that key is read once.
-
-    `suffix` comes after each stored text, `rare` are the names of properties that take a way of their own.
-    """
+    """Reads the properties texts of sends. They differ in little but their unique keys, so the text around
+    that key is read once. `suffix` follows each stored text, `rare` are the names of properties that need a
+    slower path."""
 
     def __init__(self, suffix: str, rare: Set[str]) -> None:
         self._suffix = suffix
@@ -324,10 +320,9 @@ MARKERS = (b"TAGS\x01", b"KEYS\x01", b"UNIQ_KEY\x01")
 
 
 def property_value(properties: bytes, marker: bytes) -> bytes | None:
-    """The value of one property in `name 0x01 value 0x02 …`, or None. `marker` is the name and 0x01.
-
-    Of several of that name the last counts, and one without a value is none: so Java's map comes out.
-    """
+    """The value of a property in `name 0x01 value 0x02 …`, or None. `marker` is the name and 0x01. Of a
+    repeated name the last counts, and a property without a value is dropped: so the result equals Java's
+    map."""
     at = properties.rfind(marker)
     while at >= 0:
         if at == 0 or properties[at - 1] == 2:
@@ -364,7 +359,8 @@ class TagsAndKeys:
         self._code = 0
 
     def of_all(self, texts: Iterable[bytes]) -> tuple[list[int], list[tuple[str, ...]]]:
-        """What `of` gives for each. Those of a batch mostly have keys of one length as well."""
+        """The result of `of` for each. The messages of a batch mostly have keys of the same length as
+        well."""
         codes: list[int] = []
         keys: list[tuple[str, ...]] = []
         before, after, length, code = self._before, self._after, self._length, self._code

@@ -1,4 +1,4 @@
-"""What programs that use rmq test with: a cluster in memory, virtual time, messages for handlers.
+"""Tools for tests of programs that use rmq: a cluster in memory, virtual time, messages for handlers.
 
     async with testing.Cluster("broker-a", topics={"Orders": 4}) as cluster, cluster.connect() as client:
         ...
@@ -7,8 +7,8 @@
 
     await handle(testing.message(b"paid 42", tags="paid"))
 
-With pytest there are the fixtures `rmq_cluster` and `rmq_client`: see `pytest_plugin`. rmq's own tests stand
-on the same cluster.
+For pytest, `pytest_plugin` has the fixtures `rmq_cluster` and `rmq_client`. rmq's own tests use the same
+cluster.
 """
 
 from __future__ import annotations

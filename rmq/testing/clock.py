@@ -1,12 +1,12 @@
-"""Virtual time in a loop that runs already: it stands still while tasks have work, and goes on to the next
-timer at once when all of them wait.
+"""Virtual time in a running loop: time stands still while tasks have work, and jumps to the next timer when
+all wait.
 
-Everything that reads the loop's clock is in it: sleeps, time-outs and deadlines of trio, of anyio and of
-asyncio. While a worker thread runs, time passes as real time does, since only it knows how long it takes.
-Sockets are not waited for: a test that talks to others than the cluster wants real time.
+Everything that reads the loop's clock is affected: sleeps, time-outs and deadlines of trio, of anyio and of
+asyncio. While a worker thread runs, time passes as real time does, since the duration of its work is unknown.
+Sockets are not waited for: a test that talks to servers outside of the cluster wants real time.
 
-trio knows mock clocks, but only gives them to a run that begins; asyncio knows none. So this puts a clock
-into trio's runner, or its own `time` and selector into an asyncio loop written in Python. uvloop has neither.
+trio knows mock clocks, but only for a run that begins; asyncio has none. So this module puts a clock into
+trio's runner, or its own `time` and selector into an asyncio loop written in Python. uvloop supports neither.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ THREAD_SECONDS: Final = 0.001
 
 @contextmanager
 def virtual_time() -> Iterator[bool]:
-    """Have the running loop in virtual time for the length of the block, which may be left by another task.
-    Afterwards its clock goes on from where it is, as real time does. Yields whether it was not yet: under a
-    mock clock of trio's, or within another such block, nothing changes.
+    """Put the running loop into virtual time for the length of the block, which another task may leave.
+    Afterwards its clock goes on from the present time, as real time does. Yields whether this block changed
+    the clock: under a mock clock of trio, or within another such block, nothing changes.
 
-    Raises RuntimeError on a loop that cannot, as uvloop."""
+    Raises RuntimeError on a loop without support, as uvloop.
+    """
     if current_loop().name == "trio":
         from rmq.testing import trio_clock  # for those who need it
 
@@ -87,7 +88,7 @@ class _AsyncioTime:
         self._loop.run_in_executor = self._in_executor
 
     def end(self) -> None:
-        """It is real again, from where it is."""
+        """Return to real time, from the present virtual time."""
         self._ahead, self._now = self.time() - time.monotonic(), None
         self._loop._selector = self._selector
         self._loop.run_in_executor = self._run_in_executor

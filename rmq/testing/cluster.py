@@ -3,10 +3,9 @@
     async with Cluster("a", "b", topics={"Orders": 2}) as cluster, cluster.connect() as client:
         ...
 
-It runs in the caller's loop, asyncio or trio, and in no thread. Time is virtual: two hours pass as soon as
-nobody has anything to do before then.
-
-`cluster["a"]` is the front of broker a: what came to it, and what it shall answer in the broker's place.
+The cluster runs in the caller's loop, asyncio or trio, without threads. Time is virtual: two hours pass as
+soon as no task has anything to do before. `cluster["a"]` is the front of broker a: its received requests, and
+its scripted responses.
 """
 
 from __future__ import annotations
@@ -89,13 +88,14 @@ BROKERS: Final = {
 class Cluster:
     """Name servers and brokers, which run while the block lasts.
 
-    It has the loop in virtual time meanwhile, unless `real_time` is asked for, which uvloop needs. Wall time,
-    as stamped on messages, begins with the machine's and goes with the loop's clock. (Under a mock clock of
-    trio's own, or on another network, it is `START_MS` when that clock stands at 0.)
+    The loop is in virtual time during the block, unless `real_time` is set, which uvloop needs. Wall time, as
+    stamped on messages, begins with the machine's and goes with the loop's clock. (Under a mock clock of
+    trio, or on another network, it is `START_MS` when that clock stands at 0.)
 
-    `topics` are names with their numbers of queues on each broker. `network` is a MemoryNetwork of one's own,
-    or another network, whose servers all listen on loopback then. `store` are settings of all stores, and
-    the rest those of all brokers; `plugin_settings` are the texts of a configuration file that plug-ins get.
+    `topics` are names with their numbers of queues on each broker. `network` is a MemoryNetwork of the
+    caller, or another network, on which all servers listen on loopback. `store` are settings of all stores,
+    and the rest are settings of all brokers; `plugin_settings` are the texts of a configuration file for
+    plug-ins.
     """
 
     def __init__(
@@ -158,7 +158,8 @@ class Cluster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop all servers, also when cancelled. An error of one comes out, unless the block raised one."""
+        """Stop all servers, also when cancelled. A server's error is raised, unless the block raised an
+        error."""
         try:
             with anyio.CancelScope(shield=True):
                 for name in self.brokers:
@@ -200,8 +201,9 @@ class Cluster:
             self._wall_ms = None
 
     async def start(self, broker: str, *, store: Mapping[str, Any] | None = None, **settings: Any) -> None:
-        """Start a broker: a new one, or one that has stopped, on the disk that it had. Settings go before
-        those of the cluster. When this returns the name servers know it. Raises as the broker's service."""
+        """Start a broker: a new broker, or a stopped broker on its former disk. These settings take
+        precedence over the cluster's. When this returns the name servers know the broker. Raises as the
+        broker's service."""
         front = self.brokers.setdefault(broker, BrokerFront(broker))
         disk = self.disks.setdefault(broker, MemoryDisk(seed=1))
         network, host, port = self._place(f"10.0.1.{1 + list(self.disks).index(broker)}", 10911)
@@ -245,8 +247,8 @@ class Cluster:
         brokers: Sequence[str] = (),
         perm: int = PERM_READ | PERM_WRITE,
     ) -> None:
-        """Make a topic on these brokers (all), or change it there; when this returns the name servers know
-        it. Raises ResponseError."""
+        """Create a topic on these brokers (default: all), or change it; when this returns the name servers
+        know it. Raises ResponseError."""
         wanted = dict.fromkeys(brokers or self.brokers, queues)
         for name in wanted:
             self[name].create_topic(topic, queues, perm)
@@ -284,8 +286,7 @@ class Cluster:
     # ---- clients, time and faults ----
 
     def connect(self, **options: Unpack[ConnectOptions]) -> Client:
-        """A client; `options` are those of `rmq.connect`. A client whose settings are not given has those of
-        the cluster."""
+        """A client; `options` are those of `rmq.connect`. Missing settings are those of the cluster."""
         network = self.network.host("10.0.9.1") if isinstance(self.network, MemoryNetwork) else self.network
         given: ConnectOptions = {"network": network, "config": CLIENTS, **options}
         client = connect(self.namesrv_address, **given)
@@ -295,7 +296,7 @@ class Cluster:
         return client
 
     def sent(self, topic: str) -> list[StoredMessage]:
-        """What the brokers hold of a topic, in the order in which they stored it."""
+        """The messages of a topic on the brokers, in the order of their storage."""
         found = [message for front in self.brokers.values() for message in front.messages(topic)]
         return sorted(found, key=lambda one: (one.store_timestamp, one.physical_offset))
 
@@ -314,7 +315,7 @@ class Cluster:
 
     def black_hole(self, broker: str | None = None) -> None:
         """Let nothing pass any more on the open connections of a broker, or on all, as when NAT forgets them:
-        neither end hears of it, and new connections work."""
+        neither end notices, and new connections work."""
         self._memory.black_hole(None if broker is None else self[broker].address.partition(":")[0])
 
     @property

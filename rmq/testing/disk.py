@@ -1,10 +1,9 @@
-"""MemoryDisk: a disk in memory that forgets what was not synced, fills up, breaks and flips bits, all from a
-seed.
+"""MemoryDisk: a disk in memory that forgets unsynced bytes, fills up, breaks and flips bits, all from a seed.
 
 It keeps the contract of `rmq.store.disk.Disk`, proved by the tests that run on both. `crash()` is a power
-cut: synced bytes stay, and of the 4 KiB pages written since then a random part; with `tears` also parts of
-pages, in sectors of 512 bytes. A file whose making was
-never synced may be gone. Names (`replace`, `remove`) are kept in order and at once, as a journal does it.
+cut: synced bytes stay, and of the 4 KiB pages written since a random part; with `tears` also parts of pages,
+in sectors of 512 bytes. A file whose creation was never synced may be gone. Names (`replace`, `remove`) are
+kept in order and at once, as by a journal.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ SECTOR = 512
 
 
 class _File:
-    """`live` is what a reader sees; a crash keeps the pages `synced`, and may lose those `dirty`."""
+    """`live` is the content for readers; a crash keeps the pages in `synced`, and may lose those in
+    `dirty`."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -179,11 +179,11 @@ class _Fault:
 
 
 class MemoryDisk:
-    """A disk in memory. `seed` decides what a crash keeps and where a failing write stops.
+    """A disk in memory. `seed` decides the remains of a crash and the end of a failing write.
 
-    Faults, to be set at any time: `capacity` (bytes, for full disks), `fail` and `hang` (see there), `flip`
-    (a bit), `tears`.
-    `on_change` is called after each change, `on_sync` before each sync (a slow one sleeps there).
+    Faults, to be set at any time: `capacity` (bytes, for full disks), `fail` and `hang` (see their
+    docstrings), `flip` (a bit), `tears`. `on_change` is called after each change, `on_sync` before each sync
+    (a slow sync sleeps in it).
     """
 
     def __init__(self, seed: int = 0, capacity: int | None = None) -> None:
@@ -206,7 +206,7 @@ class MemoryDisk:
         self._locks = {}
 
     def image(self, seed: float) -> MemoryDisk:
-        """What a power cut now would leave, as another disk; this one goes on."""
+        """The disk after a power cut now, as another disk; this disk goes on."""
         other = MemoryDisk()
         other.chance = random.Random(seed)
         other.capacity = self.capacity
@@ -216,9 +216,8 @@ class MemoryDisk:
         return other
 
     def copy(self) -> MemoryDisk:
-        """What a killed process leaves: all bytes as a reader sees them now, as another disk. A power cut
-        still takes what is not synced.
-        """
+        """The disk after a kill of the process: all bytes as a reader sees them now, as another disk. A power
+        cut still takes unsynced bytes."""
         other = MemoryDisk(self.chance.randrange(1 << 30))
         other.capacity = self.capacity
         for path, file in self._files.items():
@@ -246,8 +245,8 @@ class MemoryDisk:
         self._faults.append(_Fault(operation, path, error, times))
 
     def hang(self, path: str = "") -> None:
-        """From now on syncs of paths that contain `path` neither end nor fail, until `heal`. Those that do
-        not come by `run` end at once: there is nothing else that they could wait in."""
+        """From now on syncs of paths that contain `path` neither end nor fail, until `heal`. Syncs outside of
+        `run` end at once, since they have nothing to wait in."""
         self._hanging.append(path)
 
     def heal(self) -> None:

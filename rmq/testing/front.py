@@ -1,7 +1,7 @@
-"""A front: the endpoint before a server's own, which counts requests, and answers those that a test scripts.
+"""A front: the endpoint before a server's own, which counts requests, and answers scripted requests.
 
-`Wire` is a connection without a network. By it the front asks the server as a peer of its own, so that a test
-needs no way into a server but the protocol.
+`Wire` is a connection without a network. Through it the front calls the server as a peer of its own, so that
+a test uses the server only by its protocol.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 class Wire:
-    """A connection as a server sees one; `received` are the commands written to it, decoded."""
+    """A connection as a server sees it; `received` are the decoded commands written to it."""
 
     def __init__(self, peer: str = "10.0.0.1:40001", local: str = "10.0.0.9:10911") -> None:
         self.peer_address = peer
@@ -77,7 +77,7 @@ class Wire:
         self.received += self._decoder.feed(frame if isinstance(frame, bytes) else b"".join(frame))
 
     def flush(self) -> None:
-        """What was written is there already."""
+        """Bytes are delivered on write."""
 
     answer = write
 
@@ -106,8 +106,8 @@ SEEN_MAX: Final = 50_000
 
 
 class Front(Endpoint):
-    """Stands before one server, over all its starts. `address` is where clients reach it, `seen` are the
-    requests that came (the last `SEEN_MAX` or more), `connections` those that are open."""
+    """The front of a server, over all its starts. `address` is the address for clients, `seen` are the
+    received requests (the last `SEEN_MAX` or more), `connections` the open connections."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -133,11 +133,11 @@ class Front(Endpoint):
         return self._server
 
     def script(self, code: int, *answers: Answer) -> None:
-        """Answer the next requests of a code so, one each, after those that are scripted already."""
+        """Answer the next requests of a code with `answers`, in order, after earlier scripts."""
         self._scripts[code].extend(answers)
 
     def hook(self, code: int, answer: Answer | None) -> None:
-        """Answer all requests of a code so, but those that are scripted; None: as the server does again."""
+        """Answer all requests of a code with `answer`, except scripted ones; None: as the server does."""
         if answer is None:
             self._hooks.pop(code, None)
         else:
@@ -152,11 +152,11 @@ class Front(Endpoint):
         return len(self.requests(code))
 
     def do(self, work: Callable[[], T]) -> T:
-        """Run a function in the server's loop, and return what it returns."""
+        """Run a function in the server's loop, and return its result."""
         return work() if self.call is None else cast(T, self.call(work))
 
     def ask(self, code: int, header: Any = None, body: bytes = b"", wire: Wire | None = None) -> Command:
-        """What the server answers a peer in this process, at once; what is scripted does not count here."""
+        """The server's answer to a peer in this process, at once, ignoring scripts."""
         request = Command.request(code, header, body)
         return self.do(lambda: self._asked(request, wire or self._wire))
 
@@ -232,7 +232,7 @@ class Front(Endpoint):
 
 
 class _Held(Wire):
-    """A peer's connection whose answers stay here."""
+    """A peer's connection whose answers are kept in memory."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection.peer_address, connection.local_address)
@@ -258,7 +258,7 @@ class BrokerFront(Front):
         return answer
 
     def create_topic(self, topic: str, queues: int, perm: int = PERM_READ | PERM_WRITE) -> None:
-        """Make a topic, or change it; name servers hear of it a moment later. Raises ResponseError."""
+        """Create a topic, or change it; name servers learn it a moment later. Raises ResponseError."""
         header = CreateTopicRequestHeader(topic, AUTO_CREATE_TOPIC, queues, queues, perm, "SINGLE_TAG")
         self._ok(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
@@ -331,7 +331,7 @@ class BrokerFront(Front):
         self._ok(RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
     def members(self, group: str) -> list[str]:
-        """The client ids of a group; none when nobody is in it."""
+        """The client ids of a group; none for an empty group."""
         answer = self.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, GetConsumerListByGroupRequestHeader(group))
         if answer.code != ResponseCode.SUCCESS:
             return []
@@ -356,7 +356,7 @@ class BrokerFront(Front):
             self._ok(RequestCode.UNREGISTER_CLIENT, header)
 
     def lock(self, group: str, client_id: str, *queues: MessageQueue) -> frozenset[MessageQueue]:
-        """Lock queues for a client, or renew its locks: which of them it has now."""
+        """Lock queues for a client, or renew its locks; return the locked queues."""
         body = LockBatchRequestBody(group, client_id, frozenset(queues)).to_json()
         answer = self._ok(RequestCode.LOCK_BATCH_MQ, None, body)
         return LockBatchResponseBody.from_json(answer.body).lock_ok_mq_set

@@ -1,8 +1,8 @@
-"""What waits for a disk in memory that hangs, in virtual time.
+"""Work that waits for a hanging disk in memory, in virtual time.
 
-A sync that hangs is in the middle of plain functions, so it cannot wait as a task does. Work that may come to
-one runs in a thread, in turns with the event loop: the loop stands still until the work is done or hangs, and
-goes on while it hangs. One of them runs at any time, so that the same seed gives the same trace.
+A sync that hangs is in the middle of plain functions, so it cannot wait as a task does. Work that may call
+such a sync runs in a thread, in turns with the event loop: the loop stands still until the work is done or
+hangs, and goes on while it hangs. Only one side runs at any time, so that the same seed gives the same trace.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _own = threading.local()
 
 
 class _LeftAlone(BaseException):
-    """Nobody waits for the work any more: it ends where it hangs."""
+    """The work is abandoned: it ends where it hangs."""
 
 
 class _Turns:
@@ -41,7 +41,7 @@ class _Turns:
         threading.Thread(target=self._run, name="rmq-hanging", daemon=True).start()
 
     def turn(self, *, leave: bool = False) -> None:
-        """Let it run until it is done or hangs; with `leave` it ends."""
+        """Let the work run until it is done or hangs; with `leave` it ends."""
         self._is_left = leave
         self._its.release()
         self._ours.acquire()
@@ -75,7 +75,7 @@ def hang_until(may_go_on: Callable[[], bool]) -> None:
 
 
 async def run(work: Callable[[], T]) -> T:
-    """Run work that may hang. Cancelled: it ends where it hangs."""
+    """Run work that may hang. Cancelled: the work ends where it hangs."""
     turns = _Turns(work)
     turns.turn()
     try:

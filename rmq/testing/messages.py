@@ -26,10 +26,9 @@ def message(
     timestamp_ms: int | None = None,
     broker_name: str = "broker-a",
 ) -> StoredMessage:
-    """What a handler is given of a message that was sent with these: `reconsume_times` is 0 at the first try,
-    `timestamp_ms` when it was sent and stored (ms since 1970; now). Each has an id of its own.
-
-    Raises what `rmq.Message` raises of arguments that no message may have."""
+    """A message for a handler, as if it was sent with these arguments: `reconsume_times` is 0 at the first
+    try, `timestamp_ms` the time of its send and storage (ms since 1970; now). Each has an id of its own.
+    Raises the errors of `rmq.Message`."""
     sent = Message(topic, body, tags=tags, keys=tuple(keys), properties=dict(properties or {}))
     given = with_properties(sent, {PROPERTY_UNIQUE_KEY: f"{next(_numbers):032X}"})
     del given[PROPERTY_WAIT_STORE]  # brokers do not keep it

@@ -40,11 +40,12 @@ _OWN = ("127.0.0.1", "localhost", "0.0.0.0", "::", "::1")
 
 @frozen
 class Link:
-    """What one host's bytes meet on their way to another: a slow link, a lossy one.
+    """A slow or lossy direction from a host to another.
 
-    `latency` is as that of the network, whose own holds with None. `breaks` is the chance of each piece of
-    bytes that the connection breaks at one of them: what came before arrives. `stalls` is the chance that
-    it stands still at one of its bytes for `stall_seconds` (lowest, highest), and all behind it; a dial, too.
+    `latency` is as that of the network, whose own is used with None. `breaks` is the chance of each piece of
+    bytes that the connection breaks at a byte of it: earlier bytes arrive. `stalls` is the chance that the
+    piece stands still at a byte for `stall_seconds` (lowest, highest), with everything behind it; a dial,
+    too.
     """
 
     latency: tuple[float, float] | None = None
@@ -54,11 +55,11 @@ class Link:
 
 
 class MemoryNetwork:
-    """A network of named hosts. It is itself the network as the host ``127.0.0.1`` sees it.
+    """A network of named hosts. The object itself is the network of the host ``127.0.0.1``.
 
-    `latency` is (lowest, highest) seconds for each piece of bytes, `chop` cuts what a receive returns at
-    random places, `window` is how many unread bytes a connection takes. `links` are what is special of the
-    bytes of one host to another, each direction by itself. All may be changed at any time.
+    `latency` is (lowest, highest) seconds for each piece of bytes, `chop` cuts the result of a receive at
+    random places, `window` is the number of unread bytes that a connection takes. `links` are exceptions for
+    the bytes of a host to another, each direction by itself. All may be changed at any time.
     """
 
     def __init__(self, seed: int = 0, *, chop: bool = False, window: int = WINDOW_BYTES) -> None:
@@ -76,7 +77,7 @@ class MemoryNetwork:
         self._changed = _Change()
 
     def host(self, name: str) -> MemoryHost:
-        """The network as seen from one host; `name` is what addresses say before the colon."""
+        """The network as seen from a host; `name` is the part of addresses before the colon."""
         return MemoryHost(self, name)
 
     async def dial(self, address: str) -> MemoryStream:
@@ -86,19 +87,20 @@ class MemoryNetwork:
         return await self.host("127.0.0.1").listen(address, held=held)
 
     def partition(self, one: str, *others: str) -> None:
-        """Nothing passes between `one` and the others (none named: everybody else) until `heal`."""
+        """Nothing passes between `one` and `other` (default: every other host) until `heal`."""
         for other in others or self._hosts() - {one}:
             self._silent |= {(one, other), (other, one)}
         self._wake()
 
     def silence(self, one: str, *others: str) -> None:
-        """Nothing that `one` sends comes to the others (none named: to anybody) until `heal`. What they send
-        arrives; but nobody hears that it did, so that a window that is full stays full."""
+        """Nothing that `one` sends arrives at `other` (default: at any host) until `heal`. The other
+        direction works; but no acknowledgement arrives, so that a full window stays full."""
         self._silent |= {(one, other) for other in others or self._hosts() - {one}}
         self._wake()
 
     def heal(self, one: str | None = None) -> None:
-        """End all partitions (or those of one host), those of one direction too; what waited arrives now."""
+        """End all partitions (or those of a host), those of a single direction too; delayed bytes arrive
+        now."""
         self._silent = set() if one is None else {way for way in self._silent if one not in way}
         self._wake()
 
@@ -112,15 +114,15 @@ class MemoryNetwork:
         return [stream for stream in self._streams if wanted <= {stream.local_host, stream.peer_host}]
 
     def black_hole(self, one: str | None = None, other: str | None = None) -> None:
-        """Let nothing pass any more on the open connections (of one host, or between two). Neither end hears
-        of it, and new connections work: as when NAT forgets them, or a virtual machine was moved."""
+        """Let nothing pass any more on the open connections (of a host, or between two). Neither end notices,
+        and new connections work: as when NAT forgets them, or a virtual machine was moved."""
         for stream in self._streams_of(one, other):
             stream.lose()
 
     def vanish(self, one: str) -> None:
-        """The machine is gone without a word, as one that loses power: nothing more comes of its connections,
-        and the others hear that they are over when they send to it the next time. What still runs there
-        reaches nobody; the next life begins with another `host`."""
+        """The machine disappears, as after a loss of power: nothing more comes of its connections, and other
+        hosts notice their end at their next send. Its remaining tasks reach no host; the next life begins
+        with another `host`."""
         self._lives[one] += 1
         for stream in list(self._streams):
             if stream.local_host == one:
@@ -268,7 +270,7 @@ class _Change:
 
 
 class _Pipe:
-    """One direction of a connection: pieces of bytes with the time at which they arrive."""
+    """A direction of a connection: pieces of bytes with their times of arrival."""
 
     def __init__(self, network: MemoryNetwork, source: str, target: str) -> None:
         self._network = network

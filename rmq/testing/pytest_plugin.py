@@ -1,13 +1,13 @@
 """The plug-in of pytest: fixtures `rmq_cluster` and `rmq_client` for asynchronous tests.
 
-They open and close in the loop of the test, whoever runs it: pytest-asyncio (strict or auto, any loop scope),
-anyio (both backends) or pytest-trio. Time is virtual from the cluster's start to its end.
+They open and close in the loop of the test, under any runner: pytest-asyncio (strict or auto, any loop
+scope), anyio (both backends) or pytest-trio. Time is virtual from the cluster's start to its end.
 
     @pytest.mark.rmq_cluster("broker-a", "broker-b", topics={"Orders": 4})
     async def test_orders(rmq_cluster, rmq_client): ...
 
-The mark takes what `Cluster` does; the fixture `rmq_topics`, which a conftest.py may define, gives topics to
-the tests without one. Nothing but pytest is loaded before a test asks for a cluster.
+The mark takes the arguments of `Cluster`; the fixture `rmq_topics`, which a conftest.py may define, gives
+topics to tests without a mark. Only pytest is loaded before a test requests a cluster.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOOP_SCOPES: Final = ("function", "class", "module", "package", "session")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make fixtures for each plug-in that is there: each has its own way to say that one is asynchronous."""
+    """Make fixtures for each installed plug-in: each marks asynchronous fixtures in its own way."""
     config.addinivalue_line(
         "markers", f"{MARK}(*brokers, topics={{}}, ...): what rmq_cluster is, as rmq.testing.Cluster takes it"
     )

@@ -1,4 +1,5 @@
-"""What the commands of `rmq admin` share: how one is made, and RocketMQ's way to print rows and values."""
+"""Common parts of the commands of `rmq admin`: how a command is made, and RocketMQ's way to print rows and
+values."""
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ def row(widths: Iterable[int], *values: object) -> None:
 
 
 def cell_text(value: object) -> str:
-    """A value as Java prints it, on one line, with control characters escaped."""
+    """A value as Java prints it, in a single line, with control characters escaped."""
     if isinstance(value, float):
         return f"{value:.2f}"
     return printable(java_text(value))

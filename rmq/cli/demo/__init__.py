@@ -1,6 +1,5 @@
-"""`rmq demo`: a name server, a broker, a producer and two consumers in one process, a real file through them,
-and the metrics.
-"""
+"""`rmq demo`: a name server, a broker, a producer and two consumers in a single process, a real file through
+them, and the metrics."""
 
 from __future__ import annotations
 
@@ -132,7 +131,7 @@ def demo(
 
 
 def _run(plan: Plan, path: pathlib.Path, column: str, *, note: str) -> int:
-    """Runs the plan and prints what came of it; returns the exit status."""
+    """Run the plan and print the results; return the exit status."""
     terminal = Console()
     print_parts(
         terminal, f"rmq demo: {len(plan.rows):,} rows of {path} to topic {plan.topic}, {plan.queues} queues"
@@ -183,7 +182,7 @@ def _fail(error: Exception, status: int) -> int:
 
 
 async def run_demo(plan: Plan) -> Results:
-    """Runs it all and returns what happened. Raises RmqError, DemoFailed."""
+    """Run the whole demo and return its events. Raises RmqError, DemoFailed."""
     results = Results(plan.rows)
     async with embedded.open(plan.folder) as system:
         await system.create_topic(plan.topic, plan.queues)
@@ -203,7 +202,7 @@ async def run_demo(plan: Plan) -> Results:
 async def _connect(
     stack: AsyncExitStack, system: embedded.System, plan: Plan
 ) -> tuple[Producer, list[Consumer]]:
-    """One producer and two members of one group, each on a client of its own as in separate processes."""
+    """A producer and two members of a group, each on a client of its own as in separate processes."""
     group = f"demo-{plan.run_id}"
     clients = [
         await stack.enter_async_context(rmq.connect(system.namesrv_address)) for _ in range(CONSUMERS + 1)
@@ -254,7 +253,7 @@ async def _publish_and_wait(producer: Producer, plan: Plan, results: Results) ->
 
 
 async def _publish(producer: Producer, plan: Plan, results: Results, rows: Sequence[Row]) -> None:
-    """Sends rows one after the other: a row leaves when the one before it is acknowledged."""
+    """Send rows in order: a row leaves when its predecessor is acknowledged."""
     for row in rows:
         message = plan.message(row)
         results.sent_at[row.number] = time.perf_counter()

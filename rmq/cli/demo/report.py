@@ -1,4 +1,4 @@
-"""The results of `rmq demo`: what it records, the checks over that and the tables that it prints."""
+"""The results of `rmq demo`: its records, their checks and the printed tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rmq.cli.latency import percentile
 
 @frozen
 class Delivery:
-    """One message as a consumer got it; times are seconds of one monotonic clock."""
+    """A message as received; times are seconds of a monotonic clock."""
 
     consumer: int
     row: int
@@ -72,7 +72,7 @@ def by_key(rows: Iterable[Row]) -> dict[str, list[int]]:
 
 
 def check_order(rows: Sequence[Row], deliveries: Sequence[Delivery]) -> OrderCheck:
-    """Compares, key by key, what was published with what came, whichever consumer got it."""
+    """Compare, key by key, the published messages with the received messages of all consumers."""
     published = by_key(rows)
     came = by_key(rows[delivery.row] for delivery in deliveries)
     wrong = [key for key, numbers in published.items() if came.get(key) != numbers]

@@ -26,7 +26,7 @@ class BadInput(Exception):
 
 @frozen
 class Row:
-    """One row of a file: its number among the rows, the key that orders it, the message body."""
+    """A row of a file: its number among the rows, the key that orders it, the message body."""
 
     number: int
     key: str
@@ -41,10 +41,10 @@ def bundled() -> pathlib.Path:
 
 
 def read_rows(path: pathlib.Path, key: str | None = None) -> list[Row]:
-    """Reads the whole file. `key` is the column whose equal values stay in order; None takes the first.
+    """Read the whole file. `key` is the column whose equal values stay in order; None: the first column.
 
-    CSV needs a header line; the separator is the one of `,;|` and tab that the header has most of. JSON
-    lines hold one object each. Raises BadInput.
+    CSV needs a header line; the separator is the most frequent of `,;|` and tab in the header. JSON lines
+    hold an object each. Raises BadInput.
     """
     text = _text(path)
     records = _json_records(path, text) if _is_json(path, text) else _csv_records(path, text)

@@ -88,7 +88,7 @@ def source_options(target: Target) -> dict[str, str]:
 
 
 def run_pipeline(work: Callable[[SparkSession, Watch], T], *, master: str, memory: str) -> T:
-    """Start Spark, do the work in it, and return what comes of it. Errors end the process in one line."""
+    """Start Spark, do the work in it, and return its result. Errors end the process with a line."""
     with one_line_errors(), show_progress() as shown, spark_session(shown, master, memory) as spark:
         return work(spark, shown.watch)
 
@@ -192,7 +192,7 @@ def show_progress() -> Iterator[JobProgress]:
 
 
 def print_summary(summary: Any, output: Format, *, columns: Mapping[str, str] | None = None) -> None:
-    """Print what a pipeline returned: its parts as a table, then its metrics; or all as JSON or YAML."""
+    """Print the result of a pipeline: its parts as a table, and its metrics; or all as JSON or YAML."""
     if output != "table":
         show(summary, output)
         return

@@ -67,11 +67,11 @@ class _Began:
 
 
 class ClientMetrics(Observer):
-    """Counts, of one client: durations of sends and handlers, what is on its way, retries of sends,
-    redeliveries, lags.
+    """Figures of a client: durations of sends and handlers, sends in flight, retries of sends, redeliveries,
+    lags.
 
-    A send's `outcome` is "ok", "oneway", or the class of its error, a handler's "ok" or that. Lags are asked
-    every `lag_seconds`.
+    A send's `outcome` is "ok", "oneway", or the class of its error, a handler's "ok" or the class. Lags are
+    queried every `lag_seconds`.
     """
 
     def __init__(self, *, lag_seconds: float = 15.0) -> None:

@@ -5,10 +5,10 @@ metrics.
 
     async with rmq.connect(address, plugins=[OpenTelemetry()]) as client: ...
 
-Needs the extra `otel` (opentelemetry-api); nothing else imports it. Context goes in the properties that the
-configured propagator names (`traceparent`, `tracestate`, `baggage`), so it also joins other languages' spans.
-Names are those of OpenTelemetry's semantic conventions for messaging and for RocketMQ; `rmq.client.` stands
-before those that these do not have.
+Needs the extra `otel` (opentelemetry-api), which no other module imports. The configured propagator names the
+properties of the context (`traceparent`, `tracestate`, `baggage`), so that it also joins other languages'
+spans. Names are those of OpenTelemetry's semantic conventions for messaging and for RocketMQ; names outside
+the conventions begin with `rmq.client.`.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class OpenTelemetry(Observer):
         return 0.0 if self._session is None else self._session.now()
 
     def _common(self, operation: str, topic: str) -> Attributes:
-        """What spans and metrics of an operation have."""
+        """Attributes of spans and metrics of an operation."""
         return {
             "messaging.system": "rocketmq",
             "messaging.operation.name": operation,
@@ -189,7 +189,7 @@ class OpenTelemetry(Observer):
         }
 
     def _identity(self, group: str) -> Attributes:
-        """What only spans have: it is other for each process."""
+        """Attributes of spans only, with values that differ between processes."""
         session = self._session
         if session is None:
             return {}

@@ -28,8 +28,8 @@ PREFIX = "rmq_"
 
 
 class PrometheusMetrics(ClientMetrics):
-    """`ClientMetrics` that a registry, the process's own or `registry`, reads at each scrape. One for each
-    client; two in one registry need a registry each, as their names are the same."""
+    """`ClientMetrics` that a registry, the process's own or `registry`, reads at each scrape. Each client
+    needs its own object; two objects need two registries, as their names are equal."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY, *, lag_seconds: float = 15.0) -> None:
         super().__init__(lag_seconds=lag_seconds)

@@ -1,6 +1,6 @@
-"""MessageTrace: tells of every message that was sent or consumed, in RocketMQ's form.
+"""MessageTrace: a row for every message sent or consumed, in RocketMQ's form.
 
-The rows go to the trace topic, many in one message, where RocketMQ's own tools find them by the message's id
+The rows go to the trace topic, many in a message, where RocketMQ's own tools find them by the message's id
 and keys (`mqadmin queryMsgTraceById`).
 """
 
@@ -70,13 +70,13 @@ class MessageTrace(Observer):
         self._session = session
 
     async def run(self) -> None:
-        """Send what has gathered, twice a second. Cancelled: what waits is kept for `flush`."""
+        """Send the gathered rows, twice a second. Cancelled: the rest is kept for `flush`."""
         while True:
             await anyio.sleep(PAUSE_SECONDS)
             await self.flush()
 
     async def flush(self) -> None:
-        """Send what has gathered now. Cancelled: rows that were on their way may be lost."""
+        """Send the gathered rows now. Cancelled: rows that were on their way may be lost."""
         if self._session is None:
             return
         async with self._sending:

@@ -1,4 +1,4 @@
-"""Events: what happens around a client's messages, as values for those who watch over it. Pure."""
+"""Events around a client's messages, as values for monitoring. Pure."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Disconnected:
 
 @frozen
 class Assigned:
-    """The queues of a consumer have changed: `taken` are new, `given_up` are no longer its own. Those of the
-    group's retry topic are not told."""
+    """The queues of a consumer have changed: `taken` are new, `given_up` are no longer its own. Queues of the
+    group's retry topic are left out."""
 
     group: str
     taken: tuple[MessageQueue, ...] = ()
@@ -40,15 +40,15 @@ class Assigned:
 
 @frozen
 class Stalled:
-    """A consumer does not get on: for `seconds`, a message has been in its handler's hands, or the oldest of
-    its queue that is not finished, for this `reason`:
+    """A consumer makes no progress: for `seconds`, a message has been with its handler, or the oldest
+    unfinished message of its queue has waited, for this `reason`:
 
-    handler     its handler, or its delivery's block, has not ended
-    unfinished  it was taken by iteration and neither consumed in `async with delivery` nor `done`
-    untaken     the queue's window is full, nobody takes the message, and no other is finished either
+        handler     its handler, or its delivery's block, has not ended
+        unfinished  it was taken by iteration and neither consumed in `async with delivery` nor `done`
+        untaken     the queue's window is full, no task takes the message, and no other is finished either
 
-    `unfinished` is how many messages of the queue are pulled and not finished. `message_id` and `keys` are
-    there where the message is still at hand. As text it says what to do.
+    `unfinished` is the number of pulled and unfinished messages of the queue. `message_id` and `keys` are
+    given while the message is in memory. As text it says what to do.
     """
 
     group: str

@@ -22,9 +22,9 @@ else:
 
 @frozen
 class ServerHealth:
-    """A name server or a broker. `failures` is how many attempts to connect have failed in a row, `error`
-    what the last connection ended with, or why there is none. Who was not needed yet is not connected either.
-    """
+    """A name server or a broker. `failures` is the number of failed attempts to connect in a row, `error` the
+    reason of the last connection's end, or why no connection exists. A server that was not needed yet is not
+    connected either."""
 
     address: str
     is_connected: bool
@@ -34,9 +34,9 @@ class ServerHealth:
 
 @frozen
 class ConsumerHealth:
-    """A consumer: its queues, its messages that are pulled and not finished (`unfinished`, `bytes`), those in
-    the hands of handlers (`in_flight`), what it does not get on with, and why topics give it nothing or it
-    consumes nothing (`problems`). `workers` is how many tasks call its handler now: 0 without `run`."""
+    """A consumer: its queues, its pulled and unfinished messages (`unfinished`, `bytes`), messages with
+    handlers (`in_flight`), its stalls, and why topics give it nothing or it consumes nothing (`problems`).
+    `workers` is the number of tasks that call its handler now: 0 without `run`."""
 
     group: str
     queues: tuple[MessageQueue, ...]
@@ -50,7 +50,7 @@ class ConsumerHealth:
 
 @frozen
 class Health:
-    """What a client knows of itself now; `problems` says in words what is wrong, and is empty when all is
+    """State of a client; `problems` names in words everything that is wrong, and is empty when all is
     well."""
 
     client_id: str
@@ -134,7 +134,7 @@ async def _check_ready(session: Session, topics: list[str], timeout: float) -> N
 
 
 async def _ask_name_server(session: Session, timeout: float) -> None:
-    """Whether one answers, whatever it says."""
+    """Whether a server answers, with any response."""
     try:
         await session.name_servers.route(AUTO_CREATE_TOPIC, timeout)
     except Unreachable:

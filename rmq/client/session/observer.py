@@ -1,9 +1,9 @@
-"""Observers: what is called when a client sends and consumes messages, for traces and metrics.
+"""Observers: hooks around a client's sends and deliveries, for traces and metrics.
 
     async with rmq.connect(address, plugins=[MessageTrace()]) as client: ...
 
-Without observers, sending and consuming cost nothing more. The error of an observer is logged, and the
-message is sent or consumed all the same.
+Without observers, sends and deliveries cost nothing more. The error of an observer is logged, and the message
+is sent or consumed all the same.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Observer:
         that has passed: the rest may be dropped."""
 
     def sending(self, group: str, message: Message, extra: MutableMapping[str, str]) -> Any:
-        """A message is about to be sent; `extra` are properties to add. What it returns goes to `sent`."""
+        """A message is about to be sent; `extra` are properties to add. The result goes to `sent`."""
 
     def sent(self, token: Any, result: SendResult | None, error: BaseException | None) -> None:
-        """The message is stored, or `error` says why not; neither: it was sent one-way."""
+        """The message is stored, or `error` says why not; without both it was sent one-way."""
 
     def ended(
         self, group: str, result: SendResult, message: Message, decision: int, *, checked: bool
@@ -49,7 +49,7 @@ class Observer:
         """A transaction has ended with COMMIT, ROLLBACK or UNKNOWN."""
 
     def consuming(self, group: str, messages: Sequence[StoredMessage]) -> Any:
-        """A handler gets messages, in this task. What it returns goes to `consumed`."""
+        """A handler gets messages, in this task. The result goes to `consumed`."""
 
     def consumed(self, token: Any, error: BaseException | None) -> None:
         """The handler has returned, raised or been cancelled."""
@@ -65,7 +65,7 @@ class Observers:
         return bool(self.all)
 
     def begin(self, hook: Callable[[Observer], T]) -> list[tuple[Observer, T]]:
-        """Call a hook of each, and keep what it returns."""
+        """Call a hook of each observer, and keep the results."""
         tokens = []
         for observer in self.all:
             try:
@@ -105,7 +105,7 @@ class Observers:
 
 
 def _failed(observer: Observer, error: BaseException) -> None:
-    """Log the failure of a hook. Raises `error` when it is none: Ctrl-C, for example."""
+    """Log the failure of a hook. Raises an `error` that is no Exception: Ctrl-C, for example."""
     failure = as_failure(error, cancel_requests())  # a hook does not wait, so it is never cancelled itself
     if failure is None:
         raise error

@@ -1,4 +1,4 @@
-"""The audit log: one line for each change and each login, without secrets; pages show the last ones."""
+"""The audit log: a line for each change and each login, without secrets; pages show the last lines."""
 
 from __future__ import annotations
 

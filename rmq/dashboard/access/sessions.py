@@ -1,4 +1,4 @@
-"""Sessions of people who have logged in: kept in memory only, bounded, and forgotten when they are idle."""
+"""Login sessions: in memory only, bounded, and forgotten after a time without requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTICES_MAX: Final = 8
 
 @frozen
 class Identity:
-    """The person or program that a request is from.
+    """The person or program of a request.
 
     `kind` is account (of the cluster), user or token (of the roles file), link (of the start) or anonymous.
     Requests to the cluster carry `credentials`; with `own` unset they carry those of the dashboard itself.
@@ -117,7 +117,7 @@ PLACES_MAX: Final = 4096
 
 class LoginLimit:
     """Counts failed logins by address and by name: after `ATTEMPTS` within `WINDOW_SECONDS`, more are
-    refused. It remembers at most `PLACES_MAX` of them; the oldest are forgotten first."""
+    refused. It remembers at most `PLACES_MAX` entries; the oldest are forgotten first."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

@@ -1,7 +1,8 @@
 """History: sampled figures in a small SQLite file, so that charts need no other system.
 
-A sample is (cluster, figure, subject, time, value): the figure `group_lag` of the subject `billing`, say.
-Samples are kept for `FINE_HOURS`, then one for every `COARSE_SECONDS`, for `days` days in all.
+A sample is (cluster, figure, subject, time, value): for example the figure `group_lag` of the subject
+`billing`. Samples are kept for `FINE_HOURS`, after that a sample for every `COARSE_SECONDS`, for `days` days
+in all.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CREATE TABLE IF NOT EXISTS samples (
 
 @frozen
 class Sample:
-    """One figure of one subject, now."""
+    """A figure of a subject, now."""
 
     figure: str
     subject: str
@@ -106,7 +107,8 @@ class History:
         return number
 
     def _thin(self, now_ms: int) -> None:
-        """Remove what is too old, and of what is older than a day all but one in `COARSE_SECONDS`."""
+        """Remove old samples, and thin out samples of more than a day to a sample for each
+        `COARSE_SECONDS`."""
         self._thinned_at = now_ms
         self._db.execute("DELETE FROM samples WHERE at < ?", (now_ms - self._days * DAY_MS,))
         fine = now_ms - FINE_HOURS * 3_600_000

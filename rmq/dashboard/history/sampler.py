@@ -1,4 +1,4 @@
-"""The sampler: asks each cluster for its figures, and keeps them in the history.
+"""The sampler: queries each cluster for its figures, and keeps them in the history.
 
 It asks as the dashboard's own account, with two requests to each master: its metrics, and the progress of all
 groups. What a cluster does not answer is left out, and asked for again at the next turn. The progress costs a

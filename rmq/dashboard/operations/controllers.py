@@ -57,7 +57,7 @@ class SetRow:
 
 @frozen
 class Controllers:
-    """The controllers, and the sets as the leading one has them. `problem` says why there are none."""
+    """The controllers, and the sets according to the leader. `problem` says why none are shown."""
 
     controllers: list[ControllerRow]
     sets: list[SetRow]

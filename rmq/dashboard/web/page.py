@@ -1,4 +1,4 @@
-"""Page: one request for HTML, what its handler may use, and the registry of handlers."""
+"""Page: a request for HTML, the tools of its handler, and the registry of handlers."""
 
 from __future__ import annotations
 

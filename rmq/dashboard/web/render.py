@@ -1,4 +1,4 @@
-"""Templates, and how they show values: numbers, bytes, times, and what others wrote as text."""
+"""Templates, and their formats for values: numbers, bytes, times, and foreign texts."""
 
 from __future__ import annotations
 

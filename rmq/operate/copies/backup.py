@@ -1,9 +1,9 @@
-"""Backup: a hot copy of a store's folder, and a new slave's folder made out of one.
+"""Backup: a hot copy of a store's folder, and a new slave's folder made from a copy.
 
-A backup has the log and the tables. Queues and index are made again from the log at the first start on it.
-Bytes of the log never change once they are written, so a file that was full is not copied twice. The last
-files are cut behind the last record that was whole when they were read: the broker goes on writing meanwhile.
-Offsets are read before the log and written after it, so that no group is ever ahead of the log in a backup.
+A backup has the log and the tables. Queues and index are made again from the log at the first start. Bytes of
+the log never change once they are written, so a file that was full is not copied twice. The last files are
+cut behind the last record that was whole at the time of the copy: the broker goes on writing. Offsets are
+read before the log and written after it, so that no group is ever ahead of the log in a backup.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Copied:
 
 @define
 class Manifest:
-    """What a backup has: its files by their paths in it."""
+    """Content of a backup: its files by their paths."""
 
     files: dict[str, Copied] = field(factory=dict)
 
     @classmethod
     def load(cls, folder: pathlib.Path) -> Manifest | None:
-        """That of a backup; None where there is none. Raises StoreError when it cannot be read."""
+        """The manifest of a backup; None without a backup. Raises StoreError for an unreadable manifest."""
         try:
             rows = json.loads((folder / MANIFEST).read_bytes())["files"]
             return cls({str(name): Copied(**row) for name, row in rows.items()})
@@ -65,7 +65,7 @@ class Manifest:
             raise StoreError(f"{folder / MANIFEST} cannot be read: {error!r}") from None
 
     def save(self, folder: pathlib.Path) -> None:
-        """Write it, so that a crash leaves it or the one before."""
+        """Write the file, so that a crash leaves the old or the new."""
         rows = {name: asdict(one) for name, one in sorted(self.files.items())}
         _replace(folder / MANIFEST, json.dumps({"files": rows}, indent=1).encode())
 
@@ -81,9 +81,8 @@ class Result:
 
 
 def back_up(store: pathlib.Path, log: pathlib.Path, target: pathlib.Path, pace: Pace) -> Result:
-    """Make `target` a copy of the store, whose broker may run. What it has already is not copied again, and
-    what a break-off left is gone on with. Raises StoreError, OSError.
-    """
+    """Make `target` a copy of the store, whose broker may run. Files already in the copy are not copied
+    again, and an interrupted copy is continued. Raises StoreError, OSError."""
     if not log.is_dir():
         raise StoreError(f"{log} is no folder of a log: is {store} a store, and is it one that has messages?")
     for source in (store, log):
@@ -132,7 +131,7 @@ def back_up(store: pathlib.Path, log: pathlib.Path, target: pathlib.Path, pace: 
 
 
 def verify(target: pathlib.Path) -> Iterator[str]:
-    """Read a backup again; yields what differs from what was copied. Raises StoreError."""
+    """Read a backup again; yield the differences from the copied files. Raises StoreError."""
     manifest = Manifest.load(target)
     if manifest is None:
         raise StoreError(f"{target} is no backup: it has no {MANIFEST}")
@@ -213,7 +212,7 @@ def _begins_alike(before: bytes, now: bytes) -> bool:
 def _copy_log_file(
     source: pathlib.Path, to: pathlib.Path, pace: Pace, *, is_last: bool
 ) -> tuple[Copied, int]:
-    """Copy it beside its place, look how far it goes if it may be one of the last, and move it there."""
+    """Copy a file beside its place, find its end if it may be a last file, and move it to its place."""
     beside = to.with_name(f"{to.name}.tmp")
     size = _copy(source, beside, pace)
     reach = size
@@ -230,7 +229,7 @@ def _copy_log_file(
 
 
 def _reach(path: pathlib.Path, base: int, size: int) -> int:
-    """How many bytes of a log file are whole records; all of them when it is closed by a blank one."""
+    """The bytes of whole records in a log file; the whole file when a blank record closes it."""
     if not size:
         return 0
     with (

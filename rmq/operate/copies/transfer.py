@@ -84,7 +84,7 @@ async def accounts(admin: Admin, address: str) -> dict[str, Settings]:
 
 @define
 class Change:
-    """One thing to do on one broker: `was` is None for what is not there yet."""
+    """A change on a broker: `was` is None for something new."""
 
     kind: str
     name: str
@@ -95,7 +95,7 @@ class Change:
 
 @define
 class Plan:
-    """What is to be changed, what cannot be, and where the masters are."""
+    """Planned changes, impossible changes, and the addresses of the masters."""
 
     addresses: dict[str, str]
     cluster: str = ""
@@ -104,8 +104,7 @@ class Plan:
 
 
 async def compare(admin: Admin, manifest: Manifest, cluster: str) -> Plan:
-    """The changes that would make the cluster have what the manifest says. Raises ConfigError for a broker
-    that is not there."""
+    """The changes that make the cluster equal to the manifest. Raises ConfigError for an unknown broker."""
     there = await read_cluster(admin, cluster, offsets=True)
     plan = Plan(await masters(admin, cluster=cluster), cluster)
     for kind, wanted, present in (
@@ -186,9 +185,8 @@ def _skip(count: int) -> None:
 
 
 async def apply(admin: Admin, plan: Plan, step: Step = _skip) -> None:
-    """Make the changes, one after the other. The first error ends it; the changes before it stay, and the
-    next run goes on from there.
-    """
+    """Make the changes in order. The first error ends the run; earlier changes stay, and the next run goes
+    on."""
     for change in plan.changes:
         if change.kind == "account":
             await _change_account(admin, change, plan)

@@ -59,7 +59,7 @@ def test_what_was_sealed_elsewhere_is_not_taken(
     here = Accounts(b"before")
     tell(shared(Accounts(b"theirs")), shared(here, **follower))  # type: ignore[arg-type]
     assert here.text == b"before"
-    assert "cannot be opened" in caplog.text
+    assert "cannot open the state" in caplog.text
 
 
 def test_a_secret_that_is_being_replaced_opens_too() -> None:
@@ -103,7 +103,7 @@ def test_who_refuses_is_logged_and_the_link_goes_on(caplog: pytest.LogCaptureFix
 def test_a_text_that_fits_no_frame_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
     master = shared(Accounts(bytes(TEXT_MAX + 1)))
     assert json.loads(master.text_of(["acl"])) == {}
-    assert "is not told" in caplog.text
+    assert "is not replicated" in caplog.text
     sealed = shared(Accounts(bytes(TEXT_MAX))).text_of(["acl"])
     assert len(sealed) < 3 << 20
 
