@@ -1,7 +1,7 @@
-"""RocketMQ and Spark: data sources for PySpark, and the pipelines made of them. Needs the extra `spark`.
+"""RocketMQ and Spark: data sources for PySpark, and pipelines made of them. Needs the extra `spark`.
 
-Nothing else in rmq imports this package (the command does, when `rmq spark` is called), and it imports
-neither pyspark nor pyarrow before something is asked for.
+No other module of rmq imports this package (except the command, when `rmq spark` is called), and it imports
+pyspark and pyarrow on first use.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ def gather(buffer: Array, dtype: np.dtype[Any], places: Array) -> Array:
 
 
 def take_bytes(buffer: Array, at: Array, size: Array | int) -> pa.Array:
-    """A copy of the bytes at ascending places that do not overlap, as a binary array with one value for each.
+    """A copy of the bytes at ascending places that do not overlap, as a binary array with a value for each.
 
-    An Arrow array is laid over the bytes as they are: its offsets alternate between the ends of what is
-    wanted and of the gap that follows. Every other value of it is taken: Arrow copies all in one loop.
+    An Arrow array is laid over the bytes: its offsets alternate between the ends of wanted ranges and of
+    gaps. Every other value is taken: Arrow copies all in a single loop.
     """
     count = len(at)
     if count == 0:

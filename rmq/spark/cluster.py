@@ -1,6 +1,5 @@
-"""Cluster: what the driver asks of a cluster — which queues there are, where they begin and end, what a group
-has committed — and the event loop in a thread that the plain functions of Spark's interface need.
-"""
+"""Cluster: the driver's queries to a cluster (queues, their begins and ends, committed offsets of a group),
+and the event loop in a thread for the plain functions of Spark's interface."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ def client_of(options: ConnectOptions, **settings: Any) -> Client:
 
 
 class Loop:
-    """An event loop in a thread of its own, and what is entered in it: `with Loop() as loop`."""
+    """An event loop in a thread of its own, with context managers entered in it: `with Loop() as loop`."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -64,7 +63,7 @@ class Loop:
         return self._stack.__exit__(kind, error, trace)
 
     def enter(self, block: Any) -> Any:
-        """Enter an async context manager, to be left with the loop; returns what it gives."""
+        """Enter an async context manager, to be left with the loop; return its value."""
         return self._stack.enter_context(self.portal.wrap_async_context_manager(block))
 
     def call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
@@ -82,9 +81,8 @@ class BrokersAway(RmqError):
 def with_brokers(
     loop: Loop, client: Client, brokers: Set[str], patience: float, question: Callable[[], T]
 ) -> T:
-    """The answer to a question to all brokers, when these were registered before and after it.
-
-    Tries again for `patience` seconds; then raises BrokersAway, or the error of the last attempt."""
+    """The result of a query to all brokers, if the same brokers were registered before and after it. Retries
+    for `patience` seconds; after that raises BrokersAway, or the error of the last attempt."""
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -112,8 +110,8 @@ def brokers_away(brokers: Iterable[str]) -> BrokersAway:
 class Cluster:
     """Open connections to the cluster of a read: `with Cluster(options) as cluster`.
 
-    What cannot be reached is tried again for `patience` seconds; then, and for what brokers refuse, the
-    client's errors come out.
+    Unreachable servers are retried for `patience` seconds; after that, and for refusals of brokers, the
+    client's errors are raised.
     """
 
     def __init__(self, options: ReadOptions) -> None:
@@ -145,12 +143,12 @@ class Cluster:
         brokers: Iterable[str] = (),
         patient: bool = False,
     ) -> list[MessageQueue]:
-        """The queues of the topics that the options choose, as the name servers know them now.
+        """The queues of the topics that the options choose, according to the name servers.
 
-        Waits for `brokers` and requireBrokers, and for those that have queues in `expected`: name servers
-        forget a broker when it stops, and its queues with it. Raises BrokersAway when they do not come;
-        NoRoute for a topic that is named and not there, when `patient` or when brokers are expected only
-        after a while."""
+        Waits for `brokers` and requireBrokers, and for brokers that have queues in `expected`: name servers
+        forget a stopped broker with its queues. Raises BrokersAway when they do not come; NoRoute for a
+        missing topic of the options, when `patient` or when brokers are expected only after a while.
+        """
         wanted = frozenset(brokers) | self._options.required_brokers
         return self._loop.call(self._queues, frozenset(expected), wanted, patient)
 
@@ -224,7 +222,7 @@ class Cluster:
         return found
 
     async def _route_now(self, topic: str) -> list[MessageQueue]:
-        """The queues by the name servers, and not by what the client remembers of them for some seconds."""
+        """The queues according to the name servers, bypassing the client's cache of some seconds."""
         return list(Route.of(topic, await self._client.admin.topic_route(topic)).subscribe_queues)
 
     async def _all_bounds(self, queues: list[MessageQueue]) -> dict[MessageQueue, tuple[int, int]]:
@@ -299,7 +297,7 @@ class Cluster:
 def _missing(
     found: Iterable[MessageQueue], expected: Iterable[MessageQueue], brokers: Iterable[str]
 ) -> set[str]:
-    """Brokers that have no queue of a topic in which one is expected, and of `brokers` those without any."""
+    """Brokers that lack a queue of a topic in `expected`, and of `brokers` those without any queue."""
     there = {(queue.topic, queue.broker_name) for queue in found}
     missing = {queue.broker_name for queue in expected if (queue.topic, queue.broker_name) not in there}
     return missing | set(brokers).difference(broker for _, broker in there)

@@ -93,11 +93,12 @@ def decoded(
 
 
 def undecoded(frame: DataFrame, group: str) -> DataFrame:
-    """Of what `decoded` gave with bad="dlq" the rows that could not be read, as dead letters of `group`: for
-    the sink `rmq`, from where `dead_letters`, `rmq dlq` and `rmq spark resend` have them.
+    """The unreadable rows of `decoded` with bad="dlq", as dead letters of `group`: for the sink `rmq`, so
+    that `dead_letters`, `rmq dlq` and `rmq spark resend` find them.
 
-    In a stream write both within one `foreachBatch`. The dead letter topic of the group must be there. Raises
-    InvalidName for a group that cannot be one."""
+    In a stream write both within the same `foreachBatch`. The dead letter topic of the group must exist.
+    Raises InvalidName for an invalid group.
+    """
     from pyspark.sql import functions as F
 
     validate_group(group)
@@ -162,8 +163,8 @@ def _judged(found: Column, form: Form) -> tuple[Column, Column]:
 
 
 def _ended(schema: str) -> str:
-    """The Avro schema of a value and a number after it: Spark makes a record of nulls of what it cannot read,
-    which may be a value; the number shows that there was one, and that it ended where the body does."""
+    """The Avro schema of a value and a number behind it: Spark turns unreadable bytes into a record of nulls,
+    which may also be a value; the number proves that a value was read, and that it ended with the body."""
     try:
         value = json.loads(schema)
     except ValueError:

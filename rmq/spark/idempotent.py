@@ -1,8 +1,8 @@
-"""Idempotent writes: the numbers of a task's rows, and the brokers that they go to each time the task runs.
+"""Idempotent writes: the numbers of a task's rows, and their brokers in each run of the task.
 
 A broker stores a row once if it comes again with its number, from the same producer, to the same broker. The
-producer is the task, whichever attempt it is; rows are numbered in their order. Which broker gets a row is
-computed from its number and from the names of the brokers, so these must be the same, also while one is away.
+producer is the task, in any attempt; rows are numbered in order. The broker of a row is computed from its
+number and from the names of the brokers, so the names must stay the same, also while a broker is away.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREFIX_MAX: Final = 100
 
 @define
 class Line:
-    """Rows of a task that are numbered together: all, or those of one topic or queue."""
+    """Rows of a task with common numbers: all, or the rows of a topic or queue."""
 
     producer: str
     next: int = 0
@@ -40,14 +40,14 @@ class Line:
 
 
 def producer_id(prefix: str, queue: MessageQueue | None) -> str:
-    """The name of the producer of rows whose keys begin with `prefix`, of those that chose a queue."""
+    """The producer name of rows that chose a queue and whose keys begin with `prefix`."""
     if len(prefix) > PREFIX_MAX or not (prefix.isascii() and prefix.isprintable()) or " " in prefix:
         prefix = hashlib.md5(prefix.encode(), usedforsecurity=False).hexdigest()
     return prefix if queue is None else f"{prefix}@{queue.queue_id}"
 
 
 class BrokerPartitioner:
-    """Where rows go that choose no queue: `queues` are those of their topic, on brokers that may have it."""
+    """Destinations of rows that choose no queue: `queues` are those of their topic, on possible brokers."""
 
     def __init__(self, queues: Sequence[MessageQueue]) -> None:
         self._of: dict[str, list[MessageQueue]] = {}
@@ -62,7 +62,7 @@ class BrokerPartitioner:
         return len(self._names) == 1
 
     def queue(self, producer: str, number: int) -> MessageQueue:
-        """A queue of the broker that row goes to; which one does not matter, so they take turns."""
+        """A queue of the row's broker; any queue will do, so they take turns."""
         block = f"{producer}/{number // BLOCK_ROWS}"
         broker = self._names[zlib.crc32(block.encode()) % len(self._names)]
         self._turns[broker] += 1

@@ -28,10 +28,10 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class StreamMetrics(StreamingQueryListener):
-    """Counts what Spark tells of the queries of a session: `watch_streams` makes it one's listener.
+    """Counts Spark's events about the queries of a session: `watch_streams` makes it a listener.
 
-    A query is known by its name, or by its id where it has none; its rows stay when it has ended, for what
-    scrapes seldom."""
+    A query is known by its name, or by its id without a name; its rows stay after its end, for rare scrapes.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -171,11 +171,12 @@ class StreamMetrics(StreamingQueryListener):
 def watch_streams(
     spark: SparkSession, *, port: int | None = None, host: str = "127.0.0.1", health: Health | None = None
 ) -> StreamMetrics:
-    """Count what the streams of a session do from now on, until `close` or the end of the block.
+    """Count the events of a session's streams from now on, until `close` or the end of the block.
 
-    With `port` (0: a free one) the counts are served as ``http://host:port/metrics`` for Prometheus, and what
-    `health` says, whether all is well and how each stream is, as ``/health``, with status 503 when it is not.
-    Raises ConfigError when the port cannot be had."""
+    With `port` (0: any free port) the counts are served as ``http://host:port/metrics`` for Prometheus, and
+    the result of `health`, whether all is well and the state of each stream, as ``/health``, with status 503
+    when it is not. Raises ConfigError when the port is not available.
+    """
     metrics = StreamMetrics()
     if port is not None:
         metrics._serve(host, port, health)

@@ -1,8 +1,8 @@
-"""Offsets of many queues: their canonical JSON, limits, splitting, what counts as loss, and a file of them.
+"""Offsets of many queues: their canonical JSON, limits, splitting, losses, and a file of offsets.
 
-An offset is that of the next message to read. Spark compares offsets as JSON text, so there is one text for
-one set of offsets: `{"v":1,"topics":{"Orders":{"broker-a":{"0":123,"1":98}}}}`, names sorted, queues by
-number. Version 2 has `places` beside `topics`, of that shape: where the message before each offset stands.
+An offset is that of the next message to read. Spark compares offsets as JSON text, so a set of offsets has a
+single text: `{"v":1,"topics":{"Orders":{"broker-a":{"0":123,"1":98}}}}`, names sorted, queues by number.
+Version 2 has `places` beside `topics`, of the same form: the place of the message before each offset.
 """
 
 from __future__ import annotations
@@ -213,10 +213,9 @@ def _cut(one: QueueRange, count: int) -> list[QueueRange]:
 
 
 def join(parts: Sequence[QueueRange], most: int, *, max_records: int = 0) -> list[tuple[QueueRange, ...]]:
-    """The parts as tasks: at most `most` of them, but one for each broker, in order of the queues.
-
-    A task has parts of one broker, which it reads over one connection; with `max_records` no more messages
-    than that, even if there are more tasks then."""
+    """The parts as tasks: at most `most` tasks, but one for each broker, in order of the queues. A task has
+    parts of a single broker, which it reads over a single connection; with `max_records` no more messages
+    than that, even if this gives more tasks."""
     brokers: dict[str, list[QueueRange]] = {}
     for one in parts:
         brokers.setdefault(one.queue.broker_name, []).append(one)
@@ -264,10 +263,11 @@ class Plan:
 
 
 def plan(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], bounds: Bounds) -> Plan:
-    """The ranges from `start` to `end`, against what the brokers have.
+    """The ranges from `start` to `end`, compared with the brokers' offsets.
 
-    A queue that `start` lacks is new and begins at its oldest message. One that `end` lacks has been seen
-    first after `end` was fixed; nothing is read of it, and it must not have lost anything yet."""
+    A queue that `start` lacks is new and begins at its oldest message. A queue that `end` lacks was first
+    seen after `end` was fixed; nothing of it is read, and it must not have lost anything yet.
+    """
     ranges: list[QueueRange] = []
     losses: list[str] = []
     for queue in _in_order({**start, **end}):
@@ -342,9 +342,8 @@ def read_kept(path: Path) -> Offsets | None:
 
 
 def keep(path: Path, offsets: Offsets) -> Offsets:
-    """Write offsets, once for ever: whole and on the disk when this returns, and never over others.
-
-    Returns what is kept: these, or those of whoever came first. Raises ConfigError when the folder cannot be
+    """Write offsets, once for ever: whole and on the disk when this returns, and never over existing offsets.
+    Return the kept offsets: these, or those of the first writer. Raises ConfigError when the folder cannot be
     written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

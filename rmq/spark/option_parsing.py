@@ -1,7 +1,7 @@
-"""From the texts that Spark gives, by names in any case, to the values of a class of options.
+"""Conversion of the texts that Spark gives, by names in any case, to the values of a class of options.
 
-Nothing here knows what an option means: only how it is called, also by those who come from another source,
-and what to say of a name that is none.
+The module knows nothing of the meaning of an option: only its names, including those of other sources, and
+the message for an unknown name.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def names_in(text: str) -> tuple[str, ...]:
 
 
 def known_options(source: str, given: str, names: Iterable[str]) -> str:
-    """What was expected in place of an unknown option: the names most like it, and all there are."""
+    """The expected names in place of an unknown option: the most similar names, and all names."""
     lowered = {name.lower(): name for name in names}
     close = [lowered[name] for name in difflib.get_close_matches(given.lower(), lowered)]
     meant = f"{' or '.join(close)}, or another " if close else "an "

@@ -1,7 +1,7 @@
-"""Plain records as Arrow columns, by the compiled engine: the short way of `rmq.spark.records`.
+"""Plain records as Arrow columns, by the compiled engine: the fast path of `rmq.spark.records`.
 
-The engine knows records with two IPv4 hosts, whole, in UTF-8, whose bodies may stay as they are. A batch with
-any other record goes the long way, which gives the same for plain ones and says what is wrong with others.
+The engine knows whole records with two IPv4 hosts, in UTF-8, whose bodies need no change. A batch with any
+other record takes the slow path, which gives the same result for plain records and reports faults.
 """
 
 from __future__ import annotations
@@ -54,11 +54,9 @@ _WANTED: Final = {
 def plain_batch(
     buffer: Array, starts: Array, schema: pa.Schema, *, broker_name: str, decompress: bool
 ) -> pa.RecordBatch | None:
-    """One row for each record, as `rmq.spark.records.decode_batch` makes them; None where that has to see to
-    it, and where there is no compiled engine.
-
-    `decompress`: whether records whose bodies are compressed are not plain.
-    """
+    """A row for each record, as `rmq.spark.records.decode_batch` makes them; None when that function must
+    decode the batch, and without a compiled engine. `decompress`: whether records with compressed bodies are
+    not plain."""
     if engine.compiled is None:
         return None
     numbers = [name for name in schema.names if name in _FIELD_OF]

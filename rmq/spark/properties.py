@@ -19,10 +19,10 @@ _ROW: Final = np.uint64(40)  # bits below the number of a row
 
 
 class Properties:
-    """The properties of many records, one after the other, as two arrays `names` and `values`.
+    """The properties of many records, in order, as two arrays `names` and `values`.
 
-    Those of record i are properties `offsets[i]` to `offsets[i + 1]`. A name ends at the first 0x01 after a
-    0x02; what has no name or no value is dropped. U+FFFD stands for what is not UTF-8.
+    The properties of record i are `offsets[i]` to `offsets[i + 1]`. A name ends at the first 0x01 after a
+    0x02; a property without name or value is dropped. U+FFFD replaces bytes that are not UTF-8.
     """
 
     def __init__(self, buffer: Array, at: Array, size: Array) -> None:
@@ -123,7 +123,8 @@ def _padded(texts: Array) -> Array:
 
 
 def _readable(ends: Array, joined: Array) -> tuple[Array, Array]:
-    """The texts between `ends`, and where they are then, with U+FFFD for what is not UTF-8, like RocketMQ."""
+    """The texts between `ends`, and their new places, with U+FFFD for bytes that are not UTF-8, as in
+    RocketMQ."""
     content = [None, pa.py_buffer(ends), pa.py_buffer(joined)]
     ends, texts = offsets_and_bytes(decode_utf8(pa.Array.from_buffers(pa.binary(), len(ends) - 1, content)))
     return ends, _padded(texts)

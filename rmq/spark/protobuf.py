@@ -36,10 +36,9 @@ _DURATION: Final = "google.protobuf.Duration"
 
 
 def description_of(data: bytes) -> bytes:
-    """A descriptor set as `protoc --descriptor_set_out` writes it: of one, or of the description of a single
-    file, which may be in base64, as a schema registry gives it with ``format=serialized``.
-
-    Raises ConfigError for what is neither."""
+    """A descriptor set of `protoc --descriptor_set_out`: of a set, or of the description of a single file,
+    possibly in base64, as a schema registry gives it with ``format=serialized``. Raises ConfigError for any
+    other input."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
     from google.protobuf.message import DecodeError
 
@@ -69,9 +68,9 @@ def schema_of(description: bytes, message: str) -> StructType:
 def reader(
     description: bytes, message: str, *, framed: bool
 ) -> Callable[[bytes | None], tuple[Any, ...] | None]:
-    """From a body to a row of `schema_of`; None for one that is no such message, or none of whose fields is
-    the message's. It can be sent to other processes. `framed`: a registry's five bytes come before each
-    message, and after them the numbers that say where in its file the message's type is."""
+    """From a body to a row of `schema_of`; None for a body that is no such message, or that has none of the
+    message's fields. It can be sent to other processes. `framed`: a registry's five bytes come before each
+    message, followed by the numbers that locate the message's type in its file."""
 
     def read(body: bytes | None) -> tuple[Any, ...] | None:
         from google.protobuf.message import DecodeError
@@ -229,7 +228,7 @@ def _is_map(field: FieldDescriptor) -> bool:
 
 
 def _row(message: Descriptor) -> Read:
-    """Fields that know whether they are set are null where they are not; others have their default then."""
+    """Fields with presence are null when unset; all other fields have their default."""
     parts = [(field.name, field.has_presence, _reading(field)) for field in message.fields]
 
     def read(found: Any) -> tuple[Any, ...]:

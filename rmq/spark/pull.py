@@ -1,9 +1,8 @@
 """Reading ranges of a broker's queues as Arrow batches, by pulls whose records are decoded many at once.
 
-The ranges are cut into slices, and some slices are pulled at the same time over one connection, for a broker
-gives only so much in one answer (32 messages or 256 KiB, unless it is set up to give more), as long as what
-was pulled and not taken is within a budget. What comes out is in the ranges' order, without a gap but what a
-filter left out.
+The ranges are cut into slices, and some slices are pulled at the same time over a single connection, for a
+broker limits a response (32 messages or 256 KiB by default), as long as the pulled and untaken bytes are
+within a budget. The output is in the ranges' order, without gaps except filtered messages.
 """
 
 from __future__ import annotations
@@ -60,10 +59,11 @@ _clients: dict[ReadOptions, tuple[Loop, PullConsumer]] = {}
 def read_ranges(
     options: ReadOptions, wanted: Sequence[QueueRange], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of ranges of one broker, in order, as batches of this schema.
+    """The messages of ranges of a broker, in order, as batches of this schema.
 
-    Raises DataLoss for messages that are not there any more (unless those are to be skipped), and the
-    client's errors when the broker cannot be reached for `pullTimeoutMs`."""
+    Raises DataLoss for lost messages (unless they are to be skipped), and the client's errors when the broker
+    cannot be reached for `pullTimeoutMs`.
+    """
     hidden = bool(options.tags) and "tags" not in schema.names
     decoded = schema.append(arrow_schema(["tags"])[0]) if hidden else schema
     tags = pa.array(sorted(options.tags)) if options.tags else None
@@ -154,10 +154,11 @@ class _Slice:
 
 
 class RangeReader:
-    """Pulls ranges ahead of who takes them: `async with RangeReader(...) as reader`.
+    """Pulls ranges ahead of the caller: `async with RangeReader(...) as reader`.
 
-    The first slice may always be pulled on, until it has a batch; the others while all that is pulled and not
-    taken, and what pulls under way may bring, is within the budget."""
+    The first slice may always be pulled, until it has a batch; all other slices while everything pulled and
+    untaken, including the possible result of pulls under way, is within the budget.
+    """
 
     def __init__(self, consumer: PullConsumer, wanted: Sequence[QueueRange], options: ReadOptions) -> None:
         self._consumer = consumer
@@ -284,7 +285,7 @@ class RangeReader:
         return self._missing(one, at, min(ahead, one.stop) if ahead > at else one.stop, answer)
 
     async def _pull(self, queue: MessageQueue, at: int, count: int) -> RawPull:
-        """Pull, again and again while the broker is not there or too busy."""
+        """Pull, repeatedly while the broker is away or too busy."""
         deadline = anyio.current_time() + self._options.pull_timeout_ms / 1000
         while True:
             try:
@@ -328,8 +329,8 @@ class RangeReader:
         return int(offsets[-1]) + 1
 
     def _learn(self, asked: int, given: int) -> None:
-        """Ask for what the broker gives: slices that need a second pull are slow. One answer may be short
-        because a file ended there."""
+        """Request as much as the broker gives: slices that need a second pull are slow. A response may be
+        short because a file ended."""
         before, self._given = self._given, given
         if given < asked:
             self._stride = max(given, min(before, self._stride), 1)

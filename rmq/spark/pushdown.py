@@ -1,7 +1,7 @@
-"""What filters that Spark pushes down say of the rows that a plan has to read.
+"""Pushdown of Spark's filters: the rows that a plan has to read.
 
-A plan leaves out only rows that a filter refuses. A filter that it does not ensure for each row that it does
-read goes back to Spark, which then looks at the rows itself.
+A plan leaves out only rows that a filter refuses. A filter that the plan does not ensure for each row goes
+back to Spark, which then checks the rows itself.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Conditions:
 
     @classmethod
     def of(cls, filters: Iterable[Filter]) -> Conditions:
-        """Those of the filters that are understood; the others say nothing."""
+        """The filters that are understood; all others are ignored."""
         return cls(tuple(each for each in filters if _is_understood(each)))
 
     def allow(self, column: str, value: Any) -> bool:
@@ -141,9 +141,8 @@ def clipped(
     least: Mapping[MessageQueue, int],
     most: Mapping[MessageQueue, int],
 ) -> tuple[Offsets, Offsets]:
-    """The ranges from `start` to `end` without what is before `least` and what is not before `most`.
-
-    A range of which nothing is left is empty; one that ends before it begins stays as it is."""
+    """The ranges from `start` to `end` without messages before `least` and from `most` on. A range without
+    messages is empty; a range that ends before it begins stays unchanged."""
     first = {queue: max(at, min(least[queue], end[queue])) for queue, at in start.items()}
     last = {queue: max(min(at, most[queue]), min(first[queue], at)) for queue, at in end.items()}
     return first, last

@@ -1,6 +1,5 @@
-"""Where a read begins and ends: what the options say, what brokers have, and the files in `stateLocation`
-that hold a query to what it had before.
-"""
+"""Begin and end of a read: by the options, the brokers' offsets, and the files in `stateLocation` that tie a
+query to its earlier offsets."""
 
 from __future__ import annotations
 
@@ -29,8 +28,9 @@ log = logging.getLogger(__name__)
 def batch_bounds(cluster: Cluster, options: ReadOptions) -> tuple[Offsets, Offsets]:
     """The first and the last offsets of a batch, fixed now.
 
-    Raises BrokersAway when a broker does not come back that is known to have messages of it, and ConfigError
-    when what is chosen is not there."""
+    Raises BrokersAway when a broker with messages of the batch does not come back, and ConfigError when a
+    chosen topic or group does not exist.
+    """
     first, last = starting(options, streaming=False), ending(options)
     queues = _chosen(cluster, options, (first, last))
     start = _resolved(cluster, queues, first, options.starting_times, options)

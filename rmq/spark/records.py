@@ -71,16 +71,14 @@ def decode_batch(
     on_bad_body: str = "fail",
     most: int | None = None,
 ) -> pa.RecordBatch:
-    """One row for each record of `data` that begins at a position in `starts`, in their order.
+    """A row for each record of `data` that begins at a position in `starts`, in order.
 
-    With `most` there may be fewer rows, one at least: those whose bodies have so many bytes when plain.
-    `starts` must ascend then.
-
-    `schema` has the columns to make (see `rmq.spark.schema`), by default all. Of several properties with one
-    name the last counts. Times too far away for microseconds are cut to the nearest that fits. Raises
-    CorruptRecord, which names the position of the first record that is not whole, whose CRC is wrong (when
-    asked for) or whose body cannot be decompressed, unless `on_bad_body` is "null" or "raw" and says what it
-    is then; LocalProtocolError when a codec is not installed.
+    With `most` the result may have fewer rows, but at least a row: those whose plain bodies have so many
+    bytes. `starts` must ascend in this case. `schema` has the columns to make (see `rmq.spark.schema`), by
+    default all. Of several properties with the same name the last counts. Times out of range for microseconds
+    are cut to the nearest. Raises CorruptRecord with the position of the first record that is incomplete,
+    whose CRC is wrong (if checked) or whose body cannot be decompressed, unless `on_bad_body` is "null" or
+    "raw", which replaces the body; LocalProtocolError when a codec is not installed.
     """
     buffer = as_bytes(data)
     starts = np.asarray(starts, np.int64)
@@ -425,10 +423,8 @@ class Batch:
 
 
 def each_fitting(starts: Array, take: Take) -> Iterator[Any]:
-    """What `take` makes of the records at these ascending places, as often as it is needed for all of them.
-
-    When it raises CorruptRecord, so does this, but after all that comes before the bad record.
-    """
+    """The results of `take` for the records at these ascending places, in as many calls as needed. A
+    CorruptRecord of `take` is raised after the results of all earlier records."""
     room = len(starts)
     while len(starts):
         try:

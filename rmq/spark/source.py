@@ -131,7 +131,7 @@ def _up_to(target: Offsets, known: Offsets, end: Offsets) -> Offsets:
 
 
 class BatchReader(DataSourceReader):
-    """One batch; where it ends is fixed when it is planned."""
+    """A batch; its end is fixed when it is planned."""
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options
@@ -165,8 +165,8 @@ class PushdownBatchReader(BatchReader):
         return [each for each in filters if not is_ensured(each)]
 
     def _bounds(self, cluster: Cluster) -> tuple[Offsets, Offsets]:
-        """The ranges to read. What is before the first message of a time was stored before it, and what comes
-        after it later, but for a clock that was set back."""
+        """The ranges to read. Messages before the first message of a time were stored before that time, and
+        later messages later, except after a clock was set back."""
         start, end = super()._bounds(cluster)
         queues = [queue for queue in end if self._conditions.allow_queue(queue)]
         low, high = self._conditions.span("queueOffset")
@@ -277,7 +277,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _partitions(plan(first, last, bounds), self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Commit for the group, for those who watch its lag; nothing is read from there."""
+        """Commit for the group, for monitoring of its lag; the source never reads these offsets."""
         if not self._options.group_id:
             return
         try:
@@ -305,10 +305,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _bounds(
         self, expected: Iterable[MessageQueue] = (), *, known: Mapping[MessageQueue, int] | None = None
     ) -> dict[MessageQueue, tuple[int, int]]:
-        """Where the queues begin and end; those of `expected` are waited for. Raises BrokersAway.
+        """The begins and ends of the queues; waits for the queues of `expected`. Raises BrokersAway.
 
-        A queue that the topic no longer has, but that its broker still answers for and that was read to its
-        end (`known` says up to where), is among them: no message of it is lost."""
+        A queue that the topic has lost, but that its broker still serves and that was read to its end
+        (`known` has the offset), is included: no message of it is lost.
+        """
         cluster = self._open()
         queues = cluster.queues(expected, patient=True)
         there = {(queue.topic, queue.broker_name) for queue in queues}
@@ -348,10 +349,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _made_again(
         self, offsets: Offsets, places: Places, bounds: Bounds, queues: Iterable[MessageQueue]
     ) -> Offsets:
-        """Where to begin in the queues in which the message before an offset is not the one that was read:
-        with the first message that was stored later than that one.
-
-        Raises DataLoss where there are any, unless losses are to be skipped."""
+        """New begins for the queues in which the message before an offset differs from the message that was
+        read: the first message that was stored later. Raises DataLoss for such queues, unless losses are to
+        be skipped."""
         look = {
             queue: offsets[queue]
             for queue in queues
@@ -390,12 +390,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class UntoldStreamReader(StreamReader):
-    """A stream of Spark 4.0 or 4.1, which asks where it ends without saying from where on.
+    """A stream of Spark 4.0 or 4.1, which queries the end without the begin.
 
-    The place is that of the last answer, for each becomes the start of the next batch. A query that is new
-    has none before its first batch: that one takes all that is there, whatever `maxOffsetsPerTrigger` says.
-    Of one that goes on Spark plans its last batch first; where it does not, the same holds for that query,
-    and it fails where a queue of the checkpoint is not there."""
+    The begin is that of the last result, since each becomes the start of the next batch. A new query has none
+    before its first batch, which takes all present messages, whatever `maxOffsetsPerTrigger` says. Of a
+    continued query Spark plans the last batch first; if it does not, the same holds for that query, and it
+    fails when a queue of the checkpoint does not exist.
+    """
 
     _at: dict[str, Any] | None = None
 

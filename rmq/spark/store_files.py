@@ -214,10 +214,9 @@ class ChunkScan:
         self._batch = batch
 
     def rows(self, begin: int, end: int, decode: Decode) -> Iterator[pa.RecordBatch | Damage]:
-        """What `decode` makes of the records that begin in the chunk, part by part, and the damage in it.
-
-        `decode(positions)` raises CorruptRecord at a bad record; then it is called again without that one.
-        """
+        """The results of `decode` for the records that begin in the chunk, part by part, and the damage in
+        it. `decode(positions)` raises CorruptRecord at a bad record, and is then called again without that
+        record."""
         return self.batches(begin, end, lambda starts: (decode(starts), len(starts)))
 
     def batches(self, begin: int, end: int, take: Take) -> Iterator[pa.RecordBatch | Damage]:
@@ -261,7 +260,7 @@ class ChunkScan:
         return at
 
     def _records(self, at: int, end: int) -> tuple[Array, int]:
-        """The records from `at` on; they end before one that says that it belongs elsewhere."""
+        """The records from `at` on, up to a record that names another place."""
         starts, reached = find_records(self._buffer, at, end)
         places = at_every_byte(self._buffer, _LONG)[starts + _PHYSICAL_OFFSET]
         wrong = np.flatnonzero(places != starts + self._base)

@@ -1,8 +1,8 @@
 """The sampler: queries each cluster for its figures, and keeps them in the history.
 
-It asks as the dashboard's own account, with two requests to each master: its metrics, and the progress of all
-groups. What a cluster does not answer is left out, and asked for again at the next turn. The progress costs a
-broker up to `ROW_SECONDS` for each queue that a group reads: the more there are, the longer the pause.
+It uses the dashboard's own account, with two requests to each master: its metrics, and the progress of all
+groups. Missing figures are left out, and queried at the next turn. The progress costs a broker up to
+`ROW_SECONDS` for each queue that a group reads: the more rows, the longer the pause.
 """
 
 from __future__ import annotations

@@ -74,14 +74,14 @@ def archive(
     compact_files: int = MANY,
     watch: Watch = unwatched,
 ) -> Archived:
-    """Append topics to the archive in `path`, from where the last run ended; returns what was archived.
+    """Append topics to the archive in `path`, from the end of the last run; return the counts.
 
     `options` are those of the source `rmq`, for instance nameServer and topic; startingOffsets is `earliest`
-    if nothing is said, and counts for the first run only. The files have all columns of a message and are
-    partitioned by `date` (of storeTimestamp, UTC) and `topic`. Ends when all is archived that was there at
-    the start; with `every_seconds` it goes on, with a batch so often, until it is interrupted
-    (KeyboardInterrupt), and returns then too. When a partition has got `compact_files` small files (0:
-    never), they are merged.
+    by default, and counts for the first run only. The files have all columns of a message and are partitioned
+    by `date` (of storeTimestamp, UTC) and `topic`. Ends when everything that existed at the start is
+    archived; with `every_seconds` it goes on, with a batch at this interval, until it is interrupted
+    (KeyboardInterrupt), and returns then too. When a partition has `compact_files` small files (0: never),
+    they are merged.
 
     A run that is killed at any moment neither loses nor doubles a message: just run it again. Raises
     ConfigError, ArchiveInUse, and StreamingQueryException when the topics cannot be read.
@@ -103,9 +103,10 @@ def archive(
 def read_archive(spark: SparkSession, path: str | Path) -> DataFrame:
     """The rows of an archive: the columns of a message, and `date`.
 
-    It may be written to meanwhile: of a batch that is just being added some files may be missing, none is
-    there twice. When files are merged after they were listed here, the read fails with "file not found":
-    read again. Raises ConfigError when there is no archive."""
+    The archive may be written to at the same time: of a batch that is just being added some files may be
+    missing, none is duplicated. When files are merged after they were listed by this call, the read fails
+    with "file not found": read again. Raises ConfigError without an archive.
+    """
     from pyspark.sql.types import DateType, StructField, StructType
 
     from rmq.spark.schema import spark_schema
@@ -119,7 +120,7 @@ def read_archive(spark: SparkSession, path: str | Path) -> DataFrame:
 
 
 def source_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Those of the archive's source: the given ones, and what holds if nothing is said."""
+    """Options of the archive's source: the given options and the defaults."""
     defaults = {} if "startingTimestamp" in options else {"startingOffsets": "earliest"}
     return {"maxOffsetsPerTrigger": str(BATCH_ROWS), **defaults, **options}
 

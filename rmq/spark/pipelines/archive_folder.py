@@ -1,14 +1,15 @@
-"""The folder of an archive: Parquet files by date and topic, that only ever hold each message once.
+"""The folder of an archive: Parquet files by date and topic, with each message only once.
 
     PATH/date=2026-11-21/topic=Orders/<query>-<batch>-<number>.parquet
-    PATH/_rmq/     the stream's checkpoint, what is being written, the record of the last batch, the lock
+    PATH/_rmq/     the stream's checkpoint, files being written, the record of the last batch, the lock
 
-A batch is written aside. Then its record is written, which says where each file goes, and the files are moved
-there. Killed before the record: nothing of the batch is to be seen, and it is written anew. Killed after it:
-the next run moves the rest, and takes the batch for done when Spark brings it again.
+A batch is written aside. Next its record is written, with the destination of each file, and the files are
+moved to their destinations. Killed before the record: nothing of the batch is visible, and it is written
+again. Killed after the record: the next run moves the rest, and takes the batch for done when Spark repeats
+it.
 
-Files are replaced by fewer ones through their whole folder: the new folder is made aside (files that stay
-are linked into it) and changes places with the old one.
+Files are replaced by fewer files through their whole folder: the new folder is made aside (unchanged files
+are linked into it) and swapped with the old folder.
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ class File:
 class ArchiveFolder:
     """The folder, locked for this process: `with ArchiveFolder(path) as folder`.
 
-    What a killed process left is finished or cleared away on entering. Raises ArchiveInUse, and ConfigError
-    for a folder with other things in it. All file systems of one machine will do; object stores cannot rename
-    a file at one stroke and are no place for an archive.
+    Entering completes or removes the remains of a killed process. Raises ArchiveInUse, and ConfigError for a
+    folder with other content. All file systems of a single machine will do; object stores cannot rename a
+    file in a single step and are no place for an archive.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -146,10 +147,11 @@ class ArchiveFolder:
         return sorted(self.path.glob("date=*/topic=*"))
 
     def replace(self, partition: Path, old: Iterable[Path], new: Iterable[Path]) -> None:
-        """Put the files `new`, written aside, in the place of `old`, at one stroke.
+        """Replace the files `old` by the files `new`, written aside, in a single step.
 
-        Without the system call for it (Linux has it) the folder is missing for the moment between two
-        renames. Whoever has listed the old files and not yet opened them will not find them."""
+        Without the system call for a swap (Linux has it) the folder is missing for the moment between two
+        renames. A reader that has listed the old files and not yet opened them will not find them.
+        """
         gone = {path.name for path in old}
         fresh = self.aside()
         fresh.mkdir(parents=True)

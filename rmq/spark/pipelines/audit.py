@@ -1,12 +1,12 @@
-"""Store audit: each record of a commit log against the unit that its queue has for it, joined by Spark.
+"""Store audit: each record of a commit log against its queue's unit, joined by Spark.
 
-What counts as a fault is what `rmq store check` says (the rules are those of `rmq.store.audit_rules`), for
-stores of any size: records and units meet in a full outer join by the physical offset, so the memory needed
-does not grow with the store. Index, checkpoint and configuration are not looked at here.
+Faults are those of `rmq store check` (the rules are those of `rmq.store.audit_rules`), for stores of any
+size: records and units meet in a full outer join by the physical offset, so the memory needed does not grow
+with the store. Index, checkpoint and configuration are not checked.
 
-No faults are: units of records that retention has removed; records of topics that were deleted, also when
-they were made again; PREPARED and ROLLBACK records, which have no unit; and, while a broker runs or after it
-was killed (there is a file `abort`), the units at the end of a queue that are not written yet.
+No faults are: units of records that retention has removed; records of deleted topics, also when the topic was
+created again; PREPARED and ROLLBACK records, which have no unit; and, while a broker runs or after a kill (a
+file `abort` exists), missing units at the end of a queue.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class FaultCount:
 
 @frozen
 class StoreAudit:
-    """What an audit found. `findings` has the columns COLUMNS; for a damaged place only its physical offset,
-    for a missing unit what its record says, else what the unit says. It is cached: `findings.unpersist()`.
-    """
+    """Result of an audit. `findings` has the columns COLUMNS; for a damaged place only its physical offset,
+    for a missing unit the values of its record, else the values of the unit. It is cached:
+    `findings.unpersist()`."""
 
     path: str
     findings: DataFrame
@@ -92,11 +92,11 @@ def audit_store(
     output: str = "",
     watch: Watch = unwatched,
 ) -> StoreAudit:
-    """Compare log and queues of the store in `path`, ours or RocketMQ's; nothing in it is changed.
+    """Compare log and queues of the store in `path`, ours or RocketMQ's; the store is not changed.
 
-    `commit_log`: the log's folder, when it is not in the store's; `delay_levels`: messageDelayLevel, if it
-    was changed; `output`: write the findings there as Parquet, in place of those of an earlier audit. On a
-    cluster every executor must see the same paths. Raises ConfigError without a store, StoreError when a
+    `commit_log`: the log's folder, if outside of the store's; `delay_levels`: messageDelayLevel, if it was
+    changed; `output`: write the findings to this folder as Parquet, in place of those of an earlier audit. On
+    a cluster every executor must see the same paths. Raises ConfigError without a store, StoreError when a
     file cannot be read.
     """
     begun = time.monotonic()
@@ -192,7 +192,7 @@ def _judged(store: _Store, suspects: DataFrame, units: DataFrame) -> tuple[DataF
 
 
 def _real(store: _Store, missing: DataFrame, units: DataFrame, suspects: DataFrame) -> DataFrame:
-    """Records without a unit that should have one; `isPending`: it may be that it is not written yet."""
+    """Records without a required unit; `isPending`: the unit may not be written yet."""
     known = known_topics(ReadOnlyDisk(), store.path)
     kept = kept_topics(known.names, queue_topics(store.path))
     if kept is not None:
@@ -224,7 +224,8 @@ def _real(store: _Store, missing: DataFrame, units: DataFrame, suspects: DataFra
 
 
 def _folded(missing: DataFrame, others: DataFrame) -> DataFrame:
-    """All findings. A unit that names a wrong place is missing there and extra here: that is one fault."""
+    """All findings. A unit that names a wrong place is missing at the right place and extra at the wrong: a
+    single fault."""
     names = ("unitTopic", "unitQueueId", "unitOffset", "rightPlace")
     columns = ("topic", "queueId", "queueOffset", "place")
     slots = [F.col(column).alias(name) for column, name in zip(columns, names, strict=True)]

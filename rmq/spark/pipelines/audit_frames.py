@@ -105,10 +105,8 @@ class Units:
 
 
 def find_log(files: Sequence[LogFile]) -> Log:
-    """Where the records end: after the last good one, and whole ones with a wrong CRC that follow it.
-
-    Raises StoreError when a file cannot be read.
-    """
+    """The end of the records: after the last good record, and after whole records with a wrong CRC that
+    follow. Raises StoreError when a file cannot be read."""
     good = log_end(list(files)) or files[0].base
     for file in files:
         if file.base <= good < file.base + file.size:

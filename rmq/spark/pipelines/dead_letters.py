@@ -46,10 +46,9 @@ Bucket = Literal["minute", "hour", "day"]
 
 
 def dead_letters(spark: SparkSession, options: Mapping[str, str], groups: Iterable[str] = ()) -> DataFrame:
-    """The dead letters of these groups, or of all: the columns of a message, and
-
-    `group`; `originTopic`, the topic that it came from, and `originId`, the id that its producer knows;
-    `reason`, what the last consumer said, or empty; `times`, how often it was tried; `diedAt`.
+    """The dead letters of these groups, or of all: the columns of a message, and `group`; `originTopic`, the
+    original topic, and `originId`, the id that its producer knows; `reason`, the last consumer's reason, or
+    empty; `times`, the number of deliveries; `diedAt`.
 
     `options` are those of the source `rmq` without a topic. Choose with `where`.
     """
@@ -97,12 +96,12 @@ def resend(
     to: str = "",
     watch: Watch = unwatched,
 ) -> SentAgain:
-    """Send dead letters to the topics that they came from again, or all to `to`; once for each run.
+    """Send dead letters to their original topics again, or all to `to`; once for each run.
 
-    `letters` is what `dead_letters` gave, or a part of it. A message keeps its id, tags, keys and properties,
-    and says which letter it was (DLQ_REDRIVE_KEY), as with `rmq dlq redrive`. Dead letters whose topic nobody
-    noted or that is gone are left out and counted. They stay in the dead letter topics. `options`, `run` and
-    errors are those of `replay`.
+    `letters` is the result of `dead_letters`, or a part of it. A message keeps its id, tags, keys and
+    properties, and names its letter (DLQ_REDRIVE_KEY), as with `rmq dlq redrive`. Dead letters whose topic is
+    unknown or deleted are left out and counted. The letters stay in the dead letter topics. `options`, `run`
+    and errors are those of `replay`.
     """
     from pyspark.sql import functions as F
 

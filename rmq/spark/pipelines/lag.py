@@ -91,13 +91,12 @@ def record_lag(
     every_seconds: float = 10.0,
     pause: Callable[[float], object] = time.sleep,
 ) -> int:
-    """Add `times` samples to `folder`, of these groups or all; returns how many rows they have.
+    """Add `times` samples to `folder`, of these groups or all; return the number of their rows.
 
-    `options` are those of the source `rmq` without a topic. A group that has never consumed has no rows.
-    A broker of `requireBrokers`, or one that an earlier sample of this call had, is waited for up to
-    `pullTimeoutMs`: the sums would be too small without its queues. Each sample is written whole or not at
-    all; interrupted, those before stay. Raises ConfigError, BrokersAway, and the client's errors when the
-    cluster does not answer.
+    `options` are those of the source `rmq` without a topic. A group that has never consumed has no rows. The
+    call waits up to `pullTimeoutMs` for a broker of `requireBrokers`, or of an earlier sample: the sums would
+    be too small without its queues. Each sample is written whole or not at all; an interruption keeps earlier
+    samples. Raises ConfigError, BrokersAway, and the client's errors when the cluster does not answer.
     """
     rows = 0
     found = read_options({**options, "topicPattern": ".*"}, streaming=False)

@@ -1,4 +1,4 @@
-"""How far a job is, for those who watch it."""
+"""Progress of a job, for display."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLL_SECONDS: Final = 0.5
 
 @frozen
 class JobProgress:
-    """`done` of `total` (None: nobody knows) things; `unit` names them, messages or tasks."""
+    """`done` of `total` (None: unknown) items; `unit` names them, messages or tasks."""
 
     done: int
     total: int | None
@@ -59,11 +59,12 @@ def follow(query: StreamingQuery, watch: Watch) -> None:
 
 
 def follow_to_end(start: Callable[[], StreamingQuery], options: Mapping[str, str], watch: Watch) -> None:
-    """Follow a query that takes what is there and ends. Spark 4.0 and 4.1 end it after one batch, which may
-    be one that a killed run had begun, or as large as maxOffsetsPerTrigger allows: so there it is started
-    until it is where the queues, which `options` of the source name, ended before.
+    """Follow a query that processes the present messages and ends. Spark 4.0 and 4.1 end it after a single
+    batch, which may be a batch that a killed run had begun, or as large as maxOffsetsPerTrigger allows: with
+    these versions the query is started until it reaches the former ends of the queues of `options`.
 
-    Raises StreamingQueryException when it fails, and what reading the source raises."""
+    Raises StreamingQueryException when it fails, and the errors of reading the source.
+    """
     ends = ends_of(options)
     while True:
         query = start()
@@ -73,7 +74,7 @@ def follow_to_end(start: Callable[[], StreamingQuery], options: Mapping[str, str
 
 
 def ends_of(options: Mapping[str, str]) -> Offsets:
-    """Where the queues of a source end now; nothing where Spark itself sees to it that a query gets there.
+    """The present ends of a source's queues; nothing if Spark itself ensures that a query reaches them.
     Raises ConfigError, BrokersAway."""
     from rmq.spark.source import TELLS_START
 
@@ -112,8 +113,8 @@ def lag_of(end: str | None, latest: str | None) -> int:
 
 
 def _tree(text: str | None) -> Any:
-    """What an offset of a query's progress says; None for none. Spark 4.1 writes them as Python does, not as
-    JSON."""
+    """The offset in a query's progress; None without an offset. Spark 4.1 writes offsets as Python does, not
+    as JSON."""
     if not text:
         return None
     try:

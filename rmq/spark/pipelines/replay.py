@@ -1,10 +1,10 @@
-"""Replay: messages of an archive or of a range of a topic are sent to a topic again, at a rate.
+"""Replay: send messages of an archive or of a range of a topic to a topic again, at a rate.
 
-A message that is sent has the key ``run/topic@broker-queue-offset`` of the row that it was, as property
-`rmqSparkKey`, and an id made of the same. A run that is started again looks first which of its keys are in
-the target already: so what is stored is not sent twice, also when nobody has heard that it was stored. What
-is sent twice all the same (a task that Spark ran again, a send that was in the network when its process
-died) has the same key twice, for readers to drop.
+A sent message has the key ``run/topic@broker-queue-offset`` of its row, as property `rmqSparkKey`, and an id
+made of the same. A repeated run first looks for its keys in the target: so stored messages are not sent
+twice, even without an acknowledgement. Messages that are sent twice all the same (a task that Spark ran
+again, a send that was in the network when its process died) have the same key, so that readers can drop
+duplicates.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ KEPT: Final = ("tags", "keys", "properties")
 
 @frozen
 class Run:
-    """A run of sending again. `id` names it: the same id goes on with the same run; empty: a new one.
+    """A run of a replay. `id` names the run: the same id continues the same run; empty: a new run.
 
-    `state` is a folder where is kept how far the target topics were when the run began. Without it a run
-    with an id looks through all of the target. `rate`: so many messages a second at most (0: no limit); then
-    one task sends, in the order in which the rows were stored."""
+    `state` is a folder for the ends of the target topics at the begin of the run. Without it a run with an id
+    searches the whole target. `rate`: messages a second at most (0: no limit); with a rate a single task
+    sends, in the order in which the rows were stored.
+    """
 
     id: str = ""
     state: str | Path | None = None
@@ -62,8 +63,8 @@ class Run:
 
 @frozen
 class SentAgain:
-    """What a run has sent. `already` counts its messages that were there before, `left_out` the rows
-    without a topic that is there."""
+    """Result of a run. `already` counts its messages that existed before, `left_out` the rows without an
+    existing topic."""
 
     run_id: str
     sent: int
@@ -83,17 +84,17 @@ def replay(
     kept: Collection[str] = KEPT,
     watch: Watch = unwatched,
 ) -> SentAgain:
-    """Send rows to a topic again, each as one message; returns when all are acknowledged.
+    """Send rows to a topic again, each as a message; return when all are acknowledged.
 
     `rows` has a message's columns: those of `read_archive`, or of `spark.read.format("rmq")` with
     startingOffsets, startingTimestamp and so on; choose with `where`. `options` are those of the sink:
-    nameServer, topic. Of a message its body is kept, and what `kept` names: tags, keys, properties (those of
-    the application; the sharding key too, by which messages stay together and in order). It is born and
-    stored anew, and a delay is not repeated. The property `rmqSparkKey` says the run and where it comes from.
+    nameServer, topic. Of a message its body is kept, and the parts that `kept` names: tags, keys, properties
+    (those of the application; the sharding key too, by which messages stay together and in order). Birth and
+    store times are new, and a delay is not repeated. The property `rmqSparkKey` names the run and the origin.
 
-    A run with an id that is started again sends only what is not there yet (see `Run`); one run of an id at
-    a time. Raises ConfigError, and PySparkException with the reason when a message cannot be sent; what was
-    sent before is stored.
+    A repeated run with an id sends only missing messages (see `Run`); only a single run of an id at a time.
+    Raises ConfigError, and PySparkException with the reason when a message cannot be sent; earlier messages
+    are stored.
     """
     topic = options.get("topic", "")
     if not topic:
@@ -149,10 +150,9 @@ def place_key() -> Column:
 def send_again(
     rows: DataFrame, options: Mapping[str, str], topics: Iterable[str], run: Run, watch: Watch = unwatched
 ) -> SentAgain:
-    """Send rows to `topics`, which are all that they name. `options` are those of the sink.
-
-    Beside the sink's columns, `rowKey` (without the run) among them, the rows have `origin`, the place and
-    time by which they are put in order."""
+    """Send rows to `topics`, the complete list of their topics. `options` are those of the sink. Beside the
+    sink's columns, including `rowKey` (without the run), the rows have `origin`, the place and time by which
+    they are ordered."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 

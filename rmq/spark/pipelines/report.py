@@ -1,7 +1,5 @@
-"""Reports as one HTML file: tables and charts, drawn as SVG in it; and the windows of time they count by.
-
-Nothing is loaded from elsewhere.
-"""
+"""Reports as a single HTML file: tables and charts, drawn as SVG in it; and the windows of time they count
+by. Nothing is loaded from other servers."""
 
 from __future__ import annotations
 

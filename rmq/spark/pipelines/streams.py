@@ -1,7 +1,7 @@
-"""Named streams of a file: from topics into tables, files or topics, started, started again, and watched.
+"""Named streams of a file: from topics into tables, files or topics, started, restarted, and watched.
 
-Each stream is a query of its own in one session. One that ends in an error is started again after a pause,
-which grows with each failure and is short again once a batch was done; the others go on meanwhile.
+Each stream is a query of its own in the same session. A stream that ends in an error is restarted after a
+pause, which grows with each failure and is short again once a batch was done; all other streams go on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Tell = Callable[[str], object]
 
 @frozen(kw_only=True)
 class Stream:
-    """One stream: options of the source `rmq`, what is done to its rows, and where they go."""
+    """A stream: options of the source `rmq`, the steps on its rows, and its target."""
 
     name: str
     source: Mapping[str, str]
@@ -180,7 +180,7 @@ def start(spark: SparkSession, stream: Stream, *, once: bool = False) -> Streami
 
 @define
 class Kept:
-    """A stream that is kept running: `step` starts it when it is due, and notes that it has ended."""
+    """A stream that is kept running: `step` starts it when due, and notices its end."""
 
     stream: Stream
     start: Callable[[Stream], StreamingQuery]
@@ -213,7 +213,7 @@ class Kept:
                 self.tell(f"{self.stream.name}: started")
 
     def stop(self) -> None:
-        """Stop it between two batches, or in one, which comes again then."""
+        """Stop the stream between two batches, or in a batch, which is repeated at the next start."""
         if self.query is not None:
             self.query.stop()
             self.query = None
@@ -253,7 +253,7 @@ class Ran:
 
 
 def run_once(spark: SparkSession, jobs: Jobs, *, tell: Tell = print) -> Ran:
-    """Run each stream, side by side, for what is there now: for a scheduler, which runs it again."""
+    """Run each stream, side by side, for its present messages: for a scheduler, which repeats the run."""
     began, rows, left = time.monotonic(), 0, list(jobs.streams)
     errors: dict[str, str] = {}
     ends: dict[str, Offsets] = {}
@@ -324,11 +324,12 @@ def run_streams(
     sleep: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Run the streams until this is interrupted (KeyboardInterrupt), then stop them and return.
+    """Run the streams until this is interrupted (KeyboardInterrupt), stop them and return.
 
-    With `port` health and metrics are served meanwhile: ``/health`` answers 200 when all streams run, else
-    503, with how each is as JSON; ``/metrics`` is that of `watch_streams`. Raises ConfigError when the port
-    cannot be had."""
+    With `port` health and metrics are served: ``/health`` answers 200 when all streams run, else 503, with
+    the state of each as JSON; ``/metrics`` is that of `watch_streams`. Raises ConfigError when the port is
+    not available.
+    """
     from rmq.spark.metrics import watch_streams
 
     streams = Streams.of(spark, jobs, tell=tell)

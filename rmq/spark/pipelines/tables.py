@@ -1,14 +1,14 @@
 """Archive into tables: topics into Parquet on any Hadoop path, into Delta or into Iceberg, each batch once.
 
-A batch is known by the id of its query and its number, which Spark keeps in the checkpoint: a batch that is
-brought again after a kill has both again. Iceberg's snapshots carry them as properties, Delta's log as a
+A batch is identified by the id of its query and its number, which Spark keeps in the checkpoint: a batch that
+is repeated after a kill has both again. Iceberg's snapshots carry them as properties, Delta's log as a
 transaction, and Parquet has a folder for each batch:
 
     TARGET/batch=<query>-<number>/date=2026-11-21/topic=Orders/part-....parquet
 
-The folder of a batch is whole when it has `_SUCCESS`, which Spark writes last; one that is not is written
-anew. Nothing is renamed by us, so object stores will do. Merged batches name what they replace in
-`_replaces`, which is written before those are deleted; readers pass over what is replaced.
+The folder of a batch is whole when it has `_SUCCESS`, which Spark writes last; an incomplete folder is
+written again. rmq renames nothing, so object stores will do. Merged batches name the batches that they
+replace in `_replaces`, which is written before those are deleted; readers pass over replaced batches.
 """
 
 from __future__ import annotations
@@ -64,18 +64,19 @@ def archive_table(
     every_seconds: float | None = None,
     watch: Watch = unwatched,
 ) -> ArchivedTable:
-    """Append topics to a table, from where the last run with this checkpoint ended.
+    """Append topics to a table, from the end of the last run with this checkpoint.
 
     `target` is a folder as Hadoop names it for `parquet` (s3a://…, hdfs://…, file:///…), such a folder or the
-    name of a table for `delta`, and the name of a table for `iceberg`; a table that is not there is made.
-    `options` are those of the source `rmq`; startingOffsets is `earliest` if nothing is said, and what moves
-    (`latest`, a time) needs a stateLocation or groupId. `partition` names columns of a message, or `date` (of
+    name of a table for `delta`, and the name of a table for `iceberg`; a missing table is created. `options`
+    are those of the source `rmq`; startingOffsets is `earliest` by default, and a moving start (`latest`, a
+    time) needs a stateLocation or groupId. `partition` names columns of a message, or `date` (of
     storeTimestamp, UTC). `checkpoint` is a folder too, of this target only.
 
-    Ends when all is there that was there at the start, or with `every_seconds` when it is interrupted. Killed
-    at any moment it neither loses nor doubles a message; an Iceberg table must keep the snapshot of the last
-    batch for that. One process at a time has a checkpoint. Raises ConfigError, and
-    StreamingQueryException when the topics cannot be read or the table cannot be written."""
+    Ends when everything that existed at the start is in the table, or with `every_seconds` when it is
+    interrupted. Killed at any moment it neither loses nor doubles a message; an Iceberg table must keep the
+    snapshot of the last batch for that. Only a single process may use a checkpoint. Raises ConfigError, and
+    StreamingQueryException when the topics cannot be read or the table cannot be written.
+    """
     from pyspark.sql import functions as F
 
     if to not in FORMS:
@@ -173,8 +174,8 @@ class _Job:
         return True
 
     def _delta(self, frame: DataFrame, query: str, batch_id: int) -> bool:
-        """Delta passes over a transaction that its log has, whatever is written. Then it does not run the
-        plan, so no observation of it would ever end: what was written is asked of the table's history."""
+        """Delta passes over a transaction that its log has, whatever is written. In this case it does not run
+        the plan, so that no observation of it would ever end: the table's history has the counts."""
         name = f"rmq-{query}-{batch_id}"
         if self._delta_rows(frame, name) is not None:
             return False
@@ -287,7 +288,8 @@ class _Folder:
         return bool(self._files.exists(self._jvm.org.apache.hadoop.fs.Path(self._root, name)))
 
     def is_whole(self, name: str) -> bool:
-        """Whether all files of a batch are there; a merged one counts once it says what it replaces."""
+        """Whether all files of a batch exist; a merged batch counts once it names the batches that it
+        replaces."""
         mark = _REPLACES if name.startswith(_MERGED) else _DONE
         return bool(self._files.exists(self._path(name, mark)))
 

@@ -1,15 +1,15 @@
-"""Trace analytics: how long sending, delivering and consuming took, by topic and group, over time.
+"""Trace analytics: durations of sends, deliveries and consumption, by topic and group, over time.
 
-Read are the messages of the trace topic, as our clients and brokers and RocketMQ 4.9's clients write them
-(`rmq.protocol.trace` says how). Three times are measured, in ms:
+The input is the messages of the trace topic, as our clients and brokers and RocketMQ 4.9's clients write them
+(see `rmq.protocol.trace`). Three times are measured, in ms:
 
-- `send`: how long the producer waited for the answer.
-- `deliver`: from storing to the first time that a consumer of the group got it, by the clocks of both
-  machines. When it was stored says the broker (traces of type Store); else it is taken for the middle of the
-  sending, as RocketMQ's client does. Delayed messages are left out: they wait on purpose.
-- `consume`: how long the consumer worked.
+- `send`: the producer's wait for the response.
+- `deliver`: from storing to the first delivery to a consumer of the group, by the clocks of both machines.
+  The broker's traces (type Store) have the store time; without them the middle of the send is used, as by
+  RocketMQ's client. Delayed messages are left out: they wait on purpose.
+- `consume`: the consumer's work.
 
-Percentiles are exact (the smallest value that so many of a hundred do not exceed), of what succeeded.
+Percentiles are exact (the smallest value that so many of a hundred do not exceed), over successes.
 """
 
 from __future__ import annotations
