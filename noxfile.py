@@ -72,6 +72,15 @@ def interop(session: nox.Session) -> None:
 
 
 @nox.session
+def interop5(session: nox.Session) -> None:
+    """Our client against Apache RocketMQ 5.3.3, and its remoting client against our servers; needs a JDK and
+    Maven."""
+    session.install("-e", ".[test]")
+    test = "tests/interop/test_rocketmq5.py"
+    session.run("python", "-m", "pytest", "-m", "interop", test, *session.posargs)
+
+
+@nox.session
 def mqadmin(session: nox.Session) -> None:
     """All commands of RocketMQ's own mqadmin 4.9.7 against our servers; needs a JDK and Maven."""
     session.install("-e", ".[test]")

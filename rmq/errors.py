@@ -401,7 +401,8 @@ class AskerGone(SystemFailure):
 _REMARKS = (
     (
         re.compile(
-            r"Check signature failed|No accessKey is configured|No acl config for|AclException.*signature"
+            r"[Cc]heck signature failed|No accessKey is configured|No acl config for|AclException.*signature"
+            r"|User:.* is not found|username cannot be null"
         ),
         (NoPermission.code, SystemFailure.code),
         AccessDenied,
@@ -409,7 +410,7 @@ _REMARKS = (
     (re.compile(r"push reply message\b.*\b(fail|not found)"), (SystemFailure.code,), AskerGone),
 )
 """For what brokers have no codes, Java's neither, the text tells. RocketMQ's own broker refuses an account
-with code 1, ours with 16."""
+with code 1, ours and 5.x's with 16."""
 
 
 def for_code(code: int, remark: str | None = None, address: str = "") -> ResponseError:

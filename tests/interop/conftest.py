@@ -24,6 +24,14 @@ def java(request: pytest.FixtureRequest) -> Java:
     return kit
 
 
+@pytest.fixture(scope="session")
+def java5(request: pytest.FixtureRequest) -> Java:
+    """The same of RocketMQ 5.3.3."""
+    kit = Java(pathlib.Path(request.config.cache.mkdir("rocketmq-5.3.3")).resolve(), "5.3.3")
+    kit.prepare()
+    return kit
+
+
 def program(language: str, java: Java) -> list[str]:
     """Makes the driver of Go or Node, or skips the test, with the reason, where their tools are missing."""
     try:

@@ -208,11 +208,13 @@ class Mqadmin:
 
 
 class Java:
-    """The jars and our compiled programs; `folder` keeps them between runs."""
+    """The jars and our compiled programs; `folder` keeps them between runs. `version` is RocketMQ's."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, version: str = "4.9.7") -> None:
         self.folder = folder
-        self.jars = pathlib.Path(os.environ.get("RMQ_INTEROP_JARS") or folder / "jars")
+        self.version = version
+        given = "RMQ_INTEROP_JARS" if version.startswith("4.") else "RMQ_INTEROP_JARS_5"
+        self.jars = pathlib.Path(os.environ.get(given) or folder / "jars")
         self.classes = folder / "classes"
 
     def prepare(self, *more_sources: pathlib.Path) -> None:
@@ -222,14 +224,30 @@ class Java:
             shutil.rmtree(unfinished, ignore_errors=True)
             goal = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
             command = ["mvn", "-q", "-B", "-f", str(HERE / "pom.xml"), goal]
-            subprocess.run([*command, f"-DoutputDirectory={unfinished}"], check=True)
+            options = [f"-DoutputDirectory={unfinished}", f"-Drocketmq={self.version}"]
+            subprocess.run([*command, *options], check=True)
             unfinished.rename(self.jars)
-        sources = [*sorted((HERE / "java").glob("*.java")), *more_sources]
+        sources = [*self._sources(), *more_sources]
         self.classes.mkdir(parents=True, exist_ok=True)
         subprocess.run(
             ["javac", "-nowarn", "-cp", f"{self.jars}/*", "-d", str(self.classes), *map(str, sources)],
             check=True,
         )
+
+    def _sources(self) -> list[pathlib.Path]:
+        """Our programs; 5.x has classes of the protocol in another package."""
+        sources = sorted((HERE / "java").glob("*.java"))
+        if self.version.startswith("4."):
+            return sources
+        copies = self.folder / "sources"
+        copies.mkdir(parents=True, exist_ok=True)
+        for source in sources:
+            text = source.read_text("utf-8")
+            text = text.replace(
+                "org.apache.rocketmq.common.protocol.", "org.apache.rocketmq.remoting.protocol."
+            )
+            (copies / source.name).write_text(text, "utf-8")
+        return sorted(copies.glob("*.java"))
 
     def command(
         self,

@@ -128,6 +128,7 @@ class Topics(Cluster):
         A broker of rmq raises ResponseError when the topic would get fewer queues to read and the removed
         queues hold unread messages, unless `hide_unread`; see `unread_beyond`. RocketMQ's broker hides such
         messages.
+        `attributes` of the config, such as ``message.type``, are set; others that the topic has stay.
         """
         validate_topic(config.topic_name)
         header = CreateTopicRequestHeader(
@@ -143,8 +144,11 @@ class Topics(Cluster):
 
         async def put(address: str) -> None:
             request = Command.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
-            if hide_unread:
-                request = request.with_ext({**request.ext, HIDE_UNREAD: "true"})
+            more = {HIDE_UNREAD: "true"} if hide_unread else {}
+            if config.attributes:
+                more["attributes"] = ",".join(f"+{name}={value}" for name, value in config.attributes.items())
+            if more:
+                request = request.with_ext({**request.ext, **more})
             await self._send(address, request)
 
         addresses = await self.broker_addresses(cluster=cluster, broker=broker)

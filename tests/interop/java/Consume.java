@@ -2,6 +2,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.Set;
 import java.util.TreeSet;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
@@ -16,7 +17,8 @@ import org.apache.rocketmq.common.message.MessageQueue;
 public class Consume {
     public static void main(String[] args) throws Exception {
         String topic = args[1];
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args[2], Boolean.getBoolean("trace"));
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
+            args[2], null, new AllocateMessageQueueAveragely(), Boolean.getBoolean("trace"), null);
         consumer.setNamesrvAddr(args[0]);
         consumer.setInstanceName("consume-" + ProcessHandle.current().pid());
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);

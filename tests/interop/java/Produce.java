@@ -22,7 +22,7 @@ public class Produce {
         topic = args[1];
         prefix = args[4];
         size = args.length > 5 ? Integer.parseInt(args[5]) : 0;
-        producer = new DefaultMQProducer("interop-producer", Boolean.getBoolean("trace"));
+        producer = new DefaultMQProducer("interop-producer", null, Boolean.getBoolean("trace"), null);
         producer.setNamesrvAddr(args[0]);
         producer.setSendMsgTimeout(10000);
         producer.start();
