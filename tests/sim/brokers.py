@@ -51,6 +51,7 @@ from tests.sim.broker_faults import Faults
 from tests.sim.broker_locks import MEMBERS, Locks
 from tests.sim.broker_memory import check_memory, waiting
 from tests.sim.broker_reader import Reader
+from tests.sim.broker_takes import Takes
 from tests.sim.broker_traffic import (
     SCAN_SECONDS,
     Delays,
@@ -447,6 +448,7 @@ class BrokerSimulation:
         self._locks = Locks(random.Random(seed))
         self._leases = LeaseClocks(seed)
         self._consumers = Consumers(seed)
+        self._takes = Takes(seed)
         self._traced = hashlib.blake2b(digest_size=16)
 
     @classmethod
@@ -512,6 +514,7 @@ class BrokerSimulation:
                 nursery.start_soon(self._watch, found, delays)
                 nursery.start_soon(self._reader.run, found)
                 nursery.start_soon(self._consumers.run, found, client)
+                nursery.start_soon(self._takes.run, found)
                 for member in MEMBERS:
                     nursery.start_soon(partial(self._locks.run, found, member=member))
                 for one in traffic:
@@ -535,6 +538,7 @@ class BrokerSimulation:
                 for one in traffic:
                     await self._settle(found, one)
                 await self._consumers.settle()
+                await self._takes.settle(found)
                 await self._quiet(found)
                 acknowledged = found.acknowledged[:]
                 with trio.move_on_after(60):
@@ -552,7 +556,7 @@ class BrokerSimulation:
                 check_copies(messages, found.opened_ms, found.ahead_ms())
                 self.accepted += len(messages)
             self.accepted += len(found.acknowledged) + len(self._consumers.acknowledged)
-            self.accepted += self._commits.answered + self._locks.given
+            self.accepted += self._commits.answered + self._locks.given + len(self._takes.answered)
         for node in found.nodes:
             report = audit(node.disk, "/store")
             if not report.is_clean:
@@ -607,6 +611,7 @@ class BrokerSimulation:
             self._locks.look(acting)
             delays.look(acting)
             self._consumers.look()
+            self._takes.look()
             await trio.sleep(SCAN_SECONDS)
 
     async def _check(self, found: Set) -> None:

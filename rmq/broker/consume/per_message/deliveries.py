@@ -338,6 +338,24 @@ class Deliveries:
         self._leases.acknowledge(self._table.get((group, topic)), parsed, on_done)
         self._write_soon()
 
+    def acknowledge_batches(
+        self, group: str, topic: str, batches: Sequence[tuple[int, int, int, int]], on_done: OnHandled
+    ) -> bool:
+        """Acknowledge leases or parts of leases, as (queue id, start, taken ms, mask). Return whether
+        all of the messages are leased so; if not, nothing has happened. Raises ResponseError.
+        """
+        self._check_keeps(())
+        known, ledger = self._table.get((group, topic)), self.ledger
+        changes = [self._leases.acknowledge_batch(known, *one) for one in batches]
+        if None in changes:
+            return False
+        for change in changes:
+            assert change is not None
+            ledger.finish(change)
+        ledger.call(lambda error: on_done((error,)))
+        self._write_soon()
+        return True
+
     def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
         """As `Leases.dead_letter`. Raises ResponseError, StoreError."""
         self._check_keeps(handles)

@@ -147,6 +147,16 @@ class Leases:
             self._ledger.finish(change)
         self._report(outcomes, changes, on_done)
 
+    def acknowledge_batch(
+        self, topic: TopicDelivery | None, queue_id: int, start: int, taken_ms: int, mask: int
+    ) -> Change | None:
+        """The change that finishes messages of one lease, all of which are leased still; else None."""
+        queue = None if topic is None else topic.queues.get(queue_id)
+        batch = None if queue is None else queue.leased.get(start)
+        if queue is None or batch is None or batch.taken_ms != taken_ms or batch.start != start:
+            return None
+        return Change(queue, batch, start, mask) if mask & batch.mask == mask else None
+
     def dead_letter(self, topic: TopicDelivery | None, handles: Handles, on_done: OnHandled) -> None:
         """Have messages become dead letters now. As `acknowledge`. Raises StoreError, ResponseError."""
         outcomes, changes = self._changes(topic, handles)

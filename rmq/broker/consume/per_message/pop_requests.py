@@ -144,8 +144,10 @@ class PopRequests:
         self._acknowledge(request, connection, header.consumer_group, header.topic, [header.extra_info])
 
     def _on_batch_ack(self, request: Command, connection: Connection, now: int) -> Command | None:
-        body = BatchAckMessageRequestBody.from_request(request.body)
+        body = BatchAckMessageRequestBody.read(request.body)
         groups: dict[tuple[str, str], list[str]] = {}
+        if body.acks and self._ack_leases(request, connection, body):
+            return None
         for ack in body.acks:
             handles = groups.setdefault((ack.c, ack.t), [])
             for offset in ack.offsets():
@@ -165,6 +167,18 @@ class PopRequests:
         for (group, topic), handles in groups.items():
             self._deliveries.acknowledge(group, topic, handles, done)
         return None
+
+    def _ack_leases(self, request: Command, connection: Connection, body: BatchAckMessageRequestBody) -> bool:
+        """Acknowledge messages of one group and topic by their leases; whether that was possible."""
+        first = body.acks[0]
+        if any(ack.c != first.c or ack.t != first.t for ack in body.acks):
+            return False
+
+        def done(outcomes: Sequence[ResponseError | None]) -> None:
+            connection.reply(_reply(request, [one for one in outcomes if one is not None]))
+
+        batches = [(ack.q, ack.so, ack.pt, ack.mask()) for ack in body.acks]
+        return self._deliveries.acknowledge_batches(first.c, first.t, batches, done)
 
     def _acknowledge(
         self, request: Command, connection: Connection, group: str, topic: str, handles: Sequence[str]
