@@ -16,6 +16,7 @@ from attrs import field, frozen
 
 from rmq.errors import AccessDenied, RemoteProtocolError, StoreError
 from rmq.message import AUTO_CREATE_TOPIC, RETRY_PREFIX, TRACE_TOPIC
+from rmq.protocol import codes, pop
 from rmq.protocol.bodies import (
     HEARTBEAT_VALUES,
     CheckClientRequestBody,
@@ -50,6 +51,13 @@ TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 HEADERS: Final[Mapping[int, Any]] = {
     **REQUEST_HEADERS,
     RECALL_MESSAGE: RecallMessageRequestHeader,
+    codes.POP_MESSAGE: pop.PopMessageRequestHeader,
+    codes.ACK_MESSAGE: pop.AckMessageRequestHeader,
+    codes.CHANGE_MESSAGE_INVISIBLETIME: pop.ChangeInvisibleTimeRequestHeader,
+    codes.NOTIFICATION: pop.NotificationRequestHeader,
+    codes.POLLING_INFO: pop.PollingInfoRequestHeader,
+    codes.GET_TOPIC_CONFIG: pop.GetTopicConfigRequestHeader,
+    codes.GET_SUBSCRIPTIONGROUP_CONFIG: pop.GetSubscriptionGroupConfigRequestHeader,
     IDEMPOTENT_SEND: SendMessageRequestHeader,
 }
 
@@ -214,6 +222,25 @@ def _locks(body: type[LockBatchRequestBody] | type[UnlockBatchRequestBody]) -> C
     return needs
 
 
+def _batch_ack(command: Command, topic_of: TopicOf) -> list[Need]:
+    """Needs of all acknowledgements of a batch."""
+    acks = pop.BatchAckMessageRequestBody.read(command.body).acks
+    needs: list[Need] = [(TOPIC, topic, SUB) for topic in sorted({ack.t for ack in acks})]
+    return needs + [(GROUP, group, SUB) for group in sorted({ack.c for ack in acks})]
+
+
+def _assignment(command: Command, topic_of: TopicOf) -> list[Need]:
+    asked = pop.QueryAssignmentRequestBody.from_request(command.body)
+    return [(TOPIC, asked.topic, SUB), (GROUP, asked.consumer_group, SUB)]
+
+
+def _polls(command: Command, topic_of: TopicOf) -> list[Need]:
+    """Figures of a group, in one topic or all."""
+    header = command.read(HEADERS[command.code])
+    needs: list[Need] = [(GROUP, header.consumer_group, SUB)]
+    return [*needs, (TOPIC, header.topic, SUB)] if header.topic else needs
+
+
 def _check_client(command: Command, topic_of: TopicOf) -> list[Need]:
     asked = CheckClientRequestBody.from_request(command.body)
     needs: list[Need] = [(GROUP, asked.group, SUB)]
@@ -250,6 +277,15 @@ _CLIENTS: Final[dict[int, Rule]] = {
     Code.PULL_MESSAGE: Rule(Level.ACCOUNT, _pull),
     Code.QUERY_CONSUMER_OFFSET: _BOTH_SUB,
     Code.UPDATE_CONSUMER_OFFSET: _BOTH_SUB,
+    codes.POP_MESSAGE: _BOTH_SUB,
+    codes.ACK_MESSAGE: _BOTH_SUB,
+    codes.BATCH_ACK_MESSAGE: Rule(Level.ACCOUNT, _batch_ack),
+    codes.CHANGE_MESSAGE_INVISIBLETIME: _BOTH_SUB,
+    codes.NOTIFICATION: _BOTH_SUB,
+    codes.POLLING_INFO: Rule(Level.ACCOUNT, _polls),
+    codes.QUERY_ASSIGNMENT: Rule(Level.ACCOUNT, _assignment),
+    codes.GET_TOPIC_CONFIG: _TOPIC_ANY,
+    codes.GET_SUBSCRIPTIONGROUP_CONFIG: Rule(Level.ACCOUNT, _fields(None, "group")),
     Code.HEART_BEAT: Rule(Level.ACCOUNT, _heartbeat),
     Code.UNREGISTER_CLIENT: _GROUP_SUB,
     Code.CHECK_CLIENT_CONFIG: Rule(Level.ACCOUNT, _check_client),
@@ -288,6 +324,7 @@ _SERVERS: Final = (
 _ADMINS: Final = (
     Code.QUERY_BROKER_OFFSET,
     Code.UPDATE_AND_CREATE_TOPIC,
+    codes.SET_MESSAGE_REQUEST_MODE,
     Code.GET_TOPIC_CONFIG_LIST,
     Code.GET_TOPIC_NAME_LIST,
     Code.UPDATE_BROKER_CONFIG,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -10,11 +11,13 @@ from rmq.cli.completion import complete_group, complete_topic
 from rmq.cli.output import Format, clock_text, echo, output_option, refuse, show
 from rmq.cli.target import Target, confirm, part_options, report_done, run_admin, target_options, yes_option
 from rmq.cli.values import as_position
+from rmq.errors import RmqError
 from rmq.message import validate_group
 from rmq.operate.values import Position
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin, OffsetReset, QueueProgress
+    from rmq.client.admin.groups import DeliveryFigures
     from rmq.operate.groups import Group
     from rmq.operate.members import Member
     from rmq.protocol.bodies import SubscriptionGroupConfig
@@ -63,10 +66,15 @@ def list_groups(target: Target, every: bool, cluster: str, broker: str, output: 
 def show_group(target: Target, group: str, output: Format) -> None:
     """Show how a group is set up on each of its brokers."""
 
-    async def work(admin: Admin) -> dict[str, SubscriptionGroupConfig]:
-        return await admin.group_config(group)
+    async def work(admin: Admin) -> tuple[dict[str, SubscriptionGroupConfig], dict[str, DeliveryFigures]]:
+        configs = await admin.group_config(group)
+        figures = {}
+        for address in configs:
+            with suppress(RmqError):  # RocketMQ's brokers may not know the request
+                figures[address] = await admin.delivery_figures(address, group)
+        return configs, figures
 
-    found = run_admin(target, work)
+    found, figures = run_admin(target, work)
     if not found:
         refuse(f"no broker knows group {group}; `rmq group list` shows those there are")
     rows = [
@@ -76,10 +84,20 @@ def show_group(target: Target, group: str, output: Format) -> None:
             "broadcast": config.consume_broadcast_enable,
             "retry_queues": config.retry_queue_nums,
             "retry_max": config.retry_max_times,
+            "by_message_group": bool(config.consume_message_orderly),
+            **_one_by_one(figures.get(address)),
         }
         for address, config in found.items()
     ]
     show(rows, output)
+
+
+def _one_by_one(figures: DeliveryFigures | None) -> dict[str, float]:
+    """The columns about messages that are taken one by one, if there are any."""
+    if figures is None or not (figures.taken or figures.waiting or figures.polls):
+        return {}
+    oldest = round(figures.oldest_ms / 1000, 1)
+    return {"taken": figures.taken, "oldest_s": oldest, "waiting": figures.waiting, "polls": figures.polls}
 
 
 @group.command()

@@ -28,6 +28,11 @@ GIVES_BACK: Final = "rmqGivesBack"
 failed. `BY_POLICY`: it comes again by the retry policy of its group, else after the time of the request.
 RocketMQ's brokers do not look at it, and let the message come again after that time."""
 BY_POLICY: Final = "policy"
+TAKEN: Final = "rmqTaken"
+WAITING: Final = "rmqWaiting"
+OLDEST_MS: Final = "rmqOldestMs"
+"""Header fields of ours in the answer to POLLING_INFO, of a group in a topic or, without one, in all topics:
+the messages that are leased, those that wait for a retry, and how long ago the oldest lease was taken."""
 INIT_FROM_FIRST: Final = 0
 """`init_mode` of a new group that begins at the first message; 1 begins at the end."""
 

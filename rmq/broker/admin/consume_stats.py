@@ -432,6 +432,11 @@ class ConsumeProgress:
         header = request.read(ResetOffsetRequestHeader)
         group = self._clients.consumer_group(header.group)
         offsets = self._reset_offsets(header)
+        if self._offsets.is_watched(header.group, header.topic):  # members have no offsets of their own
+            self._offsets.put(header.group, header.topic, offsets)
+            log.info("group %s in %s is reset: %s", header.group, header.topic, offsets)
+            table = {self._queue(header.topic, queue_id): offset for queue_id, offset in offsets.items()}
+            return request.reply(body=bodies.ResetOffsetBody(table).to_json())
         if group is None:
             raise for_code(
                 ResponseCode.CONSUMER_NOT_ONLINE,

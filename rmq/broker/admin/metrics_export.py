@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rmq.broker.admin.topics_and_groups import Admin
     from rmq.broker.config import BrokerConfig
     from rmq.broker.consume.long_polling import ParkedPulls
+    from rmq.broker.consume.per_message.deliveries import Deliveries
     from rmq.broker.delay.delay_levels import Schedule
     from rmq.broker.delay.timers import Timers
     from rmq.broker.disk_work import DiskWork
@@ -61,6 +62,7 @@ class Measured(Protocol):
     offsets: Offsets
     clients: Clients
     parked_pulls: ParkedPulls
+    deliveries: Deliveries
     acknowledgement: Acknowledgement
     transactions: Transactions
     schedule: Schedule
@@ -90,7 +92,7 @@ def metrics_of(broker: Measured, *, queues: bool = False) -> Slices[list[Metric]
         yield
     found += yield from _queues(broker, queues)
     found += yield from _lags(broker, queues)
-    for part in (_server, _store, _replicas, _waiting, _clients):
+    for part in (_server, _store, _replicas, _waiting, _clients, _deliveries):
         found += part(broker)
         yield
     found += _durations(broker.histograms)
@@ -101,6 +103,7 @@ def gauges_of(broker: Measured) -> dict[str, str]:
     """Rows of the runtime metrics that RocketMQ does not have."""
     return {
         "heldPulls": str(broker.parked_pulls.count),
+        "takenMessages": str(broker.deliveries.out),
         "diskHangs": broker.disk_work.hangs(),
         "sendsWaitingForDisk": str(broker.acknowledgement.disk.acks),
         "sendsWaitingForSlave": str(broker.acknowledgement.slaves.acks),
@@ -291,6 +294,22 @@ def _waiting(broker: Measured) -> Iterator[Metric]:
     )
     for name, help, value in rows:
         yield single(name, "gauge", help, value)
+
+
+def _deliveries(broker: Measured) -> Iterator[Metric]:
+    """Messages that are taken one by one."""
+    figures, pair = broker.deliveries.figures(), ("group", "topic")
+    gauge = partial(Metric, kind="gauge", labels=pair)
+    rows = [((one.group, one.topic), float(one.leased)) for one in figures]
+    yield gauge("taken_messages", help="Messages that consumers have taken and not acknowledged", rows=rows)
+    rows = [((one.group, one.topic), float(one.waiting)) for one in figures]
+    yield gauge("retry_waiting_messages", help="Messages that wait for their next attempt", rows=rows)
+    rows = [((one.group, one.topic), one.oldest_ms / 1000) for one in figures]
+    yield gauge("oldest_taken_seconds", help="How long ago the oldest of them was taken", rows=rows)
+    rows = [((one.group, one.topic), float(one.polls)) for one in figures]
+    yield gauge("take_polls", help="Long polls for messages one by one", rows=rows)
+    help = "Messages that became dead letters after their last attempt"
+    yield single("dead_letters", "counter", help, broker.deliveries.dead_letters)
 
 
 def _clients(broker: Measured) -> Iterator[Metric]:

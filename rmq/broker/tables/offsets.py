@@ -258,6 +258,10 @@ class Offsets:
         one-way commits of this row are dropped: they come from consumers that pull."""
         self._watched[f"{topic}@{group}"] = on_change
 
+    def is_watched(self, group: str, topic: str) -> bool:
+        """Whether the group takes messages of the topic one by one."""
+        return f"{topic}@{group}" in self._watched
+
     def unwatch(self, group: str, topic: str) -> None:
         """End a watch."""
         self._watched.pop(f"{topic}@{group}", None)

@@ -10,7 +10,15 @@ from attrs import frozen
 
 from rmq.client.admin.cluster import Cluster, each, offline
 from rmq.client.consume.pull import first_since
-from rmq.errors import ConfigError, ConsumerNotOnline, NoRoute, ResponseError, RmqError, SystemFailure
+from rmq.errors import (
+    ConfigError,
+    ConsumerNotOnline,
+    NoRoute,
+    ResponseError,
+    RmqError,
+    SystemFailure,
+    for_code,
+)
 from rmq.message import MessageQueue, dlq_topic, retry_topic, validate_group
 from rmq.protocol.bodies import (
     ConsumerConnection,
@@ -29,7 +37,7 @@ from rmq.protocol.bodies import (
     SubscriptionGroupWrapper,
     TopicStatsTable,
 )
-from rmq.protocol.codes import RequestCode
+from rmq.protocol.codes import POLLING_INFO, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import (
     CloneGroupOffsetRequestHeader,
@@ -48,6 +56,20 @@ from rmq.protocol.headers import (
     ResetOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
+from rmq.protocol.pop import OLDEST_MS, TAKEN, WAITING, PollingInfoRequestHeader
+
+
+@frozen
+class DeliveryFigures:
+    """Messages of a group that are taken one by one: leased, waiting for a retry, the age of the oldest lease
+    in ms, and the long polls.
+    """
+
+    taken: int
+    waiting: int
+    oldest_ms: int
+    polls: int
+
 
 SYSTEM_GROUPS = frozenset(
     {
@@ -305,6 +327,17 @@ class Groups(Cluster):
         return list((await self._brokers_of_group(group)).values())
 
     # --- offsets: how far groups are, and setting them elsewhere ---
+
+    async def delivery_figures(self, address: str, group: str, topic: str = "") -> DeliveryFigures:
+        """The messages of a group that are taken one by one from a broker, in all topics or one. Raises
+        ResponseError for a broker that has no per-message delivery."""
+        header = PollingInfoRequestHeader(group, topic, -1)
+        request = Command.request(POLLING_INFO, header)
+        answer = await self._session.pool.call(address, request, self._session.brokers.timeout)
+        if answer.code != ResponseCode.SUCCESS:
+            raise for_code(answer.code, answer.remark, address)
+        taken, waiting, oldest = (int(answer.ext.get(name, 0)) for name in (TAKEN, WAITING, OLDEST_MS))
+        return DeliveryFigures(taken, waiting, oldest, int(answer.ext.get("pollingNum", 0)))
 
     async def consume_stats(self, group: str, topic: str = "") -> GroupProgress:
         """How far a group is, in all topics or one. A broker that has nothing of the group adds no rows.

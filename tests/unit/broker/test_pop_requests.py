@@ -6,13 +6,22 @@ from typing import Any
 
 import pytest
 
+from rmq.broker.admin.metrics_export import metrics_of
+from rmq.broker.tables.versioned import run_to_end
 from rmq.message import dlq_topic
 from rmq.protocol import codes, json
 from rmq.protocol.bodies import SubscriptionGroupConfig
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
-from rmq.protocol.headers import CreateTopicRequestHeader
+from rmq.protocol.headers import (
+    CreateTopicRequestHeader,
+    ResetOffsetRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
 from rmq.protocol.pop import (
+    OLDEST_MS,
+    TAKEN,
+    WAITING,
     AckMessageRequestHeader,
     BatchAck,
     ChangeInvisibleTimeRequestHeader,
@@ -311,3 +320,37 @@ def test_dead_letters_after_the_last_attempt(rig: Rig) -> None:
         step(rig, 1)
     assert consumer.pop() == {}
     assert len(rig.bodies(dlq_topic(GROUP))) == 6
+
+
+def test_a_reset_by_time_holds_for_a_group_with_members(rig: Rig) -> None:
+    consumer = JavaConsumer(rig)
+    for handle in consumer.pop().values():
+        consumer.ack(handle)
+    assert consumer.pop() == {}
+    header = ResetOffsetRequestHeader(TOPIC, GROUP, 0, True)
+    assert rig.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header).code == 0
+    assert len(consumer.pop()) == 6
+
+
+def test_one_way_commits_of_other_members_change_nothing(rig: Rig) -> None:
+    consumer = JavaConsumer(rig)
+    for handle in consumer.pop().values():
+        consumer.ack(handle)
+    header = UpdateConsumerOffsetRequestHeader(GROUP, TOPIC, 0, 1)
+    rig.ask(Command.request(RequestCode.UPDATE_CONSUMER_OFFSET, header, oneway=True))
+    assert rig.offsets.of(GROUP, TOPIC) == {0: 3, 1: 3}
+
+
+def test_the_figures_of_a_group(rig: Rig) -> None:
+    consumer = JavaConsumer(rig)
+    found = consumer.pop(max_msg_nums=3)
+    consumer.change(next(iter(found.values())), 0)
+    step(rig, 4)
+    info = Command.request(codes.POLLING_INFO, PollingInfoRequestHeader(GROUP, "", -1))
+    answer = rig.one(info)
+    assert (answer.ext[TAKEN], answer.ext[WAITING], answer.ext[OLDEST_MS]) == ("2", "1", "4000")
+    metrics = {one.name: one.rows for one in run_to_end(metrics_of(rig.broker))}
+    key = GROUP, TOPIC
+    assert metrics["taken_messages"] == [(key, 2.0)]
+    assert metrics["retry_waiting_messages"] == [(key, 1.0)]
+    assert metrics["oldest_taken_seconds"] == [(key, 4.0)]

@@ -21,6 +21,7 @@ from rmq.message import MessageQueue
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.handlers import NameServer
 from rmq.namesrv.kvconfigs import KvConfigs
+from rmq.protocol import codes
 from rmq.protocol.bodies import ConsumerData, HeartbeatData, LockBatchRequestBody, SubscriptionData
 from rmq.protocol.codes import CONTROLLER_CODES, IDEMPOTENT_SEND, RECALL_MESSAGE, RequestCode
 from rmq.protocol.command import SEND_V2_CODES, Command
@@ -250,6 +251,20 @@ def test_a_lock_needs_its_group_and_topics() -> None:
     assert ask(41, {}, Credentials("reader1", "reader-secret"), body=body) == "allowed"
 
 
+def test_messages_one_by_one_need_their_group_and_topic() -> None:
+    header = {"consumerGroup": "g", "topic": "mine", "queueId": "0", "extraInfo": "x", "offset": "0"}
+    pop = header | dict.fromkeys(("maxMsgNums", "invisibleTime", "pollTime", "bornTime", "initMode"), "1")
+    body = b'{"acks":[{"c":"g","t":"mine"}],"brokerName":"b"}'
+    for code, fields, data in (
+        (codes.POP_MESSAGE, pop, b""),
+        (codes.ACK_MESSAGE, header, b""),
+        (codes.CHANGE_MESSAGE_INVISIBLETIME, header | {"invisibleTime": "1"}, b""),
+        (codes.BATCH_ACK_MESSAGE, {}, body),
+    ):
+        assert ask(code, fields, body=data).startswith("No default permission for ")
+        assert ask(code, fields, Credentials("reader1", "reader-secret"), body=data) == "allowed"
+
+
 def test_a_changed_body_or_header_is_noticed() -> None:
     command = signed(Command.request(310, fill(310, {"b": "mine"}), b"body"), LOW)
     proofs = SignedRequests(lambda: 0)
@@ -266,6 +281,18 @@ def test_a_changed_body_or_header_is_noticed() -> None:
 
 # ---- all codes ----
 
+OF_5X = {
+    codes.POP_MESSAGE,
+    codes.ACK_MESSAGE,
+    codes.BATCH_ACK_MESSAGE,
+    codes.CHANGE_MESSAGE_INVISIBLETIME,
+    codes.NOTIFICATION,
+    codes.POLLING_INFO,
+    codes.GET_TOPIC_CONFIG,
+    codes.GET_SUBSCRIPTIONGROUP_CONFIG,
+    codes.QUERY_ASSIGNMENT,
+    codes.SET_MESSAGE_REQUEST_MODE,
+}
 SERVED = {
     *map(int, Rig().broker.handlers),
     *map(
@@ -277,10 +304,11 @@ SERVED = {
 def test_every_code_has_a_rule_or_is_no_request_to_a_server() -> None:
     assert not SERVED - RULES.keys()
     assert {int(code) for code in RequestCode} - RULES.keys() == {int(code) for code in CLIENT_CODES}
-    assert RULES.keys() - set(map(int, RequestCode)) == {RECALL_MESSAGE, IDEMPOTENT_SEND, *CONTROLLER_CODES}
+    more = {RECALL_MESSAGE, IDEMPOTENT_SEND, *CONTROLLER_CODES, *OF_5X}
+    assert RULES.keys() - set(map(int, RequestCode)) == more
 
 
-@pytest.mark.parametrize("code", [*CLIENT_CODES, 0, 9999, -1, 200_050])
+@pytest.mark.parametrize("code", [*CLIENT_CODES, 0, 9999, -1, 200_056])
 def test_unknown_codes_are_refused_to_everybody(code: int) -> None:
     manager = Credentials("manager", "admin-secret")
     expected = f"request code={int(code)} is not known to the access rules"
@@ -321,9 +349,12 @@ def request_of(code: int) -> Command:
         RequestCode.CHECK_CLIENT_CONFIG: b'{"clientId":"c","group":"G","subscriptionData":{"topic":"T"}}',
     }
     bodies[RequestCode.UNLOCK_BATCH_MQ] = bodies[RequestCode.LOCK_BATCH_MQ]
-    return Command.request(
-        code, given, bodies.get(RequestCode(code), b"") if code in set(RequestCode) else b""
-    )
+    of_5x = {
+        codes.BATCH_ACK_MESSAGE: b'{"acks":[{"c":"G","t":"T"}],"brokerName":"b"}',
+        codes.QUERY_ASSIGNMENT: b'{"consumerGroup":"G","topic":"T"}',
+    }
+    body = bodies.get(RequestCode(code), b"") if code in set(RequestCode) else of_5x.get(code, b"")
+    return Command.request(code, given, body)
 
 
 @pytest.mark.parametrize("code", sorted(RULES))

@@ -17,10 +17,14 @@ from rmq.doors import TakeRequest
 from rmq.errors import ResponseError, for_code
 from rmq.protocol import codes
 from rmq.protocol.codes import ResponseCode
+from rmq.protocol.headers import encode as encode_header
 from rmq.protocol.pop import (
     BY_POLICY,
     GIVES_BACK,
     INIT_FROM_FIRST,
+    OLDEST_MS,
+    TAKEN,
+    WAITING,
     AckMessageRequestHeader,
     BatchAckMessageRequestBody,
     ChangeInvisibleTimeRequestHeader,
@@ -236,8 +240,15 @@ class PopRequests:
 
     def _on_polling_info(self, request: Command, connection: Connection, now: int) -> Command:
         header = request.read(PollingInfoRequestHeader)
-        count = self._deliveries.polls.waiting((header.consumer_group, header.topic))
-        return request.reply(header=PollingInfoResponseHeader(count))
+        figures = self._deliveries.figures_of(header.consumer_group)
+        figures = [one for one in figures if header.topic in ("", one.topic)]
+        told = PollingInfoResponseHeader(sum(one.polls for one in figures))
+        more = {
+            TAKEN: str(sum(one.leased for one in figures)),
+            WAITING: str(sum(one.waiting for one in figures)),
+            OLDEST_MS: str(max((one.oldest_ms for one in figures), default=0)),
+        }
+        return request.reply(header=encode_header(told) | more)
 
 
 def _reply(request: Command, refusals: Sequence[ResponseError]) -> Command:
