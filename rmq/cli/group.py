@@ -93,7 +93,7 @@ def show_group(target: Target, group: str, output: Format) -> None:
 
 
 def _one_by_one(figures: DeliveryFigures | None) -> dict[str, float]:
-    """The columns about messages that are taken one by one, if there are any."""
+    """Columns of per-message delivery; none for groups that pull."""
     if figures is None or not (figures.taken or figures.waiting or figures.polls):
         return {}
     oldest = round(figures.oldest_ms / 1000, 1)

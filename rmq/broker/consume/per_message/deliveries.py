@@ -20,7 +20,7 @@ from attrs import frozen
 
 from rmq.broker.consume.per_message.handles import Handle, parse_handle
 from rmq.broker.consume.per_message.leases import Leases
-from rmq.broker.consume.per_message.ledger import Change, Ledger
+from rmq.broker.consume.per_message.ledger import Change, Ledger, Recovered
 from rmq.broker.consume.per_message.offset_set import OffsetSet
 from rmq.broker.consume.per_message.polls import HeldTake, HeldTakes
 from rmq.broker.consume.per_message.queue_delivery import QueueDelivery, TopicDelivery
@@ -486,36 +486,24 @@ class Deliveries:
             if topic is None:
                 topic = self._table[key] = TopicDelivery(*key, used_at=self.clock())
                 self._offsets.watch(*key, partial(self._on_offsets, topic))
-            base = row.finished.base
-            queue = QueueDelivery(topic, row.queue_id, row_id, row.finished, base)
-            queue.recovered = min(end, max(row.end, row.frontier))
-            queue.tried_before = min(end, row.frontier)
-            queue.notes = {
-                at: told for at, told in row.notes.items() if base <= at < end and at not in row.finished
-            }
+            queue = recovered_queue(topic, row_id, row, end)
             topic.queues[row.queue_id] = queue
             self.ledger.keep(queue)
             self._on_base(queue)
 
     # ---- figures ----
 
+    def _measured(self, topic: TopicDelivery) -> DeliveryFigures:
+        polls = self.polls.waiting((topic.group, topic.topic))
+        return figures_of(topic, self._now_ms(), polls)
+
     def figures(self) -> list[DeliveryFigures]:
         """The figures of all groups and topics."""
-        return [self._figures_of(topic) for topic in self._table.values()]
+        return [self._measured(topic) for topic in self._table.values()]
 
     def figures_of(self, group: str) -> list[DeliveryFigures]:
         """The figures of a group."""
-        return [self._figures_of(topic) for key, topic in self._table.items() if key[0] == group]
-
-    def _figures_of(self, topic: TopicDelivery) -> DeliveryFigures:
-        leased, oldest = 0, math.inf
-        for queue in topic.queues.values():
-            for batch in queue.leased.values():
-                leased += batch.count
-                oldest = min(oldest, batch.taken_ms)
-        age = 0 if oldest == math.inf else max(0, self._now_ms() - int(oldest))
-        polls = self.polls.waiting((topic.group, topic.topic))
-        return DeliveryFigures(topic.group, topic.topic, leased, max(0, topic.out - leased), age, polls)
+        return [self._measured(topic) for key, topic in self._table.items() if key[0] == group]
 
 
 def _parsed(text: str) -> Handle | ResponseError:
@@ -523,3 +511,26 @@ def _parsed(text: str) -> Handle | ResponseError:
         return parse_handle(text)
     except ResponseError as error:
         return error
+
+
+def recovered_queue(topic: TopicDelivery, row_id: int, row: Recovered, end: int) -> QueueDelivery:
+    """A queue as the journal tells of it; the queue ends at `end`."""
+    finished = row.finished
+    queue = QueueDelivery(topic, row.queue_id, row_id, finished, finished.base)
+    queue.recovered = min(end, max(row.end, row.frontier))
+    queue.tried_before = min(end, row.frontier)
+    queue.notes = {
+        at: told for at, told in row.notes.items() if finished.base <= at < end and at not in finished
+    }
+    return queue
+
+
+def figures_of(topic: TopicDelivery, now_ms: int, polls: int) -> DeliveryFigures:
+    """The figures of a topic for a group."""
+    leased, oldest = 0, math.inf
+    for queue in topic.queues.values():
+        for batch in queue.leased.values():
+            leased += batch.count
+            oldest = min(oldest, batch.taken_ms)
+    age = 0 if oldest == math.inf else max(0, now_ms - int(oldest))
+    return DeliveryFigures(topic.group, topic.topic, leased, max(0, topic.out - leased), age, polls)

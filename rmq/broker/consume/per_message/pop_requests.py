@@ -173,7 +173,7 @@ class PopRequests:
         return None
 
     def _ack_leases(self, request: Command, connection: Connection, body: BatchAckMessageRequestBody) -> bool:
-        """Acknowledge messages of one group and topic by their leases; whether that was possible."""
+        """Acknowledge messages of one group and topic by leases. Return whether that was possible."""
         first = body.acks[0]
         if any(ack.c != first.c or ack.t != first.t for ack in body.acks):
             return False
@@ -217,7 +217,7 @@ class PopRequests:
     # ---- polls ----
 
     def _on_notification(self, request: Command, connection: Connection, now: int) -> Command | None:
-        """Whether there is a message, now or soon: nothing is taken."""
+        """Answer whether a message is ready, now or soon, and take nothing."""
         header = request.read(NotificationRequestHeader)
         take = TakeRequest(header.consumer_group, header.topic, 0, 0, header.queue_id)
         if self._deliveries.has_messages(take, connection):
