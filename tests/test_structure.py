@@ -161,7 +161,6 @@ LONG_CLASSES: Final = {
     "Assignments": "not divided yet: takes, pulls, commits and gives up queues",
     "Broker": "puts the parts of a broker together and ends each chunk; the parts are elsewhere",
     "Connection": "one peer: reading, writing and calls share its state on the hot path",
-    "Offsets": "one table: its rows, its file, its copies at slaves, its requests",
     "Raft": "the whole algorithm, which is read beside the paper",
     "Store": "log, queues and index as one, and the order in which they are written",
 }
