@@ -449,12 +449,6 @@ class Hooks:
             raise PluginRefused(*fault)
         return [door for _, door in found]
 
-    def no_doors(self, server: str) -> None:
-        """Raises PluginRefused when a plug-in has doors: for a server that opens none."""
-        for name, plugin in self.plugins:
-            if plugin.doors():
-                raise PluginRefused(name, f"has doors, which a broker opens and a {server} does not")
-
     def listens(self) -> dict[str, str]:
         """What the plugins listen for -> where."""
         return {what: where for _, plugin in self.plugins for what, where in plugin.listens().items()}

@@ -47,7 +47,7 @@ class ControllerEndpoint(Endpoint):
     ) -> None:
         self.config = config
         self.requests = requests
-        self.acceptors: Mapping[str, Acceptor] = acceptors or {}
+        self.acceptors: dict[str, Acceptor] = dict(acceptors or {})
         self.budget = budget or MemoryBudget()
         self._cluster = cluster
         self._handlers: dict[int, Any] = dict(requests.handlers())

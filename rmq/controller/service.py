@@ -54,7 +54,7 @@ from rmq.remoting.server import serve
 from rmq.remoting.tls import TlsConfig
 from rmq.server.health import Health, Stop
 from rmq.server.http import served_pages
-from rmq.server.ports import CLIENTS, acceptor, client_limits, web_socket_access
+from rmq.server.ports import CLIENTS, acceptor, client_limits, plugin_doors, web_socket_access
 from rmq.server.profile import applied, cluster_secret
 from rmq.server.saving import keep_writing
 from rmq.store.disk import Disk, RealDisk
@@ -272,7 +272,6 @@ async def run(
         on_wanted=None if saving is None else saving.set,
     )
     hooks = load(named(config), plugin_settings or {}, endpoint.host(wall_clock_ms))
-    hooks.no_doors("controller")
     endpoint.use_plugins(hooks)
     health = health or Health()
     health.lacks("port", "it does not listen yet")
@@ -284,6 +283,18 @@ async def run(
                 nursery.start_soon(keep_writing, endpoint.deferred_saves, saving)
             for name, plugin in hooks.tasks:
                 nursery.start_soon(supervise, f"plugin {name}", plugin.run)
+            due = Wakeup()
+            doors = await plugin_doors(
+                network,
+                config,
+                hooks,
+                "controller",
+                acceptors=endpoint.acceptors,
+                tls=tls,
+                budget=endpoint.budget,
+                due=due,
+                now_ms=wall_clock_ms,
+            )
             addresses = await nursery.start(
                 partial(
                     serve,
@@ -295,8 +306,10 @@ async def run(
                     acceptor=endpoint.acceptors[CLIENTS],
                     access=web_socket_access(config),
                     budget=endpoint.budget,
+                    doors=doors.server,
                 )
             )
+            await nursery.start(doors.serve, due)
             port = int(addresses[0].rpartition(":")[2])
             own, known = own_address(config, config.bind_address, port)
             async with running_member(
@@ -312,7 +325,8 @@ async def run(
             ):
                 health.has("port")
                 if also is not None:
-                    also |= served.listens() | hooks.listens()
+                    also |= doors.addresses | served.listens() | hooks.listens()
                 task_status.started(addresses)
                 await stop.wait()
+                doors.stop()
             nursery.cancel_scope.cancel()

@@ -115,7 +115,7 @@ class NameServer(Endpoint):
         of_address = by_address(Gateways(config.trusted_gateways))
         self.routes = RouteTable(limits, lambda source: of_address(source.peer_address))
         self.kv_configs = kv_configs
-        self.acceptors: Mapping[str, Acceptor] = acceptors or {}
+        self.acceptors: dict[str, Acceptor] = dict(acceptors or {})
         self.budget = budget or MemoryBudget()
         self._now_ms = now_ms
         self._clock = clock

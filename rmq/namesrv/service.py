@@ -54,7 +54,7 @@ from rmq.remoting.server import serve
 from rmq.remoting.tls import TlsConfig, certificate_end
 from rmq.server.health import Health, Stop
 from rmq.server.http import served_pages
-from rmq.server.ports import CLIENTS, acceptor, client_limits, web_socket_access
+from rmq.server.ports import CLIENTS, acceptor, client_limits, plugin_doors, web_socket_access
 from rmq.server.profile import applied, cluster_secret
 from rmq.server.saving import keep_writing
 from rmq.store.disk import Disk
@@ -106,7 +106,6 @@ async def run(
     if config.controllers:
         server.use_controller(requests)
     hooks = load(named(config), plugin_settings or {}, plugin_host(server, wall_clock_ms))
-    hooks.no_doors("name server")
     server.use_plugins(hooks)
     address = join_address(config.bind_address, config.listen_port)
     health = health or Health()
@@ -123,6 +122,18 @@ async def run(
             nursery.start_soon(supervise, f"plugin {name}", plugin.run)
         if asks:
             nursery.start_soon(_look_up, receive, Pool(network, ClientOnlyEndpoint(), tls=tls), production)
+        due = Wakeup()
+        doors = await plugin_doors(
+            network,
+            config,
+            hooks,
+            "name server",
+            acceptors=server.acceptors,
+            tls=tls,
+            budget=server.budget,
+            due=due,
+            now_ms=wall_clock_ms,
+        )
         addresses = await nursery.start(
             partial(
                 serve,
@@ -134,8 +145,10 @@ async def run(
                 acceptor=server.acceptors[CLIENTS],
                 access=web_socket_access(config),
                 budget=server.budget,
+                doors=doors.server,
             )
         )
+        await nursery.start(doors.serve, due)
         if config.controllers:
             port = int(addresses[0].rpartition(":")[2])
             own, known = own_address(config, config.bind_address, port)
@@ -146,9 +159,10 @@ async def run(
             await nursery.start(_entered, member)
         health.has("port")
         if also is not None:
-            also |= served.listens() | hooks.listens()
+            also |= doors.addresses | served.listens() | hooks.listens()
         task_status.started(addresses)
         await stop.wait()
+        doors.stop()
         nursery.cancel_scope.cancel()
 
 

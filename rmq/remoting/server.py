@@ -39,6 +39,7 @@ async def serve(
     acceptor: Acceptor | None = None,
     access: WebSocketAccess | None = None,
     budget: MemoryBudget | None = None,
+    doors: DoorServer | None = None,
     task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Listen on all of `addresses` and serve; `started` gets the addresses as bound, in the same order.
@@ -58,6 +59,7 @@ async def serve(
         acceptor=acceptor,
         access=access,
         budget=budget,
+        doors=doors,
         task_status=task_status,
     )
 

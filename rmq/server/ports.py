@@ -5,23 +5,32 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+import anyio
+import anyio.abc
 
 from rmq.doors import Door
 from rmq.errors import PortInUse
 from rmq.remoting.accept import accept_stream
 from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import join_address
-from rmq.remoting.doors import DoorConnection, DoorServer, Visitor
+from rmq.remoting.doors import DoorConnection, DoorServer, Visitor, serve_doors
 from rmq.remoting.limits import Limits, MemoryBudget
+from rmq.remoting.loop import Wakeup
 from rmq.remoting.network import Network
 from rmq.remoting.server import open_listeners
 from rmq.remoting.stream import Listener
-from rmq.remoting.tls import TlsContexts
+from rmq.remoting.tls import TlsConfig, TlsContexts
 from rmq.remoting.websocket_policy import WebSocketAccess
+from rmq.server.deferred import DeferredCalls
+from rmq.server.door_host import ServerDoorPeer, ServerOfDoors
 from rmq.server.profile import connection_rate
 from rmq.server.settings import ServerSettings
 from rmq.shares import Gateways
+
+if TYPE_CHECKING:
+    from rmq.plugin import Hooks
 
 CLIENTS: Final = "clients"
 """The name of the port for clients among the acceptors of a server."""
@@ -139,3 +148,65 @@ def own_ports(doors: Sequence[OpenDoor]) -> list[tuple[Door, Listener, Acceptor]
         for one in doors
         if one.listener is not None and one.acceptor is not None
     ]
+
+
+class PluginDoors:
+    """The doors of a server that stores no messages: `server` is None without any, `addresses` are those of
+    their own ports."""
+
+    def __init__(self, opened: Sequence[OpenDoor], server: DoorServer | None, calls: DeferredCalls) -> None:
+        self.server = server
+        self.addresses = door_addresses(opened)
+        self._ports = own_ports(opened)
+        self._calls = calls
+
+    async def serve(
+        self, due: Wakeup, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve the peers of the doors, and make their deferred calls: `due` wakes this for an earlier one.
+        Cancelled: listeners and connections are closed."""
+        if self.server is None:
+            task_status.started()
+            return
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(serve_doors, self.server, self._ports)
+            task_status.started()
+            while True:
+                await due.wait(self._calls.step(anyio.current_time()))
+
+    def stop(self) -> None:
+        """Say goodbye to all peers, and end their connections."""
+        if self.server is not None:
+            self.server.stop("this server is stopping")
+
+
+async def plugin_doors(
+    network: Network,
+    config: ServerSettings,
+    hooks: Hooks,
+    title: str,
+    *,
+    acceptors: dict[str, Acceptor],
+    tls: TlsConfig,
+    budget: MemoryBudget,
+    due: Wakeup,
+    now_ms: Callable[[], int],
+) -> PluginDoors:
+    """Open the doors of the plug-ins of a `title`, which stores no messages; `acceptors` gets theirs. Raises
+    PluginRefused for doors that cannot be opened together, PortInUse, OSError."""
+    opened = await open_doors(network, config, hooks.doors())
+    acceptors |= door_acceptors(opened)
+    calls = DeferredCalls(anyio.current_time, lambda at: due.set())
+    server = ServerOfDoors(title, config, lambda: hooks, calls, now_ms)
+    return PluginDoors(
+        opened,
+        door_server(
+            opened,
+            lambda door, connection: cast(Visitor, ServerDoorPeer(server, door, connection)),
+            config=config,
+            tls=TlsContexts(tls),
+            access=web_socket_access(config),
+            budget=budget,
+        ),
+        calls,
+    )

@@ -1,0 +1,95 @@
+"""The server as a peer of a door may use it, for servers that store no messages: name servers and
+controllers.
+
+Accounts, deferred calls and the configuration are there; a function that concerns messages or groups is
+refused. Such a door serves a protocol of its own over the texts that its plug-in has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from rmq.doors import DoorHost
+from rmq.errors import for_code
+from rmq.protocol.codes import ResponseCode
+from rmq.server.deferred import DeferredCalls
+from rmq.shares import Gateways, HoldersOf, by_account_and_address
+
+if TYPE_CHECKING:
+    from rmq.plugin import Hooks
+    from rmq.server.settings import ServerSettings
+
+
+class Stream(Protocol):
+    """The connection of a door, as its host uses it."""
+
+    peer_address: str
+    local_address: str
+    state: dict[str, Any]
+    has_proved: bool
+
+
+class ServerOfDoors:
+    """A server with doors: `title` names it in refusals, `hooks()` gives its plug-ins, `calls` are the
+    deferred calls of all peers, `now_ms` is the wall clock."""
+
+    def __init__(
+        self,
+        title: str,
+        config: ServerSettings,
+        hooks: Callable[[], Hooks],
+        calls: DeferredCalls,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.title = title
+        self.config = config
+        self.hooks = hooks
+        self.calls = calls
+        self.now_ms = now_ms
+        self.holders_of: HoldersOf = by_account_and_address(Gateways(config.trusted_gateways))
+
+
+class ServerDoorPeer:
+    """The `rmq.doors.DoorHost` of one connection."""
+
+    def __init__(self, server: ServerOfDoors, door: str, stream: Stream) -> None:
+        self._server = server
+        self._stream = stream
+        self.peer_address, self.local_address = stream.peer_address, stream.local_address
+        self.state = stream.state
+        self.now_ms = server.now_ms
+
+    @property
+    def config(self) -> ServerSettings:
+        """The configuration of the server."""
+        return self._server.config
+
+    def authenticate(self, user: str, secret: str, *, signed: bytes | None = None) -> None:
+        """As `rmq.doors.DoorHost.authenticate`."""
+        self._server.hooks().authenticate(self, user, secret, signed)
+        self._stream.has_proved = True
+
+    def may(self, action: str, name: str) -> bool:
+        """As `rmq.doors.DoorHost.may`."""
+        return self._server.hooks().may(self, action, name)
+
+    def defer(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+        """As `rmq.doors.DoorHost.defer`."""
+        self._stream.has_proved = True
+        return self._server.calls.add(self, self._server.holders_of(self), seconds, call)
+
+    def closed(self) -> None:
+        """The connection has ended: forget its calls."""
+        self._server.calls.on_close(self)
+
+    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+        """The functions that need messages or groups: each refuses. Raises AttributeError for other names."""
+        if not hasattr(DoorHost, name):
+            raise AttributeError(f"a host of doors has no {name}")
+
+        def refuse(*given: object, **named: object) -> NoReturn:
+            remark = f"{name}: a {self._server.title} stores no messages and has no groups"
+            raise for_code(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+
+        return refuse
