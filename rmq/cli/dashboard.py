@@ -33,8 +33,8 @@ FILE = click.Path(dir_okay=False, path_type=pathlib.Path)
 @click.option("--no-account-login", is_flag=True, help="Do not let accounts of the cluster log in.")
 @click.option("--require-login", is_flag=True, help="Show nothing without a login.")
 @click.option("--login-link", is_flag=True, help="Print a link that logs in as admin; on loopback only.")
-@click.option("--tls-certificate", "tls_cert", type=FILE, help="Serve HTTPS: the certificate's file.")
-@click.option("--tls-certificate-key", "tls_key", type=FILE, help="The certificate's key.")
+@click.option("--tls-certificate", "certificate", type=FILE, help="Serve HTTPS: the certificate's file.")
+@click.option("--tls-certificate-key", "certificate_key", type=FILE, help="The certificate's key.")
 @click.option("--behind-tls", is_flag=True, help="A proxy serves HTTPS: mark cookies as secure.")
 @click.option("--audit-log", "audit_file", type=FILE, help="File for a line about each change.")
 @click.option("--history", type=FILE, help="SQLite file for the figures of charts. [default: in memory]")
@@ -53,8 +53,8 @@ def dashboard(
     no_account_login: bool,
     require_login: bool,
     login_link: bool,
-    tls_cert: pathlib.Path | None,
-    tls_key: pathlib.Path | None,
+    certificate: pathlib.Path | None,
+    certificate_key: pathlib.Path | None,
     behind_tls: bool,
     audit_file: pathlib.Path | None,
     history: pathlib.Path | None,
@@ -84,8 +84,8 @@ def dashboard(
             account_login=not no_account_login,
             anonymous_read=not require_login,
             link_token=secrets.token_urlsafe(24) if login_link else "",
-            tls_cert=tls_cert,
-            tls_key=tls_key,
+            tls_cert=certificate,
+            tls_key=certificate_key,
             secure_cookies=behind_tls,
             audit_file=audit_file,
             history=history,

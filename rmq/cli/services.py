@@ -150,8 +150,10 @@ def dev(
     pages = None if no_dashboard or not is_installed() else dashboard_port
     try:
         trio.run(_run_both, data_dir, host, ports, settings, pages)
-    except* (RmqError, OSError) as group:
-        error = first_of(group)
+    except (RmqError, OSError, BaseExceptionGroup) as raised:
+        error = first_of(raised)
+        if not isinstance(error, (RmqError, OSError)):
+            raise
         echo(f"rmq dev: {error}", err=True)
         sys.exit(status_of(error))
 
@@ -181,12 +183,10 @@ async def _run_both(
     echo(f"stopped; the messages stay in {system.store_dir}")
 
 
-def first_of(group: BaseExceptionGroup[Exception]) -> Exception:
-    """The first error of a group, groups within it opened."""
-    error: BaseException = group
+def first_of(error: BaseException) -> BaseException:
+    """The first error of a group, groups within it opened; an error that is no group is itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    assert isinstance(error, Exception)
     return error
 
 

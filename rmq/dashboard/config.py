@@ -47,7 +47,9 @@ class DashboardConfig:
         if not self.clusters:
             raise ConfigError("clusters", {}, "at least one cluster")
         if bool(self.tls_cert) != bool(self.tls_key):
-            raise ConfigError("tls", str(self.tls_cert or self.tls_key), "both --tls-cert and --tls-key")
+            raise ConfigError(
+                "tls", str(self.tls_cert or self.tls_key), "both --tls-certificate and --tls-certificate-key"
+            )
         if is_loopback(self.host):
             return
         if self.link_token:

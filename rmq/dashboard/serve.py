@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -23,17 +25,17 @@ async def serve(
     """Serve until cancelled; tells its address when it listens. Raises PortInUse, HistoryError."""
     try:
         async with open_dashboard(config) as app, trio.open_nursery() as nursery:
-            binds: list[str] = await nursery.start(_listen, app, config)
+            application: Any = app  # Hypercorn and Starlette type the same interface differently
+            run = partial(serve_hypercorn, application, hypercorn_config(config))
+            binds: list[str] = await nursery.start(run)
             task_status.started(binds[0])
-    except* (RmqError, OSError) as group:
-        raise _first(group) from None
-
-
-async def _listen(app: Any, config: DashboardConfig, *, task_status: trio.TaskStatus[list[str]]) -> None:
-    try:
-        await serve_hypercorn(app, hypercorn_config(config), task_status=task_status)
-    except OSError as error:
-        raise PortInUse(f"{config.host}:{config.port}", "--port") from error
+    except BaseExceptionGroup as group:
+        error = _first(group)
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise PortInUse(f"{config.host}:{config.port}", "--port") from None
+        if isinstance(error, (RmqError, OSError)):
+            raise error from None
+        raise
 
 
 def hypercorn_config(config: DashboardConfig) -> Config:

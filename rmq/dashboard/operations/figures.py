@@ -8,7 +8,7 @@ from typing import Any
 from attrs import field, frozen
 
 from rmq.client.admin import GroupProgress
-from rmq.dashboard.operations.operation import Call
+from rmq.dashboard.operations.operation import LARGE_HELD_SECONDS, Call
 from rmq.message import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from rmq.operate.overview import Broker, BrokerSet, Overview, overview
 from rmq.operate.several import ask_each
@@ -125,7 +125,7 @@ async def _all_group_configs(call: Call) -> dict[str, SubscriptionGroupConfig]:
 
 async def all_progress(call: Call) -> dict[str, GroupProgress]:
     """Group -> its progress in all queues of all masters, by one request to each."""
-    return await call.held("progress", partial(_all_progress, call))
+    return await call.held("progress", partial(_all_progress, call), LARGE_HELD_SECONDS)
 
 
 async def _all_progress(call: Call) -> dict[str, GroupProgress]:

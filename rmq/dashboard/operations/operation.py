@@ -31,7 +31,8 @@ Method = Literal["GET", "POST", "PUT", "DELETE"]
 R = TypeVar("R")
 
 HELD_SECONDS: Final = 2.0
-"""For how long answers about the whole cluster are shared among viewers."""
+LARGE_HELD_SECONDS: Final = 10.0
+"""For how long answers about the whole cluster are shared among viewers; large ones for longer."""
 
 
 @frozen
@@ -60,9 +61,9 @@ class Call:
         """The administrator's part of the client."""
         return self.client.admin
 
-    async def held(self, name: str, fetch: Callable[[], Awaitable[R]]) -> R:
-        """An answer about the whole cluster, shared for `HELD_SECONDS`."""
-        return await self.cache.get(name, HELD_SECONDS, fetch)
+    async def held(self, name: str, fetch: Callable[[], Awaitable[R]], seconds: float = HELD_SECONDS) -> R:
+        """An answer about the whole cluster, shared among viewers for so long."""
+        return await self.cache.get(name, seconds, fetch)
 
 
 @frozen

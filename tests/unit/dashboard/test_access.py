@@ -293,7 +293,7 @@ async def test_changes_and_logins_are_written_down_without_secrets(tmp_path: pat
     [
         ({"host": "0.0.0.0"}, "--allowed-host"),
         ({"host": "10.0.0.1", "link_token": "x"}, "loopback"),
-        ({"tls_cert": pathlib.Path("a")}, "--tls-cert"),
+        ({"tls_cert": pathlib.Path("a")}, "--tls-certificate"),
     ],
 )
 def test_settings_that_let_strangers_in_are_refused(settings: dict[str, object], named: str) -> None:

@@ -1,0 +1,190 @@
+"""The dashboard over a large cluster: the time of pages, its memory, and the broker's CPU for being watched.
+
+    python benchmarks/dashboard_scale.py          # 1,000 topics, 500 groups, 10,000 queues, 2,000 clients
+
+It starts a cluster and the dashboard as processes of their own, and prints a row for each page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+import rmq
+from rmq.message import MessageQueue
+from rmq.operate.several import ask_each
+from rmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from rmq.protocol.codes import RequestCode
+from rmq.protocol.command import Command
+from rmq.protocol.frames import encode
+
+TICKS = os.sysconf("SC_CLK_TCK")
+SETTINGS = ("maxConnections=10000", "maxConnectionsPerAddress=10000", "maxNewConnectionsPerAddress=100000")
+PAGES = (
+    "",
+    "/topics",
+    "/topics?search=topic-09",
+    "/topics?page=20",
+    "/topics/topic-0500",
+    "/groups",
+    "/groups?sort=name&page=10",
+    "/groups/group-0250",
+    "/groups/group-0250/reset",
+    "/messages?topic=topic-0500",
+    "/dead-letters",
+    "/brokers",
+    "/brokers/embedded",
+    "/delayed",
+    "/transactions",
+    "/name-servers",
+    "/streams",
+)
+
+
+@contextmanager
+def started(arguments: Sequence[str], shown: str) -> Iterator[tuple[Any, str]]:
+    """A process of `rmq`; yields it, and what its output has in the group of `shown`."""
+    command = [sys.executable, "-m", "rmq", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            if found := re.search(shown, line):
+                yield process, found[1]
+                break
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+def cpu_seconds(pid: int) -> float:
+    """The processor time of a process until now."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def memory_mib(pid: int, name: str = "VmRSS") -> float:
+    """The memory of a process; `VmHWM` is the most that it had."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(rf"{name}:\s+(\d+)", text)[1]) / 1024
+
+
+async def fill(namesrv: str, sizes: argparse.Namespace) -> None:
+    """Topics with queues and messages, groups with offsets."""
+    per_topic = sizes.queues // sizes.topics
+    async with rmq.connect(namesrv) as client:
+        broker = (await client.admin.broker_addresses())[0]
+        names = [f"topic-{number:04}" for number in range(sizes.topics)]
+        await ask_each(names, lambda name: client.admin.create_topic(name, broker=broker, queues=per_topic))
+        async with client.producer("scale") as producer:
+            for name in names:
+                await producer.send_batch([rmq.Message(name, b"x" * 100) for _ in range(20)])
+        for number in range(sizes.groups):
+            group = f"group-{number:04}"
+            await client.admin.create_group(group, broker=broker)
+            topics = [names[(2 * number + step) % len(names)] for step in (0, 1)]
+            async with client.pull_consumer(group) as consumer:
+                for topic in topics:
+                    for queue in range(per_topic):
+                        await consumer.commit(MessageQueue(topic, "embedded", queue), 0)
+
+
+async def attend(broker: str, sizes: argparse.Namespace, ready: trio.Event) -> None:
+    """Clients of their own connections, members of the groups, which say again and again that they live."""
+    streams = []
+    for number in range(sizes.clients):
+        group = number % sizes.groups
+        subscriptions = [SubscriptionData(f"topic-{(2 * group) % sizes.topics:04}", "*")]
+        member = ConsumerData(
+            f"group-{group:04}", "CONSUME_PASSIVELY", "CLUSTERING", subscription_data_set=subscriptions
+        )
+        data = HeartbeatData(f"10.9.0.1@{number}", consumer_data_set=[member])
+        frame = encode(Command.request(RequestCode.HEART_BEAT, body=data.to_json()))
+        host, _, port = broker.rpartition(":")
+        stream = await trio.open_tcp_stream(host, int(port))
+        streams.append((stream, frame))
+    while True:
+        for stream, frame in streams:
+            await stream.send_all(frame)
+            await stream.receive_some(65536)
+        ready.set()
+        await trio.sleep(30)
+
+
+def page_seconds(base: str, path: str) -> tuple[float, int, int]:
+    """The time of a page, its size, its status."""
+    began = time.perf_counter()
+    with urllib.request.urlopen(f"{base}/c/default{path}", timeout=60) as answer:
+        return time.perf_counter() - began, len(answer.read()), answer.status
+
+
+async def measure(base: str, dashboard: int, broker: int, seconds: float) -> None:
+    """Print the table."""
+    slowest = 0.0
+    for path in (*PAGES, *PAGES):  # the first time nothing is known yet
+        took, size, status = await trio.to_thread.run_sync(page_seconds, base, path)
+        slowest = max(slowest, took)
+        print(f"{took:6.3f} s  {size / 1024:7.1f} KiB  {status}  {path or '/'}", flush=True)
+    began, clock = cpu_seconds(broker), time.monotonic()
+    await trio.sleep(seconds)
+    share = (cpu_seconds(broker) - began) / (time.monotonic() - clock)
+    most = memory_mib(dashboard, "VmHWM")
+    print(f"slowest page {slowest:.3f} s; memory {memory_mib(dashboard):.0f} MiB, at most {most:.0f}")
+    print(f"broker while watched (samples each 30 s, with its clients' heartbeats): {share:.2%} of a core")
+
+
+async def run(sizes: argparse.Namespace, folder: str) -> None:
+    """The whole measurement."""
+    flags = [part for setting in SETTINGS for part in ("--set", setting)]
+    ports = ("--namesrv-port", "0", "--broker-port", "0", "--no-dashboard")
+    with started(("dev", "--data-dir", folder, *ports, *flags), r"name server +(\S+)") as (cluster, namesrv):
+        async with rmq.connect(namesrv) as client:
+            with trio.fail_after(30):
+                while not (brokers := await client.admin.broker_addresses()):
+                    await trio.sleep(0.1)
+        began = time.monotonic()
+        await fill(namesrv, sizes)
+        print(f"filled in {time.monotonic() - began:.0f} s", flush=True)
+        async with trio.open_nursery() as nursery:
+            ready = trio.Event()
+            nursery.start_soon(attend, brokers[0], sizes, ready)
+            await ready.wait()
+            began, clock = cpu_seconds(cluster.pid), time.monotonic()
+            await trio.sleep(sizes.seconds)
+            share = (cpu_seconds(cluster.pid) - began) / (time.monotonic() - clock)
+            print(f"broker before it is watched: {share:.2%} of a core", flush=True)
+            with started(("dashboard", "-n", namesrv, "--port", "0"), r"dashboard +(\S+)") as (pages, base):
+                await measure(base, pages.pid, cluster.pid, sizes.seconds)
+            nursery.cancel_scope.cancel()
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, value in (
+        ("topics", 1000),
+        ("groups", 500),
+        ("queues", 10_000),
+        ("clients", 2000),
+        ("seconds", 60),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    with tempfile.TemporaryDirectory() as folder:
+        trio.run(run, parser.parse_args(), folder)
+
+
+if __name__ == "__main__":
+    main()
