@@ -1,8 +1,8 @@
-"""Shares of bounded tables: how much one account, or one network address, may take of each.
+"""Shares of bounded tables: the part of each table for an account, or a network address.
 
-A bound of a whole table lets one stranger take every place, and fixed halves let two. A holder here may have
-as much as is still free: alone half of the table, and each further one at most half of the rest. So three
-leave an eighth for the next, ten of a table of 100,000 places still 97. Nothing is kept of a holder that has
+A bound of a whole table lets a single stranger take every place, and fixed halves let two. A holder may have
+as much as is still free: alone half of the table, and each further holder at most half of the rest. So three
+leave an eighth for the next, ten of a table of 100,000 places still 97. A holder without entries costs
 nothing.
 """
 
@@ -34,7 +34,7 @@ class Shares:
         self._held: dict[str, int] = {}
 
     def held(self, name: str) -> int:
-        """What one holder has."""
+        """The counts of a holder."""
         return self._held.get(name, 0)
 
     def holders(self) -> int:
@@ -92,10 +92,8 @@ class Holding(Protocol):
 
 
 class Gateways:
-    """Networks from which many clients come by one address: no address of theirs has a share.
-
-    Raises ConfigError for what is neither an address nor a network (10.1.2.3, 10.1.0.0/16, 2001:db8::/32).
-    """
+    """Networks from which many clients come by the same address: no address of theirs has a share. Raises
+    ConfigError for a text that is neither an address nor a network (10.1.2.3, 10.1.0.0/16, 2001:db8::/32)."""
 
     def __init__(self, texts: Iterable[str] = (), setting: str = "trustedGateways") -> None:
         self._networks = [_network(text, setting) for text in texts if text.strip()]

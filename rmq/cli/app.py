@@ -78,14 +78,13 @@ def run_command(
 ) -> None:
     """Run the rmq.App that is called APP in MODULE, until SIGINT or SIGTERM.
 
-    Then it stops pulling, lets the handlers that run finish (--drain, else what the app says, else 20 s),
-    commits and leaves its groups, and ends with 0. A handler that still runs in a thread then is not waited
-    for: the process ends within the drain's time and some seconds. A second signal ends it at once with
-    130, and what was not finished is delivered again. Logs go to the error output unless MODULE says
-    otherwise.
+    At the signal it stops pulling, lets running handlers finish (--drain, else the app's setting, else 20 s),
+    commits and leaves its groups, and ends with 0. The process does not wait longer for a handler in a
+    thread: it ends within the drain's time and some seconds. A second signal ends it at once with 130, and
+    unfinished messages are delivered again. Logs go to the error output unless MODULE says otherwise.
 
-    With --workers, processes share the queues of each topic as members of its group; one that dies is
-    started again. --reload is for development.
+    With --workers, processes share the queues of each topic as members of its group; a dead process is
+    restarted. --reload is for development.
     """
     if namesrv:
         os.environ["RMQ_NAMESRV_ADDR"] = namesrv
@@ -151,7 +150,7 @@ def _serve(app: App, loop: Loop, parent: int) -> None:
 
 def _end(status: int) -> None:
     """End the process, if need be, with handlers still running: an ordinary function in a thread cannot be
-    stopped, and Python would wait for it."""
+    stopped, and Python would wait for its end."""
     until = time.monotonic() + GRACE_SECONDS
     threads = [one for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]
     for thread in threads:
@@ -209,7 +208,7 @@ def _stop(app: App, is_stopping: anyio.Event, running: anyio.CancelScope) -> Non
 
 @define
 class Workers:
-    """The processes that run the app, started again when they end."""
+    """The processes that run the app, restarted when they end."""
 
     command: list[str]
     reloads: bool
@@ -224,7 +223,7 @@ class Workers:
         self.changed = trio.Event()
 
     async def keep(self, number: int) -> None:
-        """Keep one process running until all are to end."""
+        """Keep a process running until all are to end."""
         import trio
 
         pause = PAUSE_SECONDS[0]
@@ -264,7 +263,7 @@ class Workers:
         self.tell(signal.SIGTERM)
 
     def end(self, status: int) -> None:
-        """Have all of them end."""
+        """End all processes."""
         self.status = status
         self.changed.set()
         self.tell(signal.SIGTERM)

@@ -14,7 +14,7 @@ from rmq.operate.copies.backup import back_up, paced, seed, verify
 
 
 def _fail(error: Exception, folder: pathlib.Path) -> NoReturn:
-    """End with the error; one of a write, which has no path, says which folder was written to."""
+    """End with the error; an error of a write, which has no path, names the folder."""
     if isinstance(error, OSError) and error.filename is None and error.errno is not None:
         error = OSError(error.errno, error.strerror, str(folder))
     fail(error)
@@ -33,10 +33,10 @@ LOG = click.option("--commitlog", "log", type=PATH, help="Where the store's log 
 def backup_command(
     folders: tuple[pathlib.Path, ...], log: pathlib.Path | None, rate: float | None, verifies: bool
 ) -> None:
-    """Copy the folder STORE of a broker, which may run, to TARGET; again: only what is new.
+    """Copy the folder STORE of a broker, which may run, to TARGET; a repetition copies only new data.
 
     A broker that is started on a copy of TARGET has all messages, topics, groups and offsets. Without STORE
-    and with --verify nothing is copied. Status 1 when something in TARGET is not what was copied.
+    and with --verify nothing is copied. Status 1 when a file in TARGET differs from the copied file.
     """
     *stores, target = folders
     if len(stores) != 1 and (stores or not verifies):
@@ -67,9 +67,9 @@ def backup_command(
 def seed_command(
     backup: pathlib.Path, folder: pathlib.Path, log: pathlib.Path | None, rate: float | None
 ) -> None:
-    """Make FOLDER, which is empty, the store of a new slave out of a BACKUP of its master.
+    """Make the empty FOLDER the store of a new slave, from a BACKUP of its master.
 
-    Each file is checked. The slave then copies only what its master wrote since.
+    Each file is checked. The slave then copies only later writes of its master.
     """
     try:
         total = seed(backup, folder, log or folder / "commitlog", paced((rate or 0) * (1 << 20)))

@@ -1,4 +1,4 @@
-"""`rmq cluster`: what the name servers know, and how fast brokers answer."""
+"""`rmq cluster`: the brokers that name servers know, and their response times."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COLUMNS = (
 
 @click.group()
 def cluster() -> None:
-    """Show the clusters, their brokers, how fast they answer, and how to spread topics over them."""
+    """Show the clusters, their brokers, their response times, and a spread of topics over brokers."""
 
 
 cluster.add_command(plan)

@@ -32,7 +32,7 @@ def complete_context(context: click.Context, parameter: click.Parameter, incompl
 
 
 def tls_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds what says how to speak TLS, under the names of the fields of `Context`."""
+    """Adds the TLS options, under the names of the fields of `Context`."""
     for option in (
         click.option("--tls-insecure", is_flag=True, help="Accept any certificate. For tests only."),
         click.option("--tls-key", metavar="FILE", help="PEM file of its key."),
@@ -73,7 +73,7 @@ def add(
     replace: bool,
     **tls: str | bool | None,
 ) -> None:
-    """Add a cluster under NAME. The first one becomes the current one."""
+    """Add a cluster under NAME. The first cluster becomes the current cluster."""
     contexts = _read()
     if name in contexts.contexts and not replace:
         fail(ConfigError("context", name, "a new name, or --replace"))
@@ -114,7 +114,7 @@ def use(name: str) -> None:
 @context.command("list")
 @output_option
 def list_contexts(output: Format) -> None:
-    """List the clusters; the current one is marked."""
+    """List the clusters, with a mark at the current cluster."""
     contexts = _read()
     rows = [
         {
@@ -133,7 +133,7 @@ def list_contexts(output: Format) -> None:
 @click.argument("name", required=False, shell_complete=complete_context)
 @output_option
 def show_context(name: str | None, output: Format) -> None:
-    """Show a cluster, the current one without NAME."""
+    """Show a cluster, by default the current cluster."""
     contexts = _read()
     wanted = name or contexts.current
     if not wanted:

@@ -36,11 +36,11 @@ NUMBER: Final = click.argument("number", type=click.IntRange(1))
 
 @click.group("controller")
 def operations() -> None:
-    """Look after the controllers. BROKER is the name of a broker set, NUMBER one of its replicas, ADDRESS the
-    host:port of a controller.
+    """Look after the controllers. BROKER is the name of a broker set, NUMBER a replica of the set, ADDRESS
+    the host:port of a controller.
 
     Without --controllers the name servers are asked, which may be controllers too. With a clusterSecretFile
-    and without accounts they take changes from those only who name that file in RMQ_CLUSTER_SECRET_FILE.
+    and without accounts they take changes only from commands with that file in RMQ_CLUSTER_SECRET_FILE.
     """
 
 
@@ -50,10 +50,10 @@ def operations() -> None:
 @output_option
 @target_options
 def status(target: Target, controllers: str, shows_all: bool, output: Format) -> None:
-    """Show the broker sets: epoch, master, who is in sync and lives. Ends with 1 when nobody leads, or when
+    """Show the broker sets: epoch, master, replicas in sync and alive. Ends with 1 without a leader, or when
     controllers differ in controllerLeaseMs.
 
-    `reach` is how far a replica's log is on its disk, `lives` whether it was heard within a lease.
+    `reach` is the end of a replica's log on its disk, `lives` whether it was heard within a lease.
     """
     from rmq.operate.controllers import is_member, leases
 
@@ -156,7 +156,7 @@ def elect(target: Target, broker: str, number: int, controllers: str, is_unclean
 @yes_option
 @target_options
 def remove(target: Target, broker: str, number: int, controllers: str, yes: bool) -> None:
-    """Forget a replica that is gone for good. The last one of a set takes the set with it."""
+    """Forget a replica that is gone for good. Removing the last replica removes the set."""
     confirm(yes, f"Forget replica {number} of {broker}?")
     _operate(target, controllers, lambda found: found.remove(broker, number))
 
@@ -174,9 +174,9 @@ def remove(target: Target, broker: str, number: int, controllers: str, yes: bool
 )
 @target_options
 def add(target: Target, address: str, controllers: str, seconds: float) -> None:
-    """Make one more controller a member: one that was started with controllerJoins=true.
+    """Make a controller a member that was started with controllerJoins=true.
 
-    It gets the log first, and counts once it has it. Members change one at a time.
+    The new controller gets the log first, and counts once its log is complete. Members change singly.
     """
     _operate(target, controllers, lambda found: found.add(address, seconds))
 
@@ -187,9 +187,9 @@ def add(target: Target, address: str, controllers: str, seconds: float) -> None:
 @yes_option
 @target_options
 def drop(target: Target, address: str, controllers: str, yes: bool) -> None:
-    """Have one controller less, whether it lives or not. Stop it then, and remove its folder.
+    """Remove a controller, alive or not. Afterwards stop it, and remove its folder.
 
-    The one that leads may be dropped too: the others elect another, which takes them a second or two.
+    The leader may be dropped too: the remaining controllers elect another leader within a second or two.
     """
     confirm(yes, f"Drop the controller {address}?")
     _operate(target, controllers, lambda found: found.drop(address))

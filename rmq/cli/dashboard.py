@@ -65,8 +65,8 @@ def dashboard(
 ) -> None:
     """Serve pages and an HTTP API to see a cluster and to work on it. Ctrl-C ends it.
 
-    Without a login it shows and changes nothing else than what anybody may see, and only on loopback. People
-    log in with an account of the cluster, or with a name of --roles; docs/dashboard.md says more.
+    Without a login it shows and changes only things open to all, and only on loopback. People log in with an
+    account of the cluster, or with a name of --roles; docs/dashboard.md says more.
     """
     check_installed()
     if new_password or new_token:
@@ -98,13 +98,13 @@ def dashboard(
 
 
 def check_installed() -> None:
-    """End the command with what to install, unless the extra is there."""
+    """End the command with an installation hint, unless the extra is installed."""
     if not is_installed():
         refuse(MISSING)
 
 
 def is_installed() -> bool:
-    """Whether the extra `dashboard` is there."""
+    """Whether the extra `dashboard` is installed."""
     from importlib.util import find_spec
 
     return all(find_spec(name) is not None for name in ("starlette", "hypercorn", "jinja2"))
@@ -158,7 +158,7 @@ async def serve_beside(nursery: trio.Nursery, namesrv: str, port: int, folder: p
 
 
 def banner(config: DashboardConfig, address: str) -> str:
-    """The text that is printed once it listens."""
+    """The text to print once the dashboard listens."""
     lines = [f"dashboard  {address}  (Ctrl-C ends it)"]
     if config.link_token:
         lines.append(f"to change  {address}/login?key={config.link_token}")

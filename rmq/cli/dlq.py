@@ -1,4 +1,4 @@
-"""`rmq dlq`: list the dead letters of a group, and send them to their topics again."""
+"""`rmq dlq`: list the dead letters of a group, and send letters back to their topics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAILURES_SHOWN = 20
 
 @click.group()
 def dlq() -> None:
-    """Look at the dead letters of a group, and send them to their topics again."""
+    """List the dead letters of a group, and send letters back to their topics."""
 
 
 def _choice_options(command: Callable[..., T]) -> Callable[..., T]:
@@ -64,8 +64,7 @@ def _letters(
 @output_option
 @target_options
 def list_letters(target: Target, group: str, limit: int, output: Format, **choice: Any) -> None:
-    """List dead letters of GROUP: when they died, where they came from, how often they were tried, and why
-    they were given up."""
+    """List dead letters of GROUP: time of death, original topic, number of tries, and reason."""
     letters = _letters(**choice)
 
     async def work() -> list[DeadLetter]:
@@ -99,10 +98,10 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
 def redrive(
     target: Target, group: str, every: bool, to: str | None, rate: float | None, **choice: Any
 ) -> None:
-    """Send dead letters of GROUP to their topics again.
+    """Send dead letters of GROUP back to their topics.
 
-    Interrupted, it can be started again: what was sent is not sent twice. The letters stay where they are.
-    Exit status 1 when a letter could not be sent.
+    An interrupted run can be started again: sent letters are not sent twice. The letters stay in place. Exit
+    status 1 when a letter could not be sent.
     """
     if not every and not any(value for value in choice.values()):
         raise click.UsageError("say which: --id, --since, --until, --topic, --reason, or --all")

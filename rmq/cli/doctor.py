@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 @output_option
 @target_options
 def doctor(target: Target, limit: int, output: Format) -> None:
-    """Look at a cluster from here; say what is wrong and what to do.
+    """Check a cluster; report problems and their remedies.
 
-    It looks at name servers, brokers and their addresses, disks, clocks, settings, topics on one broker
-    only, and groups. It changes nothing, and ends with 1 when something is wrong; notes are worth a look.
+    The command checks name servers, brokers and their addresses, disks, clocks, settings, topics on a single
+    broker only, and groups. It changes nothing, and ends with 1 when something is wrong; notes are worth a
+    look.
     """
     from rmq.operate.diagnosis import diagnose
 

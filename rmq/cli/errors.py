@@ -110,9 +110,9 @@ class Explanation:
 @click.argument("what", metavar="[CODE|NAME]", required=False)
 @output_option
 def errors(what: str | None, output: Format) -> None:
-    """Explain a response code or an error: what it means, whether to try again, what to do.
+    """Explain a response code or an error: its meaning, whether to try again, and the remedy.
 
-    CODE is the number in an answer (17), NAME that of the code (TOPIC_NOT_EXIST) or of rmq's exception
+    CODE is the number in a response (17), NAME that of the code (TOPIC_NOT_EXIST) or of rmq's exception
     (TopicNotExist). Without either, all are listed.
     """
     known = explanations()

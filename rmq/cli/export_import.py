@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def export(target: Target, file: pathlib.Path, cluster: str, offsets: bool) -> None:
     """Write topics, groups, offsets and accounts to FILE (YAML); - is standard output.
 
-    Messages and secrets are not in it. `rmq import` reads it.
+    Messages and secrets are left out. `rmq import` reads the file.
     """
     from rmq.operate.copies.transfer import read_cluster
 
@@ -57,8 +57,8 @@ def import_command(
 ) -> None:
     """Make the cluster have the topics, groups and offsets of FILE, as `rmq export` wrote it.
 
-    What is there and not in FILE stays. A second run finds nothing to change. Accounts that are there get
-    their permissions; one that is missing is only named, since the file has no secret for it.
+    Everything outside of FILE stays. A second run finds nothing to change. Existing accounts get their
+    permissions; a missing account is only named, since the file has no secret for it.
     """
     from rmq.operate.copies.transfer import compare
 
@@ -82,7 +82,7 @@ def import_command(
 
 
 def _shown(change: Change) -> Change:
-    """A change of what is there, without the fields that stay."""
+    """A change of an existing thing, without unchanged fields."""
     if change.was is None:
         return change
     changed = [key for key in change.becomes if change.was.get(key) != change.becomes[key]]

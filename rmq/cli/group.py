@@ -38,7 +38,7 @@ def group() -> None:
 @output_option
 @target_options
 def list_groups(target: Target, every: bool, cluster: str, broker: str, output: Format) -> None:
-    """List groups: how many members are connected, what is left, and how fast they consume."""
+    """List groups: connected members, backlog, and rate of consumption."""
 
     from rmq.operate import groups
 
@@ -195,9 +195,9 @@ def lag(target: Target, group: str, topic: str, output: Format) -> None:
 @output_option
 @target_options
 def reset(target: Target, group: str, topic: str, place: Position, yes: bool, output: Format) -> None:
-    """Let a group go on elsewhere in a topic: what lies between is consumed again, or never.
+    """Let a group go on at another offset of a topic: messages in between are consumed again, or skipped.
 
-    Members that run are told and go on there at once.
+    Running members are informed and go on from the new offset at once.
     """
     where = place if isinstance(place, str) else clock_text(place)
     timestamp = {"first": 0, "last": TO_THE_END}.get(place) if isinstance(place, str) else place
@@ -217,7 +217,7 @@ def reset(target: Target, group: str, topic: str, place: Position, yes: bool, ou
 @output_option
 @target_options
 def skip(target: Target, group: str, topic: str, yes: bool, output: Format) -> None:
-    """Let a group go on at the end: it never gets what it has not consumed yet."""
+    """Let a group go on at the end: it skips its unconsumed messages for good."""
     question = f"Let group {group} skip all that it has not consumed of topic {topic}?"
     _move(target, question, (group, topic, TO_THE_END), yes, output)
 
@@ -255,7 +255,7 @@ def _move(target: Target, question: str, where: tuple[str, str, int], yes: bool,
 @output_option
 @target_options
 def members(target: Target, group: str, stack: bool, output: Format) -> None:
-    """Show who is connected, what each subscribes to and how many queues it has."""
+    """Show the connected members, their subscriptions and their numbers of queues."""
 
     from rmq.operate import members
 

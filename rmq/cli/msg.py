@@ -32,7 +32,7 @@ SHOWN_BYTES = 64 << 20
 
 @click.group()
 def msg() -> None:
-    """Find messages, follow their traces, deliver them again."""
+    """Find messages, follow their traces, redeliver messages."""
 
 
 msg.add_command(pub, "send")
@@ -114,7 +114,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
 @output_option
 @target_options
 def trace(target: Target, message_id: str, trace_topic: str, output: Format) -> None:
-    """Show what happened to a message, by its unique id, as far as clients and brokers traced it."""
+    """Show the history of a message, by its unique id, as far as clients and brokers traced it."""
 
     async def work(admin: Admin) -> Trace:
         return await admin.trace(message_id, topic=trace_topic)
@@ -180,7 +180,7 @@ def print_messages(
 def resend(
     target: Target, group: str, message_id: str, topic: str, client: str, yes: bool, output: Format
 ) -> None:
-    """Give a stored message to a member of a group once more, now. Offsets stay as they are."""
+    """Give a stored message to a member of a group once more, now. Offsets stay unchanged."""
 
     from rmq.operate.messages import lookup
 

@@ -35,12 +35,12 @@ def tell(line: str) -> None:
 def move(
     target: Target, topic: str, source: str, goal: str, timeout: int, no_wait: bool, delete: bool, yes: bool
 ) -> None:
-    """Move a topic from one broker to another, without losing or holding up a message.
+    """Move a topic from a broker to another, without losing or holding up a message.
 
-    The new broker gets the topic, with its queues and groups, and the old one takes no more messages of it:
-    producers follow within 30 s. Then the command waits until every group has consumed what is at the old
-    broker. The messages stay there, to be read again, until their retention ends, or --delete. Keys of an
-    ordered topic go to other queues. Status 1 when something is left; the same command goes on then.
+    The new broker gets the topic, with its queues and groups, and the old broker takes no more messages of
+    the topic: producers follow within 30 s. Then the command waits until every group has consumed the
+    messages at the old broker. The messages stay readable until their retention ends, or --delete. Keys of an
+    ordered topic go to other queues. Status 1 when something is left; the same command goes on in this case.
     """
     if delete and no_wait:
         refuse("--delete deletes only what all groups have consumed: leave --no-wait out")
@@ -59,7 +59,7 @@ def move(
 def plan(target: Target, cluster: str, output: Format) -> None:
     """Say which topics to move so that the masters of CLUSTER, or all, get about as many messages each.
 
-    It counts the messages that they keep, and changes nothing: `rmq topic move` does. A topic that is on all
+    The command counts the stored messages, and changes nothing: `rmq topic move` does. A topic that is on all
     brokers is spread by its producers already.
     """
     from rmq.operate.placement import planned

@@ -44,7 +44,7 @@ DELAYS = click.option("--delay-levels", default=DELAY_LEVELS, help="messageDelay
 def store() -> None:
     """Check, repair, dump or compare the folders of stores, ours or RocketMQ's.
 
-    Exit status: 0 nothing wrong, 1 damage found, 2 it cannot be read, 3 a broker has it (repair).
+    Exit status: 0 nothing wrong, 1 damage found, 2 unreadable, 3 a broker has the store open (repair).
     """
 
 
@@ -81,9 +81,9 @@ def repair(
     index: bool,
     target: str | None,
 ) -> None:
-    """Mend what is asked for, then check again. Make a copy of the folder first.
+    """Make the requested repairs, and check again. Make a copy of the folder first.
 
-    What --cut-tail and --skip-damaged give up is written to the report, with its bytes.
+    The bytes given up by --cut-tail and --skip-damaged are written to the report.
     """
     if not (cut or start or skip or queues or index):
         raise click.UsageError(
@@ -133,10 +133,10 @@ def dump_command(
     "--write-digests", "target", type=click.Path(dir_okay=False), help="Write those of one DIR to this file."
 )
 def compare_command(replicas: tuple[str, ...], target: str | None) -> None:
-    """Compare the logs of replicas in the part that all have, and name the first difference. Changes nothing.
+    """Compare the logs of replicas in their common part, and name the first difference. Changes nothing.
 
-    DIR is a store's folder, or a file that --write-digests made of one on another machine. Stop the brokers
-    first, or the last messages are only in some of them. Status 1: they differ, or one lacks the end.
+    DIR is a store's folder, or a file of --write-digests for a folder on another machine. Stop the brokers
+    first, or the last messages are only in some of the logs. Status 1: they differ, or a log lacks the end.
     """
     with _explained("compare"):
         logs = [_log(name) for name in replicas]

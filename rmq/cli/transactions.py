@@ -1,4 +1,4 @@
-"""`rmq transactions`: half messages whose producers never gave a decision."""
+"""`rmq transactions`: half messages without a decision of their producers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOKED_AT = 100_000
 
 @click.group()
 def transactions() -> None:
-    """Look at half messages that the broker has given up, and have them checked again."""
+    """List half messages that the broker has given up, and start their check-backs anew."""
 
 
 @transactions.command("list")
@@ -52,7 +52,7 @@ def _row(half: DiscardedHalf) -> dict[str, Any]:
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @target_options
 def resume(target: Target, ids: tuple[str, ...]) -> None:
-    """Have the producers of these half messages asked again. ID is as `rmq transactions list` shows it.
+    """Have producers asked about half messages again. Take each ID from `rmq transactions list`.
 
     Resume each once: a message that is resumed twice may be delivered twice.
     """

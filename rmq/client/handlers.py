@@ -1,4 +1,4 @@
-"""Handlers of an app: how each is registered, with types that fit its model, and how it is called."""
+"""Handlers of an app: their registration, with types that fit their models, and their calls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEFAULTS: Final[dict[str, Any]] = {
 
 @frozen
 class Registration:
-    """One handler, and how it is to be called."""
+    """A handler, and the way to call it."""
 
     group: str
     topics: Mapping[str, str | Sql]
@@ -90,7 +90,7 @@ class Registration:
 
 @frozen
 class _Decorator:
-    """Registers the function below it."""
+    """Registers the decorated function."""
 
     registered: MutableMapping[str, Registration]
     group: str
@@ -102,7 +102,7 @@ class _Decorator:
     middlewares: tuple[Middleware, ...]
 
     def register(self, handler: Callable[..., Any]) -> None:
-        """Raises InvalidType, and ConfigError when there is a consumer of the group already."""
+        """Raises InvalidType, and ConfigError for a second consumer of the group."""
         wants = _wants_message(handler, self.codec is not None)
         if self.group in self.registered:
             raise ConfigError("group", self.group, "one consumer in an app; it may have several topics")
@@ -129,7 +129,7 @@ class MessageDecorator(_Decorator):
 
 
 class AnyDecorator(_Decorator):
-    """For a function of the value of a body whose type no type checker can see here, as `Order | None`."""
+    """For a function whose body type a type checker cannot see, as `Order | None`."""
 
     def __call__(self, handler: OfAny) -> OfAny:
         """Raises as `register`."""
@@ -175,7 +175,7 @@ def decorator(
 
 
 def check_middlewares(middlewares: Sequence[Middleware]) -> tuple[Middleware, ...]:
-    """Raises InvalidType for what is no list of functions of a message and the next one."""
+    """Raises InvalidType unless the value is a list of functions of a message and the next function."""
     check_type("middlewares", middlewares, Sequence, "a list of middlewares")
     expected = "an async function of a message and of the next one, which it calls"
     for one in middlewares:

@@ -1,6 +1,5 @@
-"""Diagnosis of a cluster: facts in, findings out, each with what to do. Pure; `examination` collects the
-facts.
-"""
+"""Diagnosis of a cluster: facts in, findings out, each with a remedy. Pure; `examination` collects the
+facts."""
 
 from __future__ import annotations
 
@@ -77,8 +76,8 @@ class BrokerFacts:
 
 @define
 class GroupFacts:
-    """Facts about a group: messages left, dead letters, members (None when they were not counted), and what
-    each member subscribes to."""
+    """Facts about a group: messages left, dead letters, members (None when not counted), and the
+    subscriptions of each member."""
 
     name: str
     lag: int = 0
@@ -90,9 +89,8 @@ class GroupFacts:
 
 @define
 class Facts:
-    """Facts about a cluster. `name_servers`: address -> the brokers it knows, or the error; `topics`: topic
-    -> the masters that have it.
-    """
+    """Facts about a cluster. `name_servers`: address -> the known brokers, or the error; `topics`: topic ->
+    the masters that have it."""
 
     name_servers: Mapping[str, list[str] | str] = Factory(dict)
     brokers: list[BrokerFacts] = Factory(list)
@@ -217,7 +215,7 @@ def _pitfalls(where: str, broker: BrokerFacts) -> Iterator[Finding]:
 
 
 def clock_ahead_ms(broker: BrokerFacts) -> int | None:
-    """By how much a broker's clock is ahead of ours, by its start and age; None when it does not say."""
+    """The seconds by which a broker's clock is ahead of ours, by its start and age; None when unknown."""
     match = _UPTIME.search(broker.runtime.get("runtime", ""))
     started = broker.runtime.get("bootTimestamp", "")
     if match is None or not started.isdigit():

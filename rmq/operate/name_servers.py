@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @frozen
 class NameServer:
-    """A name server. `brokers` are the names that it knows; `error` says why it did not answer. `settings`
-    are empty when the account may not read them."""
+    """A name server. `brokers` are the known names; `error` says why the server did not answer. `settings`
+    are empty when the account may not read settings."""
 
     address: str
     brokers: tuple[str, ...] = ()
@@ -63,21 +63,17 @@ def lacking(found: Sequence[NameServer]) -> dict[str, tuple[str, ...]]:
 
 
 async def key_values(admin: Admin, namespace: str = ORDER_CONF) -> dict[str, str]:
-    """The key-value configs of a namespace, by key; the queues of ordered topics unless another one
-    is named.
-    """
+    """The key-value configs of a namespace, by key; by default the queues of ordered topics."""
     return dict(sorted((await admin.kv_configs(namespace)).items()))
 
 
 async def put(admin: Admin, namespace: str, key: str, value: str) -> None:
-    """Store a value at every name server. Raises as `client.admin`, with a note on those that have
-    stored it.
-    """
+    """Store a value at every name server. Raises as `client.admin`, with a note on the servers that have
+    stored the value."""
     await admin.put_kv_config(namespace, key, value)
 
 
 async def delete(admin: Admin, namespace: str, key: str) -> None:
-    """Delete a value at every name server. Raises as `client.admin`, with a note on those that have deleted
-    it.
-    """
+    """Delete a value at every name server. Raises as `client.admin`, with a note on the servers that have
+    deleted the value."""
     await admin.delete_kv_config(namespace, key)

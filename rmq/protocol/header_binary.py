@@ -1,10 +1,11 @@
-"""The ROCKETMQ form of a frame header: code, language, version, opaque, flag, remark, then the fields.
+"""The ROCKETMQ form of a frame header: code, language, version, opaque, flag, remark, and the fields.
 
 Big-endian: code (2 bytes), language (1), version (2), opaque (4), flag (4), remark (length 4 + text), length
 of all fields (4), and for each field its name (length 2 + text) and value (length 4 + text).
 
-From one sender the headers of one code differ in few places: opaque, time, offset, properties. The bytes
-between those places are kept with what they mean, as a template, so that the next header costs one look-up.
+The headers of a code from the same sender differ in few places: opaque, time, offset, properties. The bytes
+between those places are kept with their meaning, as a template, so that the next header costs a single
+look-up.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def read_binary(header: bytes) -> Command:
 
 
 class _BinaryCommand(Command):
-    """One whose typed header was made at once, and its text map not."""
+    """A command whose typed header was made at once, and its text map not."""
 
     __slots__ = ()
 
@@ -165,10 +166,10 @@ _Places = tuple[_Place, ...]
 
 
 class _Templates:
-    """The templates of the headers of one request code.
+    """The templates of the headers of a request code.
 
-    For each order in which the varying fields were met: the bytes between them, and the values that these
-    make, in the positional order of the header class, and one spare.
+    For each order of the varying fields: the bytes between the fields, and the values of these bytes, in the
+    positional order of the header class, and a spare.
     """
 
     __slots__ = ("header_class", "orders", "read", "size", "varying")
@@ -240,11 +241,11 @@ def _by_template(header: bytes) -> Command | None:
 def _known(
     header: bytes, places: _Places, known: dict[tuple[bytes, ...], list[Any]], header_class: type[Any]
 ) -> Any:
-    """The typed header when all bytes but the varying values are those of a template.
+    """The typed header when all bytes except the varying values are those of a template.
 
-    `find` may find a field's name inside some other value, by chance or on purpose. That does no harm: the
-    bytes before it then end inside a field, and no template has such bytes, since `learn` cuts whole headers
-    at the beginnings of values.
+    `find` may find a field's name inside another value, by chance or on purpose. That is harmless: the bytes
+    before it end inside a field in this case, and no template has such bytes, since `learn` cuts whole
+    headers at the beginnings of values.
     """
     at, end = _FIELDS_AT, len(header)
     rest, texts = [], []

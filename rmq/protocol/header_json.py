@@ -1,8 +1,8 @@
 """The JSON form of a frame header; msgspec reads it.
 
 Java writes ``{"code":N`` first, so the first twelve bytes choose a decoder that makes the typed header at
-once. What such a decoder does not know it leaves to `read_general`, and that to `read_json`, which reads
-whatever any client writes and says what is wrong.
+once. Headers unknown to that decoder go to `read_general`, and from there to `read_json`, which reads the
+header of any client and reports faults.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _lenient_loads(header: bytes) -> Any:
 
 
 def _texts_only(header: bytes) -> dict[str, str] | None:
-    """The text map where all of it is text, as with every known client; else None. Access control asks for it
-    with every request, and this takes a third of the time."""
+    """The text map if all values are texts, as with every known client; else None. Access control needs the
+    map with every request, and this takes a third of the time."""
     try:
         found: dict[str, str] | None = _read_texts(header).ext
     except _MISFIT:
@@ -87,7 +87,7 @@ def _json_ext(fields: dict[str, Any], header: bytes) -> dict[str, str]:
 
 
 class _JsonCommand(Command):
-    """One whose typed header was made at once, and its text map not."""
+    """A command whose typed header was made at once, and its text map not."""
 
     __slots__ = ()
 
@@ -148,10 +148,8 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 def _members(header_class: type[Any]) -> list[Any]:
-    """The fields of a header class as those of a struct, whose required fields must come first.
-
-    One that may be missing has the plain type: a null is left to the general reader.
-    """
+    """The fields of a header class as fields of a struct, whose required fields must come first. An optional
+    field has the plain type: a null is left to the general reader."""
     hints = get_type_hints(header_class, include_extras=True)
     kinds = {Int32: _Int32, Int64: _Int64, str: str, bool: bool}
     members: list[Any] = []

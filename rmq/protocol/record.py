@@ -1,13 +1,14 @@
-"""The message record: the same bytes in the commit log and in the body of a pull's answer.
+"""The message record: the same bytes in the commit log and in the body of a pull's response.
 
 Big-endian: the fields of `FIELDS`, the body, the topic after its length (1 byte), the properties after theirs
-(2 bytes). A host is an IPv4 or IPv6 address and a 4-byte port; two bits of the sys flag tell which. Whoever
-reads only some fields, such as a scan of the log, takes the form of them from here (`part`, `offset_of`).
-Checked against records that RocketMQ 4.9.7 wrote.
+(2 bytes). A host is an IPv4 or IPv6 address and a 4-byte port, according to two bits of the sys flag. A
+reader of some fields only, such as a scan of the log, takes their form from this module (`part`,
+`offset_of`). Checked against records of RocketMQ 4.9.7.
 
-`build_record` and `build_batch` take the fields one by one, not an object: the call is what storing a message
-costs. For the same reason the loop of `build_batch` is one function. With `decode_batch` they are what a
-compiled twin would take over of this module: functions over buffers, no objects made for a message.
+`build_record` and `build_batch` take the fields as arguments, not as an object: the call is the cost of
+storing a message. For the same reason the loop of `build_batch` is a single function. With `decode_batch`
+they are the part of this module for a compiled twin: functions over buffers, without an object for each
+message.
 """
 
 from __future__ import annotations
@@ -74,9 +75,8 @@ def _codes(hosts: int) -> list[str]:
 
 
 def part(*names: str, hosts: int = 0) -> Struct:
-    """What reads these fields of a record, in their order, and passes over the others; its size is where the
-    last one ends. `hosts` are the host bits of the record's sys flag.
-    """
+    """A reader of these fields of a record, in order, which skips all others; its size is the end of the last
+    field. `hosts` are the host bits of the record's sys flag."""
     form, passed = ">", 0
     for (name, _), code in zip(FIELDS, _codes(hosts), strict=True):
         if name in names:
@@ -243,12 +243,12 @@ def build_batch(
     reconsume_times: int,
     topic: bytes,
 ) -> tuple[list[bytes], list[int], list[int], list[bytes]]:
-    """The records of a batch body, one after the other: their pieces, their physical offsets, their sizes,
-    and the properties that they were sent with.
+    """The records of a batch body, in order: their pieces, their physical offsets, their sizes, and their
+    sent properties.
 
-    Each record gets `suffix` after its properties, which may be no UTF-8: they are stored as they came, as
-    Java does it. `place` = (queue id, queue offset, physical offset, sys
-    flag) of the first; the rest as for `build_record`. Raises RemoteProtocolError.
+    Each record gets `suffix` after its properties, which may be no UTF-8: they are stored unchanged, as by
+    Java. `place` = (queue id, queue offset, physical offset, sys flag) of the first; the rest as for
+    `build_record`. Raises RemoteProtocolError.
     """
     queue_id, queue_offset, position, sys_flag = place
     born_at, born_host = born
@@ -363,9 +363,9 @@ def decode_record(
 ) -> StoredMessage:
     """The message that begins at byte `at` of `buffer`.
 
-    A compressed body is given as it was before (see `decompress`), unless `decompressed` is False. In texts
-    U+FFFD stands for what is not UTF-8, as RocketMQ reads them. Raises CorruptRecord when the bytes are not
-    one whole record or its CRC is wrong.
+    A compressed body is decompressed (see `decompress`), unless `decompressed` is False. In texts U+FFFD
+    replaces bytes that are not UTF-8, as in RocketMQ. Raises CorruptRecord when the bytes are not a whole
+    record or its CRC is wrong.
     """
     try:
         form = _HEAD_V4
@@ -411,10 +411,8 @@ def decode_record(
 
 
 def property_bytes(record: bytes | memoryview) -> bytes:
-    """The properties of a record as they lie there, without reading more of it than that takes.
-
-    Raises CorruptRecord when the record is too short for them.
-    """
+    """The properties of a record as bytes, without decoding other parts. Raises CorruptRecord when the record
+    is too short."""
     try:
         (sys_flag,) = _SYS_FLAG.unpack_from(record)
         form = _BODY_SIZE[sys_flag & SYS_HOST_BITS]
@@ -472,9 +470,8 @@ def compressed_flag(kind: CompressionType = CompressionType.ZLIB) -> int:
 
 
 def decompress(body: bytes, sys_flag: int, body_max: int | None = None) -> bytes:
-    """The body as it was; an empty one is empty, whatever its flags say (as RocketMQ's decoder has it).
-
-    Raises RemoteProtocolError when it is damaged, of unknown kind or over `body_max` bytes (BODY_MAX)."""
+    """The plain body; an empty body is empty, whatever its flags say (as in RocketMQ's decoder). Raises
+    RemoteProtocolError for a body that is damaged, of unknown kind or over `body_max` bytes (BODY_MAX)."""
     if not body:
         return body
     kind = _BY_BITS.get(sys_flag & SYS_COMPRESSION_MASK)

@@ -1,8 +1,8 @@
-"""Server authentication: the servers of one cluster prove with a shared secret who they are.
+"""Server authentication: the servers of a cluster prove their identity with a shared secret.
 
-A broker signs what it asks name servers and its master: HMAC-SHA256, under a secret that all servers of the
-cluster hold, of the request's code, all header fields with their names, and the body. Time and nonce stand in
-the header, so that a recorded request is of no use later. RocketMQ has nothing like it: its servers ignore
+A broker signs its requests to name servers and its master: HMAC-SHA256, under a secret of all servers of the
+cluster, of the request's code, all header fields with their names, and the body. The header has time and
+nonce, so that a recorded request is of no use later. RocketMQ has no such authentication: its servers ignore
 these fields, and a name server with a cluster secret refuses its brokers.
 """
 
@@ -30,7 +30,7 @@ SECRET_BYTES_MIN: Final = 16
 
 @frozen
 class ClusterSecret:
-    """What all servers of a cluster know, and nobody else. Never shown."""
+    """The secret of all servers of a cluster. Never shown."""
 
     value: bytes = field(repr=False)
     others: tuple[bytes, ...] = field(default=(), repr=False)
@@ -47,7 +47,7 @@ class ClusterSecret:
         return command.with_ext(ext)
 
     def verifies(self, command: Command) -> bool:
-        """Whether somebody who has the secret signed the command, whenever that was."""
+        """Whether a holder of the secret signed the command, at any time."""
         given = command.ext.get(PROOF, "").encode()
         return any(
             hmac.compare_digest(_proof(value, command.code, command.ext, command.body).encode(), given)

@@ -1,19 +1,20 @@
-"""The ACL signature of a command: the client signs, the broker's plugin checks.
+"""The ACL signature of a command: the client signs, the broker's plug-in checks.
 
-Base64 of HMAC-SHA1, under the secret key, of all header values in the order of their names, then the body.
-Pinned by tests/golden/acl_signature.json. It covers neither the request code nor where a value ends, and
-holds no time, so that who records a request can send it as another one. So our clients add a proof: three
-fields, which RocketMQ's servers ignore (its signature covers them as any others):
+Base64 of HMAC-SHA1, under the secret key, of all header values in the order of their names, followed by the
+body. Pinned by tests/golden/acl_signature.json. The signature covers neither the request code nor the ends of
+values, and has no time, so that an attacker who records a request can send it as another request. So our
+clients add a proof: three fields, which RocketMQ's servers ignore (its signature covers them as any others):
 
     RmqTime    milliseconds since 1970, by the client's clock
     RmqNonce   mark of the account's secret (16), a session (11), a dot, a number that grows with each request
-    RmqProof   Base64 of HMAC-SHA256, under the secret, of what `_covered` puts together
+    RmqProof   Base64 of HMAC-SHA256, under the secret, of the result of `_covered`
 
-A session is one connection. Its requests arrive in the order of their numbers, so that a server need remember
-only the last number of each session, and not every request.
+A session is a connection. Its requests arrive in the order of their numbers, so that a server needs only the
+last number of each session, and not every request.
 
-The mark keeps a proved request from being sent as one without proof, by another name for the field: the
-values stay in what Java's signature covers, the mark among them, and where that is, a proof must be.
+The mark keeps a proved request from being sent without its proof, under another name for the field: the
+values stay in the part that Java's signature covers, including the mark, and a request with the mark must
+have a proof.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class Credentials:
 
 
 class Key:
-    """A secret, ready for signing. Begun HMACs are made once, since a copy costs a third of a new one, and
-    there is one for every request."""
+    """A secret, ready for signing. Begun HMACs are made once, since a copy costs a third of a new HMAC, and
+    every request needs an HMAC."""
 
     __slots__ = ("_secret", "_sha1", "_sha256", "mark")
 
@@ -122,8 +123,8 @@ class Order:
         return "".join(self.values(ext)).encode() + body
 
     def keep(self) -> None:
-        """Remember it for the next header with these names: clients send the same few lists of names again
-        and again. Only for headers whose sender is known: others may name anything."""
+        """Remember the order for the next header with these names: clients repeat the same few lists of
+        names. Only for headers of known senders: strangers may name anything."""
         if sum(map(len, self.names)) <= _NAMES_LENGTH_MAX:
             if len(_ORDERS) >= _ORDERS_MAX:
                 _ORDERS.clear()
@@ -149,7 +150,7 @@ def signed(command: Command, credentials: Credentials) -> Command:
 
 
 def unsigned(ext: Mapping[str, str]) -> dict[str, str]:
-    """A header without what signs it."""
+    """A header without signature and proof."""
     return {name: value for name, value in ext.items() if name not in SIGNING_FIELDS}
 
 
@@ -180,12 +181,12 @@ def signature_of(content: bytes, key: Key) -> str:
 
 
 class Prover:
-    """Signs the requests of one connection, with signature and proof, in the order in which they are sent."""
+    """Signs the requests of a connection, with signature and proof, in the order in which they are sent."""
 
     def __init__(
         self, credentials: Credentials, now_ms: Callable[[], int], session: bytes | None = None
     ) -> None:
-        """`session` is of 8 bytes that nobody else has; random ones by default."""
+        """`session` is 8 unique bytes; random by default."""
         self._credentials = credentials
         self._key = key_of(credentials.secret_key)
         self._now_ms = now_ms

@@ -1,11 +1,10 @@
-"""Message traces: what happened to a message, as text that RocketMQ's own tools read.
+"""Message traces: the history of a message, as text for RocketMQ's own tools.
 
-A trace message lies in the trace topic, with the ids and keys of the messages that it tells of as its keys;
-its body is a row of contexts. A context is fields separated by 0x01 and ends with 0x02; there is no escaping.
-Older clients write fewer fields. The form is that of 4.9's TraceDataEncoder, oddities included: a text that
-is absent is the word null.
+A trace message is in the trace topic, with the ids and keys of its messages as its keys; its body is a row of
+contexts. A context is fields separated by 0x01 and ends with 0x02; there is no escaping. Older clients write
+fewer fields. The form is that of 4.9's TraceDataEncoder, oddities included: an absent text is the word null.
 
-`STORE` is ours: that a broker has stored a message. It has the fields of a sent one; Java's tools skip it.
+`STORE` is ours: a broker has stored a message. It has the fields of a sent message; Java's tools skip it.
 """
 
 from __future__ import annotations
@@ -62,10 +61,8 @@ class TraceBean:
 
 @frozen
 class TraceContext:
-    """One thing that happened, to one message or, when consuming, to several. Times are in ms.
-
-    `request_id` joins what was before consuming with what was after; `context_code` is the consumer's result.
-    """
+    """An event of a message or, when consuming, of several messages. Times are in ms. `request_id` joins the
+    contexts before and after consuming; `context_code` is the consumer's result."""
 
     type: TraceType
     beans: tuple[TraceBean, ...]
@@ -79,7 +76,7 @@ class TraceContext:
 
 
 def encode(context: TraceContext) -> str:
-    """The text of a context; one of several messages gives one row for each."""
+    """The text of a context; a context of several messages gives a row for each."""
     return _ENCODERS[context.type](context)
 
 

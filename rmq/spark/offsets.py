@@ -41,14 +41,14 @@ _SHAPE: Final = 'offsets as {"topic":{"broker-a":{"0":12}}}'
 
 
 class DataLoss(RmqError):
-    """Messages that were to be read are not there."""
+    """Messages that were to be read are missing."""
 
     hint = "keep messages for longer (fileReservedTime), or allow the loss"
 
 
 @frozen
 class QueueRange:
-    """Messages [start, stop) of one queue."""
+    """Messages [start, stop) of a queue."""
 
     queue: MessageQueue
     start: int
@@ -64,7 +64,7 @@ class QueueRange:
 def offsets_tree(
     offsets: Mapping[MessageQueue, int], places: Mapping[MessageQueue, QueueOffset] | None = None
 ) -> dict[str, Any]:
-    """The value whose JSON text is the canonical one; of version 2 with `places` of the messages before."""
+    """The value of the canonical JSON text; of version 2 with `places` of the messages before."""
     tree = {"v": VERSION, "topics": _nested(offsets)}
     if places:
         tree |= {"v": WITH_PLACES, "places": _nested({queue: list(at) for queue, at in places.items()})}
@@ -108,7 +108,7 @@ def offsets_of(tree: Any, source: str = "offsets", *, specials: bool = False) ->
 
 
 def places_of(tree: Any, source: str = "offsets") -> Places:
-    """The places in a JSON value of version 2; none in one of version 1. Raises ConfigError."""
+    """The places in a JSON value of version 2; none in a value of version 1. Raises ConfigError."""
     if not isinstance(tree, dict) or tree.get("v") != WITH_PLACES:
         return {}
     places: Places = {}
@@ -229,7 +229,7 @@ def join(parts: Sequence[QueueRange], most: int, *, max_records: int = 0) -> lis
 
 
 def _joined(parts: list[QueueRange], count: int) -> Iterable[tuple[QueueRange, ...]]:
-    """Exactly `count` tasks of about one size."""
+    """Exactly `count` tasks of about equal size."""
     left = sum(map(len, parts))
     at = 0
     for groups in range(count, 0, -1):
@@ -256,7 +256,7 @@ def _bounded(task: tuple[QueueRange, ...], most: int) -> Iterable[tuple[QueueRan
 
 @frozen
 class Plan:
-    """What to read, and a sentence for each loss; `ranges` leave out what is lost."""
+    """The ranges to read, and a sentence for each loss; `ranges` leave out lost messages."""
 
     ranges: tuple[QueueRange, ...]
     losses: tuple[str, ...]
@@ -319,7 +319,7 @@ def _name(queue: MessageQueue) -> str:
 
 
 def lost(losses: Sequence[str]) -> DataLoss:
-    """The error for these losses, with what to do."""
+    """The error for these losses, with the remedies."""
     shown = "; ".join(losses[:5]) + (f"; and {len(losses) - 5} more" if len(losses) > 5 else "")
     return DataLoss(
         f"messages are lost to this query: {shown}. Retention may be too short or a topic was deleted. "
@@ -331,7 +331,7 @@ def lost(losses: Sequence[str]) -> DataLoss:
 
 
 def read_kept(path: Path) -> Offsets | None:
-    """The offsets that `keep` wrote; None without a file. Raises ConfigError when it cannot be read."""
+    """The offsets that `keep` wrote; None without a file. Raises ConfigError when the file cannot be read."""
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
@@ -343,8 +343,8 @@ def read_kept(path: Path) -> Offsets | None:
 
 def keep(path: Path, offsets: Offsets) -> Offsets:
     """Write offsets, once for ever: whole and on the disk when this returns, and never over existing offsets.
-    Return the kept offsets: these, or those of the first writer. Raises ConfigError when the folder cannot be
-    written."""
+    Return the kept offsets: these, or the offsets of the first writer. Raises ConfigError when the folder
+    cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as file:

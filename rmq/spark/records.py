@@ -1,15 +1,15 @@
 """Records of a commit log or of a pull's response as Arrow columns, many at once.
 
-What is decoded is what `rmq.protocol.record.decode_record` decodes (the form of a record is described there),
+The result is that of `rmq.protocol.record.decode_record` (its module describes the form of a record),
 but for thousands of records with a fixed number of numpy and Arrow calls:
 
-- the fixed fields are gathered by position into one array of structures;
+- the fixed fields are gathered by position into an array of structures;
 - texts and bodies are copied together (`rmq.spark.arrays`);
 - properties are split at their two separators, which a scan finds for all records (`rmq.spark.properties`);
 - records are found by their sizes, from several places at the same time.
 
-Only compressed bodies are looped over, and all bodies when their CRC is checked. Where the compiled engine is
-there it does all this for plain records (`rmq.spark.plain_records`): what is here is for the others then.
+Only compressed bodies are looped over, and all bodies when their CRC is checked. With the
+compiled engine `rmq.spark.plain_records` does all this for plain records, and this module does the rest.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def decode_batch(
 ) -> pa.RecordBatch:
     """A row for each record of `data` that begins at a position in `starts`, in order.
 
-    With `most` the result may have fewer rows, but at least a row: those whose plain bodies have so many
+    With `most` the result may have fewer rows, but at least a row: as many as have plain bodies of so many
     bytes. `starts` must ascend in this case. `schema` has the columns to make (see `rmq.spark.schema`), by
     default all. Of several properties with the same name the last counts. Times out of range for microseconds
     are cut to the nearest. Raises CorruptRecord with the position of the first record that is incomplete,
@@ -183,7 +183,7 @@ class Records:
         self._refuse(self._text_at + self._text != end, "size and lengths do not agree")
 
     def _widen(self, rows: Array, end: Array) -> None:
-        """Read again what IPv6 hosts have moved in the heads of these rows."""
+        """Read the fields that IPv6 hosts have moved in the heads of these rows."""
         sys_flag = self.head["sys_flag"]
         self._store_host_at += _WIDER * ((sys_flag & SYS_BORNHOST_V6) != 0)
         self._body_at = self._store_host_at + _HOST.itemsize + _TAIL.itemsize
@@ -206,11 +206,11 @@ class Records:
         return found if form is None or found.type == form else found.cast(form)
 
     def check_crc(self) -> None:
-        """Compare each body, as it is stored, with its CRC."""
+        """Compare each stored body with its CRC."""
         self._refuse(~self.crc_matches(), "the body's CRC is wrong")
 
     def crc_matches(self) -> Array:
-        """For each record whether its body, as it is stored, has the CRC that the record says."""
+        """For each record whether its stored body has the CRC that the record says."""
         view = self._bytes.data
         begins, ends = self._body_at.tolist(), (self._body_at + self._body).tolist()
         found = [zlib.crc32(view[begin:end]) for begin, end in zip(begins, ends, strict=True)]
@@ -246,7 +246,7 @@ class Records:
         return self._hosts("store_host", self._store_host_at, SYS_STOREHOST_V6)
 
     def _hosts(self, name: str, at: Array, v6: int) -> pa.Array:
-        """The texts of hosts. There are few different ones, so each is made once."""
+        """The texts of hosts. Few differ, so each text is made once."""
         codes, texts = host_texts(self.head[name])
         wide = np.flatnonzero(self.head["sys_flag"] & v6)
         if len(wide):
@@ -278,7 +278,7 @@ class Records:
         return pc.if_else(pa.array(there), bodies, pa.scalar(None, pa.binary()))
 
     def open_bodies(self, most: int | None) -> int:
-        """Decompress bodies until all have `most` bytes; gives the number of records, one at least."""
+        """Decompress bodies until all have `most` bytes; gives the number of records, at least 1."""
         packed = (self.head["sys_flag"] & SYS_COMPRESSED) != 0
         rows = np.flatnonzero(packed).tolist() if self._decompress else []
         # What each body adds to the sum of the stored ones.
@@ -293,7 +293,7 @@ class Records:
         return len(self._at)
 
     def first(self, count: int) -> Records:
-        """The first records alone, with what is decompressed already."""
+        """The first records alone, with the bodies that are decompressed already."""
         found = Records(
             self._buffer,
             self._starts[:count],
@@ -348,7 +348,7 @@ class Records:
         return Properties(self._bytes, self._text_at, self._text)
 
     def property(self, name: str) -> pa.Array:
-        """The values of one property, null where a record has none."""
+        """The values of a property, null where a record has none."""
         return self._properties.values_of(name)
 
     def properties(self) -> pa.Array:
@@ -357,7 +357,7 @@ class Records:
         return pa.MapArray.from_arrays(pa.array(offsets), names, values, COLUMNS["properties"][1])
 
     def headers(self) -> pa.Array:
-        """All properties as lists, also those whose names are repeated."""
+        """All properties as lists, also properties with repeated names."""
         found = self._properties
         struct = MORE_COLUMNS["headers"][1].value_type
         pairs = pa.StructArray.from_arrays([found.names, found.values], fields=list(struct))
@@ -407,7 +407,7 @@ _BUILDERS: Final[dict[str, Callable[[Records], pa.Array]]] = {
 
 @frozen
 class Batch:
-    """How many records are decoded together: at most `rows`, and `size` bytes unless one is longer."""
+    """How many records are decoded together: at most `rows`, and `size` bytes unless a record is longer."""
 
     rows: int
     size: int
@@ -471,7 +471,7 @@ def find_records(buffer: Array, at: int, end: int) -> tuple[Array, int]:
     """The positions of the records that follow each other from `at` on and begin before `end`, and the
     position after the last.
 
-    That one is below `end` where no whole record begins. Only sizes and magics are looked at.
+    The last position is below `end` where no whole record begins. Only sizes and magics are looked at.
     """
     if engine.compiled is not None:
         places, reached = engine.compiled.find_records(buffer, at, end, MESSAGE_MAGIC, FIXED_SIZE)
@@ -509,7 +509,7 @@ def _one_by_one(buffer: Array, at: int, end: int, most: int) -> tuple[Array, int
 
 
 def _begins(buffer: Array, at: int, end: int, stride: int) -> Array:
-    """Places to begin chains from, the first being `at`; the others may be false."""
+    """Places to begin chains from, the first being `at`; the rest may be false."""
     begins = [at]
     view = buffer.data
     found = MAGIC.search(view, at + stride, end)
@@ -520,7 +520,7 @@ def _begins(buffer: Array, at: int, end: int, stride: int) -> Array:
 
 
 def _together(buffer: Array, begins: Array, end: int) -> tuple[Array, int] | None:
-    """Follow all chains; None when one does not arrive where the next began."""
+    """Follow all chains; None when a chain does not arrive where the next began."""
     pairs = at_every_byte(buffer, _PAIRS)
     last = len(buffer) - FIXED_SIZE
     at, stop = begins, np.append(begins[1:], end)

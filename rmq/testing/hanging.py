@@ -2,7 +2,8 @@
 
 A sync that hangs is in the middle of plain functions, so it cannot wait as a task does. Work that may call
 such a sync runs in a thread, in turns with the event loop: the loop stands still until the work is done or
-hangs, and goes on while it hangs. Only one side runs at any time, so that the same seed gives the same trace.
+hangs, and goes on during the hang. Only a single side runs at any time, so that the same seed gives the same
+trace.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _own = threading.local()
 
 
 class _LeftAlone(BaseException):
-    """The work is abandoned: it ends where it hangs."""
+    """The work is abandoned, and ends at its hang."""
 
 
 class _Turns:
@@ -41,7 +42,7 @@ class _Turns:
         threading.Thread(target=self._run, name="rmq-hanging", daemon=True).start()
 
     def turn(self, *, leave: bool = False) -> None:
-        """Let the work run until it is done or hangs; with `leave` it ends."""
+        """Run the work until its end or its hang; with `leave` the work ends."""
         self._is_left = leave
         self._its.release()
         self._ours.acquire()
@@ -75,7 +76,7 @@ def hang_until(may_go_on: Callable[[], bool]) -> None:
 
 
 async def run(work: Callable[[], T]) -> T:
-    """Run work that may hang. Cancelled: the work ends where it hangs."""
+    """Run work that may hang. Cancelled: the work ends at its hang."""
     turns = _Turns(work)
     turns.turn()
     try:

@@ -1,4 +1,4 @@
-"""The commands of `rmq admin` about connected clients, and what mqadmin prints of running consumers."""
+"""The commands of `rmq admin` about connected clients, and mqadmin's output about running consumers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def producer_connection(client: Client, group: str, topic: str) -> None:
 @click.option("-g", "--consumerGroup", "group", required=True, help="The group.")
 @click.option("-b", "--brokerAddr", "broker", default="", help="Ask only this broker.")
 async def consumer_connection(client: Client, group: str, broker: str) -> None:
-    """Show the members of a consumer group that are connected, and what they subscribe to."""
+    """Show the connected members of a consumer group, and their subscriptions."""
     found = await client.admin.consumer_connection(group, broker=broker)
     widths = (-36, -22, -10, -12)
     row(widths, "#ClientId", "#ClientAddr", "#Language", "#Version")
@@ -133,7 +133,7 @@ def _rates(info: ConsumerRunningInfo) -> Iterator[str]:
 
 
 def stuck_text(client_id: str, one: StuckQueue) -> str:
-    """A queue that a member does not read on, as mqadmin says it."""
+    """A queue without progress at a member, in mqadmin's form."""
     name = f"{client_id} {cell_text(one.message_queue)}"
     if one.reason == "lock":
         return f"{name} can't lock for a while, {one.still_ms}ms"

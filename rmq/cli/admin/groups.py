@@ -79,7 +79,7 @@ ROUND_SECONDS = 60
     help="Tell members when others come and go.",
 )
 async def update_group(client: Client, where: Where, **settings: object) -> None:
-    """Make a consumer group, or change it: what is not given gets mqadmin's default."""
+    """Create or change a consumer group: options left out get mqadmin's defaults."""
     config = SubscriptionGroupConfig(**settings)  # type: ignore[arg-type]
     for address in await client.admin.put_group(config, **where):
         echo(f"create subscription group to {address} success.")
@@ -100,7 +100,7 @@ async def delete_group(client: Client, where: Where, group: str, remove: bool) -
 @COMMANDS.add("getConsumerConfig")
 @click.option("-g", "--groupName", "group", required=True, help="The group.")
 async def consumer_config(client: Client, group: str) -> None:
-    """Show the settings of a consumer group on every broker that knows it."""
+    """Show the settings of a consumer group on every broker that has the group."""
     info = await client.admin.cluster_info()
     found = await client.admin.group_config(group)
     if not found:
@@ -122,7 +122,7 @@ async def consumer_config(client: Client, group: str) -> None:
 @click.option("-g", "--groupName", "group", help="One group, queue by queue.")
 @click.option("-s", "--showClientIP", "show_client", type=bool, default=False, help="Who has each queue.")
 async def consumer_progress(client: Client, group: str | None, show_client: bool) -> None:
-    """Show how far all groups are, or one group in every queue."""
+    """Show the progress of all groups, or of a group in every queue."""
     if group is None:
         await _list_groups(client)
         return
@@ -207,10 +207,10 @@ def _described(members: ConsumerConnection | None) -> tuple[int, str, str, str]:
 async def consumer_status(
     client: Client, group: str, client_id: str | None, broker: str, stack: bool
 ) -> None:
-    """Show what members of a group say of themselves.
+    """Show the state of a group's members.
 
-    Without -i, each member's answer goes into a file below a folder of the current one, and the members are
-    compared: do they subscribe to the same, does one hang?
+    Without -i, each member's answer goes into a file below a folder of the current folder, and the members
+    are compared: equal subscriptions, hanging members.
     """
     if client_id:
         info = await client.admin.consumer_running_info(group, client_id, broker=broker, stack=stack)
@@ -256,7 +256,7 @@ async def _write_infos(
 @COMMANDS.add("startMonitoring")
 @click.option("--rounds", type=COUNT, help="Stop after so many rounds.  [default: never]")
 async def monitor(client: Client, rounds: int | None) -> None:
-    """Watch all groups, every minute: what each has left, and which members hang."""
+    """Watch all groups, every minute: the backlog of each, and hanging members."""
     import trio
 
     done = 0
@@ -337,7 +337,7 @@ async def reset_offset(
 @click.option("-t", "--topic", required=True, help="The topic.")
 @click.option("-f", "--force", type=bool, default=True, help="false: only ever back, never forward.")
 async def skip_accumulated(client: Client, group: str, topic: str, force: bool) -> None:
-    """Set a group to the end of a topic: what it has not consumed, it never will."""
+    """Set a group to the end of a topic: it skips its unconsumed messages for good."""
     _print_resets(await client.admin.skip_accumulated(group, topic, force=force))
 
 

@@ -1,4 +1,4 @@
-"""The commands of `rmq admin` about messages, and those that send some and time them."""
+"""The commands of `rmq admin` about messages, and commands that send and time messages."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ expression_option = click.option(
 async def query_by_id(
     client: Client, ids: str, group: str | None, client_id: str | None, send: bool, unit: str | None
 ) -> None:
-    """Show messages by their offset ids; send them, or have them consumed, once more."""
+    """Show messages by their offset ids; send or consume them once more."""
     for message_id in filter(None, (piece.strip() for piece in ids.split(","))):
         if group and client_id:
             echo(java_text(await client.admin.consume_directly(group, client_id, message_id)))
@@ -116,7 +116,7 @@ async def query_by_offset(client: Client, topic: str, broker: str, queue_id: int
 
 
 async def _print_message(client: Client, message: StoredMessage) -> None:
-    """All of a message; its body goes into a file of its own; then what groups did with it."""
+    """A message in full; its body goes into a file of its own; and its state in each group."""
     keys = " ".join(message.keys)
     rows = {
         "OffsetID": message.offset_message_id,
@@ -296,7 +296,7 @@ async def _between(
 
 
 def _print_line(message: StoredMessage, charset: str | None) -> None:
-    """One message in one line; without `charset` its body is left out."""
+    """A message in a line; without `charset` its body is left out."""
     body = "NOT PRINT BODY"
     if charset:
         try:
@@ -336,7 +336,7 @@ async def consume_messages(
     count: int,
     **times: int | None,
 ) -> None:
-    """Read messages of a topic, or of one queue, oldest first; offsets stay as they are."""
+    """Read messages of a topic, or of a queue, oldest first; offsets stay unchanged."""
     _check_place(broker, queue_id, offset)
     begin, end = _check_times(times["begin"], times["end"])
     async with client.pull_consumer(group) as consumer:
@@ -472,7 +472,7 @@ async def _timed(producer: Producer, message: Message, queue: MessageQueue | Non
 
 
 def _average(elapsed: list[float]) -> float:
-    """The first one is left out: it also makes the connection."""
+    """The first send is left out: it also makes the connection."""
     rest = elapsed[1:] or elapsed
     return sum(rest) / len(rest)
 

@@ -90,7 +90,7 @@ def archive_and_count(
 
 
 def column_to_count(rows: Sequence[Row]) -> str | None:
-    """The first column that has two to twelve values; None when there is none."""
+    """The first column that has two to twelve values; None without such a column."""
     records = [json.loads(row.body) for row in rows]
     for name in records[0]:
         values = {str(record.get(name)) for record in records}

@@ -69,8 +69,8 @@ def archive_command(
 ) -> None:
     """Append topics to Parquet files in FOLDER, by date (UTC) and topic.
 
-    Ends when all is there; run it again for what has come since. Killed at any moment it neither loses nor
-    doubles a message. With --every it goes on until Ctrl-C.
+    Ends when all present messages are archived; another run adds later messages. Killed at any moment it
+    neither loses nor doubles a message. With --every it goes on until Ctrl-C.
     """
     options = source_options(target) | {"topicPattern" if pattern else "topic": topics}
     options["maxOffsetsPerTrigger"] = str(batch_rows)
@@ -112,7 +112,7 @@ def compact_command(folder: pathlib.Path, target_mib: int, output: Format, maste
 
 
 def run_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds the options of a run of sending again: `run_id`, `state`, `rate`."""
+    """Adds the options of a replay run: `run_id`, `state`, `rate`."""
     for option in (
         click.option("--rate", type=click.IntRange(0), default=0, help="At most so many a second."),
         click.option(
@@ -175,8 +175,8 @@ def replay_command(
 ) -> None:
     """Send messages of an archive, or of a topic, to a topic again.
 
-    Each says in its property rmqSparkKey where it comes from. With --run a run that was interrupted can be
-    started again: what is stored is not sent twice.
+    Each names its origin in its property rmqSparkKey. With --run an interrupted run can be repeated: stored
+    messages are not sent twice.
     """
     if not (choice["folder"] or choice["topic"]):
         raise click.UsageError("say what to send: --archive or --topic")
@@ -238,7 +238,7 @@ def _of_topic(
 
 
 def letter_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds what chooses dead letters: the arguments `groups`, and `where`."""
+    """Adds the selection of dead letters: the arguments `groups`, and `where`."""
     where = click.option(
         "--where",
         metavar="SQL",
@@ -270,7 +270,7 @@ def resend_command(
     master: str,
     memory: str,
 ) -> None:
-    """Send dead letters to their topics again, once for each run; they stay where they are."""
+    """Send dead letters to their topics again, once for each run; the letters stay in place."""
     if not (every or where or groups):
         raise click.UsageError("say which: GROUP, --where or --all")
     options = source_options(target)

@@ -1,5 +1,5 @@
-"""Discarded half messages: producers gave no decision in all check-backs; the broker keeps them in
-TRANS_CHECK_MAX_TIME_TOPIC. This module reads them, and has them checked again."""
+"""Discarded half messages: producers gave no decision in all check-backs; the broker keeps such messages in
+TRANS_CHECK_MAX_TIME_TOPIC. This module reads that topic, and has messages checked again."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class DiscardedHalf:
 
     @property
     def offset_message_id(self) -> str:
-        """By this it is resumed: its place in the broker's log."""
+        """The id for `resume`: the message's place in the broker's log."""
         return self.message.offset_message_id
 
     @property
     def discarded_at_ms(self) -> int:
-        """When it was given up, in ms since 1970."""
+        """The time at which the broker gave the message up, in ms since 1970."""
         return self.message.store_timestamp
 
 

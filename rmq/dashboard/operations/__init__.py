@@ -1,2 +1,2 @@
-"""Operations: each act on a cluster once, as a function with typed arguments and a typed result. Pages call
-them, and the API serves them."""
+"""Operations: each action on a cluster as a function with typed arguments and a typed result, called by pages
+and served by the API."""

@@ -1,4 +1,4 @@
-"""Dead letters of a group: look at them by reason, and send them again."""
+"""Dead letters of a group: by reason, and sent again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def dead_letter_groups(call: Call) -> list[DeadGroup]:
 
 @frozen
 class DeadRow:
-    """A dead letter. By `key`, its place, it is chosen; `times` is how often it was tried."""
+    """A dead letter. `key`, its place, identifies the letter; `times` is the number of deliveries."""
 
     key: str
     message_id: str
@@ -80,8 +80,8 @@ class ReasonCount:
 
 @frozen
 class DeadList:
-    """A page of a group's dead letters, newest first. `reasons` counts those of the newest `SAMPLE`, on the
-    first page only. With `cursor` the next page is asked for; it is empty after the last one."""
+    """A page of a group's dead letters, newest first. `reasons` counts the reasons of the newest `SAMPLE`, on
+    the first page only. `cursor` requests the next page; it is empty after the last page."""
 
     group: str
     rows: list[DeadRow]
@@ -153,7 +153,7 @@ class Failure:
 
 @frozen
 class Resent:
-    """What became of the letters: `already` had been sent again before."""
+    """Result of sending letters again: `already` had been sent before."""
 
     group: str
     looked_at: int
@@ -174,7 +174,7 @@ async def resend_dead_letters(
     to_topic: Annotated[str, msgspec.Meta(description="Empty: each to its own topic.")] = "",
     rate: Annotated[float, msgspec.Meta(ge=0, description="At most so many a second; 0: no limit.")] = 0,
 ) -> Resent:
-    """Send dead letters to their topics again. One that was sent again before is not sent twice."""
+    """Send dead letters to their topics again. A letter that was sent before is not sent twice."""
     if all == bool(ids):
         raise BadRequest("ids or all: exactly one of them is needed")
     wanted = frozenset(ids)

@@ -1,4 +1,4 @@
-"""Figures of brokers and groups, put together from the answers of all masters: what several pages share."""
+"""Figures of brokers and groups, put together from the answers of all masters, for several pages."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rmq.protocol.codes import MASTER_ID
 
 @frozen
 class BrokerRow:
-    """A broker as a page shows it. Rates are messages a second over the last 10 seconds; `disk` is a share of
-    1; `error` says why it did not answer."""
+    """A broker for a page. Rates are messages a second over the last 10 seconds; `disk` is a share of 1;
+    `error` says why it did not answer."""
 
     cluster: str
     name: str
@@ -145,7 +145,7 @@ async def _all_progress(call: Call) -> dict[str, GroupProgress]:
 
 
 def topic_kind(name: str, config: TopicConfig | None = None, system: frozenset[str] = frozenset()) -> str:
-    """What a topic is: user, ordered, retry, dead letter or system."""
+    """Kind of a topic: user, ordered, retry, dead letter or system."""
     if name.startswith(RETRY_PREFIX):
         return "retry"
     if name.startswith(DLQ_PREFIX):

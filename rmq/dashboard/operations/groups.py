@@ -93,8 +93,7 @@ def _mode(found: ConsumerConnection | None) -> str:
 
 @frozen
 class GroupQueue:
-    """How far a group is in one queue. `last_consumed_at`: when the message that it consumed last was
-    stored."""
+    """Progress of a group in a queue. `last_consumed_at`: the store time of the last consumed message."""
 
     topic: str
     broker: str
@@ -224,7 +223,7 @@ def _queue(row: QueueProgress) -> GroupQueue:
 
 @frozen
 class MemberQueue:
-    """A queue of a member: what it has committed, and what it holds in memory."""
+    """A queue of a member: the committed offset, and the messages in memory."""
 
     topic: str
     broker: str
@@ -239,7 +238,7 @@ class MemberQueue:
 
 @frozen
 class MemberDetail:
-    """What a consumer says of itself. `stack` is empty unless it was asked for."""
+    """State of a consumer. `stack` is empty unless requested."""
 
     client_id: str
     properties: dict[str, str]
@@ -293,7 +292,7 @@ class ConsumeTime:
 
 @frozen
 class Stalled:
-    """A queue whose oldest unread message has waited for long; -1: it could not be read."""
+    """A queue whose oldest unread message has waited long; -1: unreadable."""
 
     topic: str
     broker: str
@@ -439,7 +438,7 @@ async def delete_group(
 
 @frozen
 class ResetRow:
-    """One queue of a reset: where the group is, where it goes on. `again` messages are delivered again,
+    """A queue of a reset: the group's offset before and after. `again` messages are delivered again,
     `skipped` are never delivered."""
 
     broker: str

@@ -1,4 +1,5 @@
-"""Delayed messages and transactions: what waits at the brokers; recall, and checks of discarded halves."""
+"""Delayed messages and transactions: waiting messages at the brokers; recall, and checks of discarded
+halves."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ LEVELS = "messageDelayLevel"
 
 @frozen
 class LevelRow:
-    """A delay level: its delay, and how many messages wait in it at one broker."""
+    """A delay level: its delay, and the number of waiting messages at a broker."""
 
     level: int
     delay: str
@@ -31,7 +32,7 @@ class LevelRow:
 
 @frozen
 class DelayedAtBroker:
-    """Delayed messages at one master. `timers` is the number with a time of their own; -1: not known."""
+    """Delayed messages at a master. `timers` is the number with a time of their own; -1: unknown."""
 
     broker: str
     levels: list[LevelRow]
@@ -103,7 +104,7 @@ class HalfRow:
 
 @frozen
 class OpenAtBroker:
-    """Open transactions at one master; -1: not known, as of Java's brokers."""
+    """Open transactions at a master; -1: unknown, as for Java's brokers."""
 
     broker: str
     open: int

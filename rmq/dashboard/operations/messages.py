@@ -1,4 +1,4 @@
-"""Messages: page through a topic, find, show and trace one; give it to a group, or send a copy."""
+"""Messages: page through a topic, find, show and trace a message; give it to a group, or send a copy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class MessageRow:
 @frozen
 class MessagePage:
     """A page of a topic's messages. `total` counts the messages of the span before any filter, `looked_at`
-    those that were read. With `cursor` the next page is asked for; it is empty after the last one."""
+    the messages read. `cursor` requests the next page; it is empty after the last page."""
 
     rows: list[MessageRow]
     total: int
@@ -148,7 +148,7 @@ async def message(
     offset: Annotated[int, msgspec.Meta(ge=0)] = 0,
     tracks: Annotated[bool, msgspec.Meta(description="Ask what each group did with it.")] = True,
 ) -> MessageDetail:
-    """One message, by id or by its place: body, properties, and what each group did with it."""
+    """A message, by id or place: body, properties, and its state in each group."""
     if id:
         found = await call.admin.view_message(id.strip(), topic)
     else:
@@ -226,7 +226,7 @@ async def trace(call: Call, *, id: str, trace_topic: str = TRACE_TOPIC) -> Trace
 
 @frozen
 class Given:
-    """What a member said to a message that it was given."""
+    """A member's result for a message."""
 
     is_consumed: bool
     result: str
@@ -265,7 +265,8 @@ async def copy_message(
     id: str,
     to_topic: Annotated[str, msgspec.Meta(description="Empty: the same topic.")] = "",
 ) -> Copied:
-    """Send a copy of a stored message to its topic or another one, for all groups; it gets a new id."""
+    """Send a copy of a stored message to its topic or another topic, for all groups; the copy gets a new
+    id."""
     stored = await call.admin.view_message(id, topic)
     result = await lookup.send_again(call.client, stored, to_topic)
     place = result.message_queue

@@ -31,7 +31,7 @@ class GroupLag:
 
 @frozen
 class Wakeup:
-    """Something wrong, or to note: where, what, and what to do. `kind` and `subject` name the thing."""
+    """A problem or a note: place, text, and remedy. `kind` and `subject` name the thing."""
 
     level: Literal["wrong", "note"]
     where: str
@@ -117,7 +117,7 @@ async def history(
     ] = "",
     hours: Annotated[float, msgspec.Meta(gt=0, le=2160)] = 1.0,
 ) -> Series:
-    """The points of one figure over the last hours."""
+    """The points of a figure over the last hours."""
     # The caller must be able to see the subject itself: the samples were taken by the dashboard's account.
     if figure == "group_lag":
         await call.held(f"may see {subject}", lambda: call.admin.consume_stats(subject))

@@ -24,7 +24,7 @@ class StreamRow:
 
 @operation("GET", "/streams")
 async def streams(call: Call) -> list[StreamRow]:
-    """Streams of Spark and other readers that commit offsets as a group without being members of it."""
+    """Streams of Spark and other readers that commit offsets as a group without members."""
     progress = await figures.all_progress(call)
     started = {name: one for name, one in progress.items() if any(row.consumer_offset for row in one.queues)}
 

@@ -50,7 +50,7 @@ class TopicList:
 async def topics(
     call: Call, *, search: str = "", kind: Kind = "", page: Page = 1, size: Size = 50
 ) -> TopicList:
-    """The topics whose name contains a text; without a kind, those of users."""
+    """The topics whose name contains a text; without a kind, topics of users."""
     system = await figures.system_topics(call)
     configs = await figures.all_topic_configs(call)
     found = []
@@ -109,7 +109,7 @@ class TopicPart:
 
 @frozen
 class QueueRow:
-    """One queue: the first offset that is there, the offset of the next message, the time of the last."""
+    """A queue: its first offset, the offset of the next message, the time of the last."""
 
     broker: str
     queue: int
@@ -212,7 +212,7 @@ async def put_topic(
     ] = False,
     preview: Annotated[bool, msgspec.Meta(description="Change nothing: only say what would change.")] = False,
 ) -> TopicChange:
-    """Create a topic, or change it; with preview, say what would change."""
+    """Create or change a topic; with preview, report the change only."""
     bits = (PERM_READ if "read" in perm else 0) | (PERM_WRITE if "write" in perm else 0)
     config = TopicConfig(topic, queues, queues, bits, order=order)
     known = (await figures.all_topic_configs(call)).get(topic, {})
@@ -245,7 +245,7 @@ async def _warnings(
 
 @frozen
 class Deleted:
-    """What was deleted, and the servers that did it."""
+    """The deleted topic, and the servers that deleted it."""
 
     name: str
     servers: list[str]

@@ -1,4 +1,4 @@
-"""Pages of accounts: the list, why one may do something, and changes."""
+"""Pages of accounts: the list, reasons for permissions, and changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def accounts(page: Page) -> Response:
 
 @page("/new-account", "GET", "POST")
 async def new_account(page: Page) -> Response:
-    """A new account, or a change of one."""
+    """A new account, or a change of an account."""
     if page.is_post:
         form = page.form
         name = form.get("account", "").strip()

@@ -1,4 +1,4 @@
-"""Pages of brokers: the list, one broker, and its changes."""
+"""Pages of brokers: the list, a broker, and its changes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ async def brokers(page: Page) -> Response:
 
 @page("/brokers/{broker}")
 async def broker(page: Page) -> Response:
-    """One broker."""
+    """A broker."""
     found = await page.perform("broker", broker=page.path("broker"), id=page.query.get("id", 0))
     return page.show("broker.html", broker=found, show=page.query.get("show", ""))
 
 
 @page("/brokers/{broker}/setting", "GET", "POST")
 async def setting(page: Page) -> Response:
-    """Change one setting."""
+    """Change a setting."""
     name, number = page.path("broker"), page.query.get("id", 0)
     if page.is_post:
         key, value = page.form.get("name", ""), page.form.get("value", "")

@@ -1,4 +1,4 @@
-"""The page of controllers: who leads, the broker sets, hand-overs."""
+"""The page of controllers: the leader, the broker sets, handovers."""
 
 from __future__ import annotations
 

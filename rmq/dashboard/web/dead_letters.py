@@ -1,4 +1,4 @@
-"""Pages of dead letters: groups, the letters of one, resending, and exports."""
+"""Pages of dead letters: groups, the letters of a group, resending, and exports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 @page("/dead-letters")
 async def dead_letters(page: Page) -> Response:
-    """The groups with dead letters, or the letters of one."""
+    """The groups with dead letters, or the letters of a group."""
     group = page.query.get("group", "")
     if not group:
         return page.show("dead_groups.html", groups=await page.perform("dead_letter_groups"))
@@ -44,7 +44,7 @@ async def dead_letters(page: Page) -> Response:
 
 @page("/dead-letters/resend", "POST")
 async def resend(page: Page) -> Response:
-    """Send the chosen letters again."""
+    """Resend the chosen letters."""
     group = page.form.get("group", "")
     chosen = [value for name, value in page.fields if name == "chosen"]
     given: dict[str, Any] = {"ids": chosen}

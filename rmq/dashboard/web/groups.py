@@ -1,4 +1,4 @@
-"""Pages of groups: the list, one group, its members, and its forms."""
+"""Pages of groups: the list, a group, its members, and its forms."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ async def groups(page: Page) -> Response:
 
 @page("/groups/{group}")
 async def group(page: Page) -> Response:
-    """One group."""
+    """A group."""
     return page.show("group.html", group=await page.perform("group", group=page.path("group")))
 
 
 @page("/groups/{group}/member")
 async def member(page: Page) -> Response:
-    """One member, by its own account."""
+    """A member, by its own account."""
     name, client_id = page.path("group"), page.query.get("client_id", "")
     stack = page.query.get("stack", "") == "true"
     found = await page.perform("member", group=name, client_id=client_id, stack=stack)
@@ -80,7 +80,7 @@ async def delete_group(page: Page) -> Response:
 
 @page("/groups/{group}/reset", "GET", "POST")
 async def reset(page: Page) -> Response:
-    """Reset offsets: a preview first, which says what is delivered again and what is skipped."""
+    """Reset offsets: first a preview with the messages delivered again or skipped."""
     name = page.path("group")
     detail = await page.perform("group", group=name)
     preview = None

@@ -9,7 +9,7 @@ from rmq.dashboard.web.page import Page, page
 
 @page("/delayed", "GET", "POST")
 async def delayed(page: Page) -> Response:
-    """What waits for its time; recall."""
+    """Messages that wait for their time; recall."""
     if page.is_post:
         done = await page.perform("recall", handle=page.form.get("handle", ""))
         return page.redirect("delayed", notice=f"Message {done.message_id} is taken back.")

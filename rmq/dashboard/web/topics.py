@@ -1,4 +1,4 @@
-"""Pages of topics: the list, one topic, its forms, and the live tail."""
+"""Pages of topics: the list, a topic, its forms, and the live tail."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ async def topics(page: Page) -> Response:
 
 @page("/topics/{topic}")
 async def topic(page: Page) -> Response:
-    """One topic."""
+    """A topic."""
     return page.show("topic.html", topic=await page.perform("topic", topic=page.path("topic")))
 
 
 @page("/new-topic", "GET", "POST")
 async def new_topic(page: Page) -> Response:
-    """The form for a new topic: it shows a preview first."""
+    """The form for a new topic, with a preview first."""
     return await _edit(page, page.form.get("topic", "").strip(), is_new=True)
 
 
 @page("/topics/{topic}/edit", "GET", "POST")
 async def edit_topic(page: Page) -> Response:
-    """The form for a change: it shows a preview first."""
+    """The form for a change, with a preview first."""
     return await _edit(page, page.path("topic"), is_new=False)
 
 

@@ -1,2 +1,2 @@
-"""Messages of a cluster: pages of a topic, one message in detail, traces, dead letters, delayed messages and
+"""Messages of a cluster: pages of a topic, a message in detail, traces, dead letters, delayed messages and
 transactions."""

@@ -52,11 +52,8 @@ PULLED: Final = 32
 
 @frozen
 class OpenHalf:
-    """A half message whose producer has not decided yet.
-
-    `group` is the producer group, `topic` where it goes when it is committed, `checks` how often the group
-    was asked.
-    """
+    """A half message without a decision of its producer. `group` is the producer group, `topic` the target
+    after a commit, `checks` the number of check-backs."""
 
     message: StoredMessage
     group: str
@@ -94,9 +91,9 @@ class DiscardedPage:
 async def open_halves(client: Client, *, broker: str = "", most: int = 1000) -> list[OpenHalves]:
     """List half messages without a decision, by broker; at most `most` of each.
 
-    It reads the half messages and ends behind the part that the broker has settled, so it costs the more the
-    further that is behind. A broker of RocketMQ has none to show before its first check-back pass, a minute
-    after its first half message. Raises as `PullConsumer.pull`.
+    The scan ends behind the part that the broker has settled, so its cost grows with the distance of that
+    part. A broker of RocketMQ shows none before its first check-back pass, a minute after its first half
+    message. Raises as `PullConsumer.pull`.
     """
     found = []
     async with client.pull_consumer(TOOLS_GROUP) as pulls:
@@ -194,9 +191,8 @@ async def _read(pulls: PullConsumer, queue: MessageQueue, first: int, last: int)
 
 
 async def discarded(client: Client, *, count: int = 50, cursor: str | None = None) -> DiscardedPage:
-    """Read half messages that were given up, newest first; one that was resumed stays among them. Raises as
-    `read_page`; a cluster without any has an empty page.
-    """
+    """Read discarded half messages, newest first; a resumed message stays among them. Raises as `read_page`;
+    a cluster without any has an empty page."""
     try:
         page = await read_page(client, TRANS_CHECK_MAX_TIME_TOPIC, count=count, cursor=cursor)
     except (NoRoute, TopicNotExist):
@@ -205,9 +201,8 @@ async def discarded(client: Client, *, count: int = 50, cursor: str | None = Non
 
 
 async def resume(client: Client, offset_message_id: str) -> None:
-    """Have a half message that was given up checked again, from the first check on. Resumed twice, it may be
-    committed twice. Raises QueryNotFound, and the ResponseError of a broker for a message that is none.
-    """
+    """Have a discarded half message checked again, from the first check on. Resumed twice, it may be
+    committed twice. Raises QueryNotFound, and the ResponseError of a broker for any other message."""
     message = await client.admin.view_message(offset_message_id)
     if message.topic != TRANS_CHECK_MAX_TIME_TOPIC:
         raise QueryNotFound(None, f"{offset_message_id} is no half message that was given up")

@@ -79,11 +79,11 @@ def archive(
     `options` are those of the source `rmq`, for instance nameServer and topic; startingOffsets is `earliest`
     by default, and counts for the first run only. The files have all columns of a message and are partitioned
     by `date` (of storeTimestamp, UTC) and `topic`. Ends when everything that existed at the start is
-    archived; with `every_seconds` it goes on, with a batch at this interval, until it is interrupted
-    (KeyboardInterrupt), and returns then too. When a partition has `compact_files` small files (0: never),
-    they are merged.
+    archived; with `every_seconds` the run goes on, with a batch at this interval, until an interruption
+    (KeyboardInterrupt), after which it returns. A partition with `compact_files` small files (0: never) is
+    merged.
 
-    A run that is killed at any moment neither loses nor doubles a message: just run it again. Raises
+    A run that is killed at any moment neither loses nor doubles a message: just repeat the run. Raises
     ConfigError, ArchiveInUse, and StreamingQueryException when the topics cannot be read.
     """
     began = time.monotonic()
@@ -149,7 +149,7 @@ class _Job:
         return writer.trigger(processingTime=f"{round(every_seconds * 1000)} milliseconds").start()
 
     def take(self, frame: DataFrame, batch_id: int) -> None:
-        """Write a batch of the query, unless it is there."""
+        """Write a batch of the query, unless it exists."""
         batch = f"{query_id(self.folder.checkpoint)[:8]}-{batch_id:08}"
         if self.folder.has(batch):
             return
@@ -215,9 +215,8 @@ def compact(
     target_bytes: int = TARGET_BYTES,
     watch: Watch = unwatched,
 ) -> Compacted:
-    """Merge the small files of each partition of an archive into files of about `target_bytes`.
-
-    Not while it is written to: raises ArchiveInUse. Killed: what is merged stays merged, no row is lost or
+    """Merge the small files of each partition of an archive into files of about `target_bytes`. Not during
+    writes to the archive: raises ArchiveInUse. Killed: merged files stay merged, no row is lost or
     doubled."""
     began = time.monotonic()
     parts = []
@@ -244,7 +243,7 @@ def compact_partition(
     target_bytes: int = TARGET_BYTES,
     tiers: bool = True,
 ) -> int:
-    """Merge the small files of a partition where there are `least`; returns how many there were."""
+    """Merge the small files of a partition with at least `least`; return their number."""
     merged = 0
     for old in crowds(_sizes(partition), least, target_bytes, tiers=tiers):
         staged = folder.aside()

@@ -63,8 +63,8 @@ class Jobs:
 
 
 def read_jobs(tree: object, source: Mapping[str, str] | None = None) -> Jobs:
-    """Check what was read of a file. `source` are options of all sources and of sinks `rmq`, under those of
-    the file. Raises ConfigError that names the place."""
+    """Check the content of a file. `source` are options of all sources and of sinks `rmq`, which the file
+    overrides. Raises ConfigError that names the place."""
     root = _mapping("the file", tree, ("source", "spark", "serve", "streams"))
     common = {**(source or {}), **_texts("source", root.get("source", {}))}
     streams = _mapping("streams", root.get("streams"))
@@ -159,7 +159,7 @@ def _texts(place: str, tree: object) -> dict[str, str]:
 
 
 def start(spark: SparkSession, stream: Stream, *, once: bool = False) -> StreamingQuery:
-    """Start a stream; `once`: for what is there now. Raises PySparkException, ConfigError."""
+    """Start a stream; `once`: for the present messages. Raises PySparkException, ConfigError."""
     frame = spark.readStream.format("rmq").options(**stream.source).load()
     if stream.where:
         frame = frame.where(stream.where)
@@ -234,7 +234,7 @@ class Kept:
 
 
 def _reason(error: Exception | None) -> str:
-    """The last line that says what was wrong: errors that come through Spark have tracebacks in them."""
+    """The last line with the problem: errors that come through Spark contain tracebacks."""
     if error is None:
         return "it was stopped"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -298,12 +298,12 @@ class Streams:
         return cls([Kept(stream, lambda stream: start(spark, stream), tell) for stream in jobs.streams])
 
     def step(self, now: float) -> None:
-        """Start what is due, note what has ended."""
+        """Start streams that are due, notice ends."""
         for one in self.kept:
             one.step(now)
 
     def health(self) -> tuple[bool, dict[str, str]]:
-        """Whether all streams run, and of each how it is."""
+        """Whether all streams run, and the state of each."""
         states = {
             one.stream.name: "running" if one.query is not None else one.error or "starting"
             for one in self.kept
@@ -347,7 +347,7 @@ def run_streams(
 
 
 def names_of(jobs: Jobs) -> list[dict[str, str]]:
-    """Rows for people: what streams there are."""
+    """Rows for people: the streams."""
     return [
         {
             "name": one.name,
