@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rmq.broker.consume.per_message import ledger
 from rmq.errors import ResponseError
 from rmq.message import dlq_topic
 from rmq.protocol.codes import ResponseCode
@@ -416,8 +417,6 @@ def test_attempts_count_over_kills() -> None:
 
 @pytest.mark.parametrize("records", [1, 7])
 def test_a_snapshot_replaces_the_journal(records: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rmq.broker.consume.per_message import ledger
-
     monkeypatch.setattr(ledger, "SNAPSHOT_RECORDS", records)
     rig = filled(100, queues=3)
     consumer = Consumer(rig)
@@ -440,6 +439,18 @@ def test_a_snapshot_replaces_the_journal(records: int, monkeypatch: pytest.Monke
     found = [one for _ in range(10) for one in again.bodies()]
     assert sorted(found) == sorted(kept)
     assert waiting
+
+
+def test_a_slave_writes_no_snapshot(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ledger, "SNAPSHOT_RECORDS", 1)
+    rig = filled(4)
+    consumer = Consumer(rig)
+    consumer.ack(*consumer.take())
+    rig.become_slave()
+    step(rig, 1)
+    assert "not written" not in caplog.text
 
 
 def test_a_failed_write_is_an_error_and_the_message_comes_again() -> None:

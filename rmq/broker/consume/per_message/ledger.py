@@ -23,6 +23,7 @@ from rmq.broker.consume.per_message.queue_delivery import WAITING, Batch, QueueD
 from rmq.errors import CorruptRecord, ResponseError, StoreError, for_code
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.record import Record, decode_record
+from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.plugin import Appended
@@ -216,7 +217,7 @@ class Ledger:
 
     def _is_due(self, now_ms: int) -> bool:
         end = self._end()
-        if end <= self._first:
+        if end <= self._first or self._store.config.broker_role is BrokerRole.SLAVE:
             return False
         if not self._snapshot_ms:
             self._snapshot_ms = self._store.message_time(JOURNAL_TOPIC, 0, self._first)
