@@ -81,6 +81,14 @@ def interop5(session: nox.Session) -> None:
 
 
 @nox.session
+def grpc(session: nox.Session) -> None:
+    """RocketMQ's official 5.x clients on the gRPC door: Java (Maven), Python (PyPI), Node (npm)."""
+    session.install("-e", ".[test]")
+    clients = "tests/interop/test_grpc_clients.py"
+    session.run("python", "-m", "pytest", "-m", "interop", clients, *session.posargs)
+
+
+@nox.session
 def mqadmin(session: nox.Session) -> None:
     """All commands of RocketMQ's own mqadmin 4.9.7 against our servers; needs a JDK and Maven."""
     session.install("-e", ".[test]")
