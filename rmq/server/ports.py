@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
@@ -81,14 +81,22 @@ class OpenDoor(NamedTuple):
     acceptor: Acceptor | None
 
 
-async def open_doors(network: Network, config: ServerSettings, doors: Sequence[Door]) -> list[OpenDoor]:
-    """Listen at the ports of doors; peers are refused until these are served.
+async def open_doors(
+    network: Network, config: ServerSettings, doors: Sequence[Door], own: Iterable[Listener] = ()
+) -> list[OpenDoor]:
+    """Listen at the ports of doors; peers are refused until these are served. `own` are the
+    listeners that the server has already.
 
     Raises PortInUse, which names the door, and OSError; then no port stays open.
     """
     opened: list[OpenDoor] = []
+    taken = {int(listener.address.rpartition(":")[2]) for listener in own}
     try:
         for door in doors:
+            if door.port in taken:  # both would be bound, and the second could not listen
+                raise PortInUse(
+                    join_address(config.bind_address, door.port), f"for door {door.name} of a plug-in"
+                )
             opened.append(await _open_door(network, config, door))
     except BaseException:
         for one in opened:

@@ -20,12 +20,13 @@ from rmq.errors import AccessDenied, PortInUse, ResponseError
 from rmq.plugin import PUBLISH, Door, Plugin, PluginRefused, hooks_of
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.headers import GetConsumerConnectionListRequestHeader
-from rmq.remoting.network import open_stream
+from rmq.remoting.network import TcpNetwork, open_stream
 from rmq.remoting.tls import TlsConfig, TlsContexts
 from rmq.store.config import FlushDiskType
 from rmq.testing.cluster import Cluster
 from rmq.testing.front import Wire
 from rmq.testing.network import MemoryNetwork
+from tests.ports import free_ports
 
 from .lines import PACKAGE, Line, package
 
@@ -377,6 +378,14 @@ async def test_a_message_that_waits_for_the_disk_is_answered_before_goodbye(
         while await line.read():
             pass
         assert [one.partition(" ")[0] for one in line.said] == ["OK", "OK", "BYE"]
+
+
+async def test_a_door_cannot_have_a_port_of_the_broker_itself() -> None:
+    (listen,) = free_ports(1)
+    settings = {"plugin_settings": {"linePort": str(listen)}, "listen_port": listen}
+    with pytest.raises(PortInUse, match="for door line of a plug-in"):
+        async with cluster(network=TcpNetwork(), broker_ip1="127.0.0.1", **settings):
+            raise AssertionError("it has started")
 
 
 async def test_a_port_that_is_taken_ends_the_start(autojump_clock: MockClock) -> None:

@@ -210,7 +210,8 @@ async def open_broker(
             role=role,
         )
         broker.use_plugins(load(named(config), plugin_settings, plugin_host(broker)))
-        ports.doors.extend(await open_doors(network, config, broker.hooks.doors()))
+        own = [*ports.clients, *(() if ports.slaves is None else (ports.slaves,))]
+        ports.doors.extend(await open_doors(network, config, broker.hooks.doors(), own))
         acceptors |= door_acceptors(ports.doors)
     except BaseException:
         if store is not None:
