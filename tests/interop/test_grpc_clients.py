@@ -198,7 +198,8 @@ async def test_ours_reads_what_theirs_sends(run: Run, topic: str, broker: tuple[
         rmq.connect(broker[1]) as ours,
         ours.consumer("ours-" + topic, {topic: "*"}, consume_from="first") as consumer,
     ):
-        async for message in consumer:
+        async for delivery in consumer:
+            message = delivery.message
             seen.append((message.body, message.tags, message.keys, message.properties["colour"]))
             if len(seen) == 3:
                 break
