@@ -392,6 +392,7 @@ class Admin:
     broker_config = _Waiting(async_admin.Admin.broker_config)
     update_broker_config = _Waiting(async_admin.Admin.update_broker_config)
     broker_stats = _Waiting(async_admin.Admin.broker_stats)
+    delivery_figures = _Waiting(async_admin.Admin.delivery_figures)
     broker_offsets = _Waiting(async_admin.Admin.broker_offsets)
     clean_expired_queues = _Waiting(async_admin.Admin.clean_expired_queues)
     delete_expired_logs = _Waiting(async_admin.Admin.delete_expired_logs)
@@ -407,6 +408,7 @@ class Admin:
 
     view_message = _Waiting(async_admin.Admin.view_message)
     message_at = _Waiting(async_admin.Admin.message_at)
+    message_in_log = _Waiting(async_admin.Admin.message_in_log)
     query_message = _Waiting(async_admin.Admin.query_message)
     query_unique_key = _Waiting(async_admin.Admin.query_unique_key)
     trace = _Waiting(async_admin.Admin.trace)

@@ -338,7 +338,7 @@ class SimpleConsumer(AsyncResource):
             raise for_code(response.code, response.remark, address)
 
     async def nack(self, message: ReceivedMessage, *, after: float | None = None) -> None:
-        """Give a message back: see `ReceivedMessage.nack`."""
+        """Give a message back: see `ReceivedMessage.nack`. Cancelled: it may or may not be given back."""
         if after is not None:
             check_number("after", after, 0, whole=False)
         ms = FIRST_RETRY_MS if after is None else round(after * 1000)
@@ -348,7 +348,7 @@ class SimpleConsumer(AsyncResource):
         message.expires_at = 0.0
 
     async def extend(self, message: ReceivedMessage, seconds: float) -> None:
-        """Keep a message for longer: see `ReceivedMessage.extend`."""
+        """Keep a message for longer: see `ReceivedMessage.extend`. Cancelled: it may or may not be."""
         check_number("seconds", seconds, 0.001, whole=False)
         header = self._change_header(message, max(1, round(seconds * 1000)))
         response = await self._call(message, codes.CHANGE_MESSAGE_INVISIBLETIME, header)

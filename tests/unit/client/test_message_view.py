@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from rmq.client.config import ClientConfig
 from rmq.client.consume.message_view import (
+    FoundMessage,
     PulledMessage,
     compiled_kind,
     found_messages,
@@ -109,7 +110,7 @@ def test_messages_of_a_query_do_not_keep_their_bodies() -> None:
     data = b"".join(packed(1 << 20, offset) for offset in (9, 3, 3, 7))
     tracemalloc.start()
     try:
-        found = found_messages(data, "a")
+        found = found_messages(data, "a", FoundMessage)
         assert [message.queue_offset for message in found] == [9, 3, 3, 7]
         assert [len(message.body) for message in found] == [1 << 20] * 4
         assert tracemalloc.get_traced_memory()[0] < 1 << 20
@@ -122,7 +123,7 @@ def test_messages_of_a_query_do_not_keep_their_bodies() -> None:
 @pytest.mark.parametrize("cut", [1, 50, 100])
 def test_a_damaged_answer_to_a_query(cut: int) -> None:
     with pytest.raises(CorruptRecord, match="no message begins here"):
-        found_messages(record() + record()[:-cut], "a")
+        found_messages(record() + record()[:-cut], "a", FoundMessage)
 
 
 def test_attributes_can_be_set() -> None:
