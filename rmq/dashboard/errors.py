@@ -44,7 +44,7 @@ class LoginNeeded(DashboardError):
     """Nobody has logged in, and the request needs it."""
 
     status = 401
-    hint = "log in"
+    hint = "log in on the page, or send a token"
 
 
 class LoginFailed(DashboardError):

@@ -35,7 +35,7 @@ EVEN: Final = 1.1
 class NoSuchBroker(ConfigError):
     """No broker has a name that matches a pattern."""
 
-    hint = ""
+    hint = "give the name of a broker, or a pattern that matches some"
 
     def __init__(self, pattern: str, known: Iterable[str]) -> None:
         names = ", ".join(sorted(known))
@@ -45,6 +45,8 @@ class NoSuchBroker(ConfigError):
 
 class NotMoved(RmqError):
     """A topic cannot be moved so, or was not moved in time."""
+
+    hint = "see what the text says of the topic, and try the move again"
 
 
 def _skip(count: object) -> None:

@@ -7,10 +7,9 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
-from attrs import frozen
 
 from rmq.config import dump_properties, from_options, read_file
 from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
@@ -24,6 +23,11 @@ from rmq.server.process import return_large_blocks
 from rmq.server.profile import protect_files
 from rmq.server.settings import ServerSettings
 from rmq.server.signals import obey, stop_without_parent
+
+if TYPE_CHECKING:
+    from attrs import frozen
+else:
+    from rmq.lazy_attrs import frozen
 
 EXIT_FAILED: Final = 1
 EXIT_SETTINGS: Final = 2

@@ -262,6 +262,19 @@ class IndexFile:
                 break
             number = before
 
+    def has(self, key_hash: int, offset: int) -> bool:
+        """Whether there is an entry with the hash for the record at a physical offset, whatever its time."""
+        number = _SLOT.unpack(self.segment.copy(HEADER + key_hash % self._slots * 4, 4))[0]
+        while 0 < number <= self.count and self.count > 1:
+            at = self._entries_at + number * _ENTRY_SIZE
+            entry_hash, found, _, before = _ENTRY.unpack(self.segment.copy(at, _ENTRY_SIZE))
+            if entry_hash == key_hash and found == offset:
+                return True
+            if before >= number or found < offset:  # entries are added in the order of the log
+                return False
+            number = before
+        return False
+
 
 class Index:
     """All index files, oldest first. One thread uses it; `sync` may run in another. `compiled` is the engine
@@ -367,6 +380,14 @@ class Index:
         once.
         """
         return self.search(topic, key, begin_ms, end_ms, most).found
+
+    def has(self, topic: str, key: str, offset: int) -> bool:
+        """Whether one of the last two files, in which the entries of a record may lie, has an entry for the
+        key of the record at that offset. Times are not compared: after the clock was set back a file gives
+        its own begin as the time of a record.
+        """
+        key_hash = self.hash(topic, key)
+        return any(file.has(key_hash, offset) for file in self.files[-2:])
 
     def search(
         self,

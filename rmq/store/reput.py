@@ -22,8 +22,6 @@ from rmq.store.scan import Scan, Scanned, next_good
 if TYPE_CHECKING:
     from rmq.protocol._engine import Rows
 
-_AROUND_MS = 2000  # the index knows seconds
-_MANY = 1 << 20
 
 log = logging.getLogger("rmq.store")
 
@@ -135,8 +133,7 @@ class Reput:
     def _rest_of(self, entry: Entry) -> Entry:
         """The rest of the last indexed record that the index lacks."""
         topic, keys, position, timestamp = entry
-        times = timestamp - _AROUND_MS, timestamp + _AROUND_MS
-        lacking = [key for key in keys if position not in self._index.find(topic, key, *times, _MANY)]
+        lacking = [key for key in keys if not self._index.has(topic, key, position)]
         return topic, tuple(lacking), position, timestamp
 
     def _skip_damage(self, position: int) -> None:

@@ -82,9 +82,9 @@ def test_cve_2024_23321_secrets_are_told_to_nobody(
 BROKER_FIELDS = [
     (cls, field) for cls in (BrokerConfig, StoreConfig, TlsConfig) for field in attrs.fields(cls)
 ]
-NOT_NUMBERS = {"delete_when", "ha_diverged_log", "read_at_slaves"}
-"""Of the settings that may change: what is neither number nor yes and no. One takes hours, one two words, one
-names of languages."""
+NOT_NUMBERS = {"delete_when", "ha_diverged_log", "namesrv_addr", "read_at_slaves"}
+"""Settings that may change and are neither a number nor yes or no: hours, one of two words, addresses as
+``host:port``, names of languages."""
 
 
 def name_of(value: Any) -> str | None:

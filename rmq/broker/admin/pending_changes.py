@@ -11,8 +11,6 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from attrs import frozen
-
 from rmq.broker.error_responses import error_response
 from rmq.broker.tables.versioned import run_to_end
 from rmq.errors import StoreError
@@ -20,10 +18,14 @@ from rmq.server.deferred import Deferred
 from rmq.shares import NOBODY
 
 if TYPE_CHECKING:
+    from attrs import frozen
+
     from rmq.broker.tables.files import TableFiles
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
     from rmq.shares import HoldersOf
+else:
+    from rmq.lazy_attrs import frozen
 
 log = logging.getLogger("rmq.broker")
 

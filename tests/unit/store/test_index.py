@@ -390,3 +390,30 @@ def test_entries_past_a_cut_go(kept: int, how: str) -> None:
 
     assert [found(f"K{number}") for number in range(10)] == [1] * kept + [0] * (10 - kept)
     assert [found(f"N{number}") for number in range(kept, 12)] == [1] * (12 - kept)
+
+
+def test_an_entry_is_known_whatever_the_clock_said() -> None:
+    index = make(capacity=4)
+    late, early = START_MS + 60_000, START_MS
+    index.add([("Orders", ("A",), 100, late), ("Orders", ("B", "C"), 200, early)], late)
+    assert index.find("Orders", "B", early - 2_000, early + 2_000, 10) == [], "the file says its own begin"
+    assert index.has("Orders", "B", 200)
+    assert index.has("Orders", "C", 200)
+    assert not index.has("Orders", "B", 100)
+    assert not index.has("Orders", "D", 200)
+    index.add([("Orders", ("D",), 300, early)], late)
+    assert len(index.files) == 2
+    assert index.has("Orders", "C", 200), "in the file before the last"
+
+
+def test_a_record_is_indexed_once_after_the_clock_was_set_back() -> None:
+    disk, clock = MemoryDisk(), Clock()
+    store = open_store(disk, clock)
+    clock.now_ms += 60_000
+    send(store, record("one", keys="A"))
+    clock.now_ms -= 60_000
+    send(store, record("two", keys="B C"))
+    store.dispatch()
+    store._reput.start(again=True)  # as after a failed write, a cut of the log or a crash
+    store.dispatch()
+    assert sum(file.count - 1 for file in store._index.files) == 3

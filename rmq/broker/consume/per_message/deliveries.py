@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from attrs import frozen
-
 from rmq.broker.consume.per_message.handles import Handle, parse_handle
 from rmq.broker.consume.per_message.leases import Leases
 from rmq.broker.consume.per_message.ledger import Change, Ledger, Recovered
@@ -31,6 +29,8 @@ from rmq.protocol.codes import ResponseCode
 from rmq.store.reader import GetResult
 
 if TYPE_CHECKING:
+    from attrs import frozen
+
     from rmq.broker.config import Settings
     from rmq.broker.consume.long_polling import Reading
     from rmq.broker.consume.per_message.leases import OnHandled
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from rmq.plugin import Appended
     from rmq.protocol.record import Record
     from rmq.store.store import Store
+else:
+    from rmq.lazy_attrs import frozen
 
 IDLE_SECONDS: Final = 60.0
 FORGET_SECONDS: Final = 3_600.0

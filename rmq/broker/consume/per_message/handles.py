@@ -8,10 +8,15 @@ by these, so that nothing has to be kept for each handle.
 
 from __future__ import annotations
 
-from attrs import frozen
+from typing import TYPE_CHECKING
 
 from rmq.errors import ResponseError, for_code
 from rmq.protocol.codes import ResponseCode
+
+if TYPE_CHECKING:
+    from attrs import frozen
+else:
+    from rmq.lazy_attrs import frozen
 
 
 @frozen

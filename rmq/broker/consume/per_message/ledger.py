@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from attrs import define, field
+from attrs import field
 
 from rmq.broker.consume.per_message import journal
 from rmq.broker.consume.per_message.journal import JOURNAL_TOPIC
@@ -26,10 +26,14 @@ from rmq.protocol.record import Record, decode_record
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
+    from attrs import define
+
     from rmq.plugin import Appended
     from rmq.store.store import Store
 
     OnWritten = Callable[[ResponseError | None], None]
+else:
+    from rmq.lazy_attrs import define
 
 log = logging.getLogger("rmq.broker")
 

@@ -13,19 +13,21 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from attrs import define
-
 from rmq.errors import ResponseError, for_code
 from rmq.protocol.codes import ResponseCode
 from rmq.shares import NOBODY, Holders, Shares
 
 if TYPE_CHECKING:
+    from attrs import define
+
     from rmq.broker.config import Settings
     from rmq.broker.consume.long_polling import Reading
     from rmq.broker.consume.per_message.taking import Handed
     from rmq.doors import TakeRequest
 
     OnTaken = Callable[[Sequence[Handed] | ResponseError], None]
+else:
+    from rmq.lazy_attrs import define
 
 TRIES_OF_A_TURN: Final = 64
 """Polls that one turn answers: each may be 32 messages."""

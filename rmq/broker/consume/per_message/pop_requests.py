@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from attrs import define
-
 from rmq.broker.consume.per_message.handles import handle_text, parse_handle
 from rmq.broker.consume.per_message.polls import HeldTake
 from rmq.doors import TakeRequest
@@ -40,11 +38,15 @@ from rmq.protocol.pop import (
 )
 
 if TYPE_CHECKING:
+    from attrs import define
+
     from rmq.broker.config import Settings
     from rmq.broker.consume.per_message.deliveries import Deliveries
     from rmq.broker.consume.per_message.taking import Handed
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
+else:
+    from rmq.lazy_attrs import define
 
 INVISIBLE_MAX_MS: Final = 12 * 3_600_000
 

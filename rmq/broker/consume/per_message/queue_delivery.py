@@ -13,12 +13,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from attrs import define, field
+from attrs import field
 
 from rmq.broker.consume.per_message.message_groups import MessageGroups
 from rmq.broker.consume.per_message.offset_set import OffsetSet
+
+if TYPE_CHECKING:
+    from attrs import define
+else:
+    from rmq.lazy_attrs import define
 
 LEASED: Final = 0
 WAITING: Final = 1

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from attrs import frozen
-
 if TYPE_CHECKING:
+    from attrs import frozen
+
     from rmq.protocol.bodies import GroupRetryPolicy
+else:
+    from rmq.lazy_attrs import frozen
 
 DEFAULT_DELAYS_MS: Final = (
     *(10_000, 30_000, 60_000, 120_000, 180_000, 240_000, 300_000, 360_000),

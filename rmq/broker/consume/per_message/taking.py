@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from attrs import define, field
+from attrs import field
 
 from rmq.broker.consume.per_message.message_groups import group_of
 from rmq.broker.consume.per_message.queue_delivery import DYING, READY, Batch
@@ -19,11 +19,15 @@ from rmq.protocol.codes import SYS_HOST_BITS
 from rmq.protocol.record import HOST_BITS, offset_of
 
 if TYPE_CHECKING:
+    from attrs import define
+
     from rmq.broker.consume.per_message.queue_delivery import QueueDelivery
     from rmq.broker.consume.read import SubscriptionPlan
     from rmq.store.disk import Bytes
     from rmq.store.reader import GetResult
     from rmq.store.store import Store
+else:
+    from rmq.lazy_attrs import define
 
 LOOKS_OF_A_QUEUE: Final = 8
 """Reads of one queue for one take: of long runs that a filter refuses, or that are finished."""

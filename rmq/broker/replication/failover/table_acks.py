@@ -11,18 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from attrs import frozen
-
 from rmq.errors import for_code
 from rmq.protocol.codes import ResponseCode
 from rmq.server.deferred import Deferred
 from rmq.shares import HoldersOf, by_account_and_address
 
 if TYPE_CHECKING:
+    from attrs import frozen
+
     from rmq.broker.replication.links import Replicas
     from rmq.broker.replication.sessions import MasterSession
     from rmq.broker.tables.versioned import Changes, OnReplicated
     from rmq.shares import Holding
+else:
+    from rmq.lazy_attrs import frozen
 
 WAITING_MAX: Final = 20_000
 """Answers of one account or address that may wait, of all tables together; others may have some beside it."""
