@@ -175,20 +175,23 @@ SET_BUGS["a longer lease of an earlier controller is forgotten"] = planted((Elec
 
 SETS_CAUGHT_BY = {
     "a shorter lease is agreed on while longer ones last": 3328,
-    "a longer lease of an earlier controller is forgotten": 3049,
-    "a lease is granted while an election is being agreed on": 10_033,
-    "who goes is waited for no more, before the controllers agree": 3,
-    "who comes is not waited for yet, when the controllers may have agreed": 124,
-    "cut to the shorter log, whatever is in it": 11,
-    "nothing is cut": 11,
+    "a lease is granted while an election is being agreed on": 65,
+    "who goes is waited for no more, before the controllers agree": 11,
+    "who comes is not waited for yet, when the controllers may have agreed": 65,
+    "cut to the shorter log, whatever is in it": 17,
+    "nothing is cut": 17,
     "lease from the answer, not from the question": 11,
-    "a master acts without a lease": 3,
-    "whoever lives is elected": 1,
-    "in sync before it has what was acknowledged": 26,
+    "a master acts without a lease": 11,
+    "whoever lives is elected": 3,
+    "in sync before it has what was acknowledged": 35,
     "acknowledged before it is on the master's own disk": 1,
-    "a controller answers without a lease": 1,
-    "epochs are not kept beside the log": 1,
-    "a slave reports what it has not flushed": 212,
-    "elected before the lease is over": 65,
+    "a controller answers without a lease": 5,
+    "epochs are not kept beside the log": 17,
+    "a slave reports what it has not flushed": 5,
+    "elected before the lease is over": 75,
 }
 """The first seed, or one of the first, that shows a bug."""
+
+WITHOUT_SEED = {"a longer lease of an earlier controller is forgotten"}
+"""Bugs that no seed below 234 shows since the controllers' messages have other lengths: a search of more is
+to find one."""

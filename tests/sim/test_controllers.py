@@ -10,7 +10,7 @@ import pytest
 
 from tests.sim.bugs import BUGS, CAUGHT_BY
 from tests.sim.controllers import Simulation, Violation
-from tests.sim.set_bugs import SET_BUGS, SETS_CAUGHT_BY
+from tests.sim.set_bugs import SET_BUGS, SETS_CAUGHT_BY, WITHOUT_SEED
 from tests.sim.sets import SetSimulation
 
 SEEDS = 12
@@ -57,7 +57,11 @@ def test_a_set_loses_nothing_that_was_acknowledged(seed: int) -> None:
     assert simulation.accepted > 0
 
 
-@pytest.mark.parametrize("name", SET_BUGS)
+def test_each_planted_bug_has_a_seed_or_is_named() -> None:
+    assert SET_BUGS.keys() - SETS_CAUGHT_BY.keys() == WITHOUT_SEED
+
+
+@pytest.mark.parametrize("name", SETS_CAUGHT_BY)
 def test_a_bug_planted_in_the_rules_of_sets_is_caught(name: str) -> None:
     with SET_BUGS[name](), pytest.raises(Violation):
         SetSimulation.of(SETS_CAUGHT_BY[name]).run()

@@ -13,7 +13,8 @@ from rmq.errors import ConfigError
 from rmq.spark.pipelines.audit import StoreAudit, audit_store
 from rmq.store import audit_rules as rules
 from rmq.store.audit import check
-from rmq.store.disk import ReadOnlyDisk
+from rmq.store.disk import ReadOnlyDisk, RealDisk
+from rmq.store.repair import accept_start
 from tests.spark.faults import (
     LOG_FILE,
     QUEUES,
@@ -108,6 +109,7 @@ def test_what_is_no_fault(spark: SparkSession, tmp_path: Path) -> None:
     files = StoreFiles(tmp_path)
     first, *_ = sorted((tmp_path / "commitlog").iterdir())
     first.unlink()
+    accept_start(RealDisk(), str(tmp_path), check(ReadOnlyDisk(), str(tmp_path)))
     last = [one for one in files.with_units() if one.topic == b"Kept"][-4:]
     for one in last:
         files.write_unit(one, unit_at)
