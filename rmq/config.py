@@ -380,7 +380,8 @@ def load_all(
     known = {key for cls in classes for key in _fields(cls)}
     unknown = [entry for entry in entries if entry.key not in known]
     if unknown:
-        log.warning("settings that are not known here and have no effect: %s", _listed(unknown))
+        text = "settings that are not known here have no effect, unless a plug-in reads them: %s"
+        log.warning(text, _listed(unknown))
     return tuple(_build(cls, entries) for cls in classes)
 
 

@@ -167,12 +167,18 @@ def _context(side: int) -> ssl.SSLContext:
     return context
 
 
+APPLICATION_PROTOCOLS: Final = ("h2",)
+"""Protocols that a server agrees on when a client names them (ALPN): gRPC's libraries go on with h2 only. A
+client that names none, or others, is served as well."""
+
+
 def _server_context(config: TlsConfig) -> ssl.SSLContext:
     if not config.tls_cert_path and not config.tls_test_mode:
         wanted = f"a certificate file, since tlsMode is {config.tls_mode}; `rmq certs` makes one"
         raise ConfigError("tlsCertPath", "", wanted)
     context = _context(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(list(APPLICATION_PROTOCOLS))
     if config.tls_cert_path:
         _load_own(context, config)
         _tell_expiry(config.tls_cert_path)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import ssl
@@ -84,6 +85,26 @@ def test_contexts_are_strict(tls_config: TlsConfig) -> None:
     assert contexts.client().verify_mode == ssl.CERT_REQUIRED
     assert contexts.client().check_hostname
     assert contexts.server().options & ssl.OP_NO_RENEGOTIATION
+
+
+@pytest.mark.parametrize(
+    ("offered", "agreed"), [((), None), (("h2",), "h2"), (("http/1.1", "h2"), "h2"), (("http/1.1",), None)]
+)
+def test_a_client_of_grpc_agrees_on_http_2(offered: tuple[str, ...], agreed: str | None) -> None:
+    server = TlsContexts(TlsConfig(tls_test_mode=True, tls_mode="permissive")).server()
+    client = ssl.create_default_context()
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    if offered:
+        client.set_alpn_protocols(list(offered))
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = client.wrap_bio(to_client, to_server)
+    theirs = server.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(3):
+        for side in (ours, theirs):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    assert ours.version() is not None
+    assert ours.selected_alpn_protocol() == theirs.selected_alpn_protocol() == agreed
 
 
 def test_settings_are_read_like_all_others() -> None:
