@@ -205,7 +205,8 @@ def test_middlewares_stand_around_handlers(in_memory: Play, cluster: Cluster) ->
             assert trail == ["outer 1", "inner 1", "handler 1", "inner ends", "outer ends"]
             trail.clear()
             await app.send("T", 2)
-            await until(lambda: trail.count("handler 2") == 2)
+            await until(lambda: trail.count("outer ends") == 2)
+            assert trail.count("handler 2") == 2
             assert trail[:5] == ["outer 2", "inner 2", "handler 2", "inner sees ValueError", "inner ends"]
             trail.clear()
             assert await app.request("T", 3, model=str, timeout=30) == "left out"
@@ -316,7 +317,9 @@ async def test_a_copy_waits_for_the_first(autojump_clock: object) -> None:
         tasks.start_soon(come, "second", True)
         await anyio.sleep(0.1)
         tasks.start_soon(come, "third", True)
-    assert trail == ["first begins", "second begins", "third is a copy"]
+    second, third = trail[1].split()[0], trail[2].split()[0]
+    assert {second, third} == {"second", "third"}, "one of those that waited, whichever the loop wakes first"
+    assert trail == ["first begins", f"{second} begins", f"{third} is a copy"]
     await anyio.sleep(101)
     assert await window.begin("k")
     await window.end("k", True)
