@@ -67,8 +67,10 @@ class CallOf:
         await self._channel.push(self)
 
     async def cancel(self) -> None:
-        self._channel.h2.reset_stream(self.stream_id, 8)
-        await self._channel.flush()
+        """Give the call up; a connection that the server has ended meanwhile has no calls."""
+        if not self._channel.is_closed:
+            self._channel.h2.reset_stream(self.stream_id, 8)
+            await self._channel.flush()
 
 
 def framed(message: Any, flag: int = 0) -> bytes:
@@ -110,7 +112,9 @@ class Channel:
     async def run(self) -> None:
         """Read until the end."""
         while data := bytes(await self.stream.receive_some(65_536)):
-            for event in self.h2.receive_data(data):
+            events = self.h2.receive_data(data)
+            self.is_closed |= any(isinstance(event, h2.events.ConnectionTerminated) for event in events)
+            for event in events:
                 stream_id = getattr(event, "stream_id", None)
                 call = self.calls.get(stream_id) if stream_id else None
                 if isinstance(event, h2.events.DataReceived):
@@ -128,8 +132,6 @@ class Channel:
                     for one in self.calls.values():
                         if one.outbox:
                             await self.push(one)
-                elif isinstance(event, h2.events.ConnectionTerminated):
-                    self.is_closed = True
                 if call is not None:
                     call.woken()
             await self.flush()
