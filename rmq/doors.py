@@ -174,7 +174,12 @@ OnCheck = Callable[[OpenTransaction], None]
 
 def transaction_id(appended: Appended) -> str:
     """The text that names a half message which was stored."""
-    return f"{appended.message_id}.{appended.queue_offset}"
+    return transaction_at(appended.message_id, appended.queue_offset)
+
+
+def transaction_at(message_id: str, queue_offset: int) -> str:
+    """The text that names the half message of an offset message id, at an offset of the half queue."""
+    return f"{message_id}.{queue_offset}"
 
 
 OnRead = Callable[["ReadResult | ResponseError"], None]

@@ -53,6 +53,7 @@ REQUEST_SECONDS: Final = 60.0
 STRIKES_MAX: Final = 2_000
 STRIKES_SECONDS: Final = 10.0
 """Frames that only cost work (resets count as 10, pings and settings as 5), in so many seconds."""
+_HEAD: Final = ((":status", "200"), ("content-type", "application/grpc"))
 _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
@@ -324,23 +325,18 @@ class Calls:
             trailers.append(("grpc-message", _percent(text)))
         if call.stream_id not in self._open:
             return
-        if not call._outbox and not self._has_headers(call):
-            head = [(":status", "200"), ("content-type", "application/grpc")]
-            self._try(self._h2.send_headers, call.stream_id, head + trailers, end_stream=True)
+        if call._trailers is None:  # no message was sent: headers and trailers are one frame
+            self._try(self._h2.send_headers, call.stream_id, [*_HEAD, *trailers], end_stream=True)
             self._forget(call)
         else:
             call._trailers = trailers
             self._push(call)
         self._flush()
 
-    def _has_headers(self, call: Call) -> bool:
-        return call._trailers is not None
-
     def _begin(self, call: Call) -> None:
         if call._trailers is None:
             call._trailers = []
-            head = [(":status", "200"), ("content-type", "application/grpc")]
-            self._try(self._h2.send_headers, call.stream_id, head)
+            self._try(self._h2.send_headers, call.stream_id, list(_HEAD))
 
     def _try(self, send: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Send on a stream that the peer may have reset meanwhile."""

@@ -33,6 +33,7 @@ from rmq.protocol.properties import (
     PROPERTY_DELAY_MS,
     PROPERTY_DELAY_SEC,
     PROPERTY_DELIVER_MS,
+    PROPERTY_SHARDING_KEY,
 )
 from rmq_grpc import schema
 from rmq_grpc.statuses import Refused
@@ -42,7 +43,6 @@ MessageType: Final = schema.enum("MessageType")
 Encoding: Final = schema.enum("Encoding")
 DigestType: Final = schema.enum("DigestType")
 
-PROPERTY_MESSAGE_GROUP: Final = "__SHARDINGKEY"
 PROPERTY_BORN_HOST: Final = "__BORNHOST"
 PROPERTY_BORN_TIMESTAMP: Final = "BORN_TIMESTAMP"
 PROPERTY_TRACE_CONTEXT: Final = "__TRACE_CONTEXT"
@@ -54,7 +54,7 @@ SYSTEM_PROPERTIES: Final = (
     RESERVED_PROPERTIES
     | INTERNAL_PROPERTIES
     | {
-        PROPERTY_MESSAGE_GROUP,
+        PROPERTY_SHARDING_KEY,
         PROPERTY_BORN_HOST,
         PROPERTY_BORN_TIMESTAMP,
         PROPERTY_TRACE_CONTEXT,
@@ -148,7 +148,7 @@ def to_store(message: Any, now_ms: int, peer: str) -> Message:
         _check_text("ILLEGAL_MESSAGE_GROUP", "a message group", group)
         if len(group.encode()) >= GROUP_BYTES:
             raise Refused("ILLEGAL_MESSAGE_GROUP", f"a message group has less than {GROUP_BYTES} bytes")
-        properties[PROPERTY_MESSAGE_GROUP] = group
+        properties[PROPERTY_SHARDING_KEY] = group
     if system.trace_context:
         properties[PROPERTY_TRACE_CONTEXT] = system.trace_context
     deliver_at_ms = None
@@ -260,7 +260,7 @@ def to_client(message: StoredMessage, *, handle: str = "", attempt: int = 1, inv
     system.store_host = message.store_host
     if deliver_ms := _number(properties.get(PROPERTY_DELIVER_MS)):
         put_ms(system.delivery_timestamp, deliver_ms)
-    if group := properties.get(PROPERTY_MESSAGE_GROUP):
+    if group := properties.get(PROPERTY_SHARDING_KEY):
         system.message_group = group
     if handle:
         system.receipt_handle = handle
@@ -282,7 +282,7 @@ def _kind_of_stored(properties: dict[str, str]) -> str:
     names: Sequence[str] = (PROPERTY_DELAY_LEVEL, PROPERTY_DELIVER_MS, PROPERTY_DELAY_SEC)
     if any(name in properties for name in names):
         return "DELAY"
-    return "FIFO" if PROPERTY_MESSAGE_GROUP in properties else "NORMAL"
+    return "FIFO" if PROPERTY_SHARDING_KEY in properties else "NORMAL"
 
 
 def _number(text: str | None) -> int:

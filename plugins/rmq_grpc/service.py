@@ -67,6 +67,8 @@ BODY_BYTES: Final = 4 << 20
 TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
 _SIGNED: Final = re.compile(r"MQv2-HMAC-SHA1 Credential=([^,/]*)[^,]*,.*Signature=([0-9A-Fa-f]+)\s*")
 
+Broker: Final = schema.message("Broker")
+TelemetryCommand: Final = schema.message("TelemetryCommand")
 ClientType: Final = schema.enum("ClientType")
 FilterType: Final = schema.enum("FilterType")
 MessageType: Final = schema.enum("MessageType")
@@ -104,8 +106,9 @@ def _methods() -> dict[str, _Method]:
         )
         for name, serve in names.items()
     }
-    command = schema.message("TelemetryCommand")
-    made[f"/{schema.SERVICE}/Telemetry"] = _Method("Telemetry", command, command, "_telemetry")
+    made[f"/{schema.SERVICE}/Telemetry"] = _Method(
+        "Telemetry", TelemetryCommand, TelemetryCommand, "_telemetry"
+    )
     return made
 
 
@@ -224,7 +227,7 @@ class Session:
 
     def _broker(self, endpoints: Any) -> Any:
         """This broker, under the address that the client called."""
-        broker = schema.message("Broker")(name=self._host.config.broker_name)
+        broker = Broker(name=self._host.config.broker_name)
         if endpoints.addresses:
             broker.endpoints.CopyFrom(endpoints)
             return broker
@@ -593,7 +596,7 @@ def _check(client: _Client, transaction: OpenTransaction) -> None:
     """Ask a producer how a transaction ended."""
     if client.telemetry is None:
         return
-    command = schema.message("TelemetryCommand")(status=status())
+    command = TelemetryCommand(status=status())
     recover = command.recover_orphaned_transaction_command
     recover.transaction_id = transaction.transaction_id
     recover.message.CopyFrom(to_client(transaction.message))

@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-from rmq.doors import (
-    OpenTransaction,
-)
+from rmq.doors import OpenTransaction, transaction_at
 from rmq.errors import (
     AccessDenied,
     ResponseError,
@@ -207,7 +205,7 @@ class DoorClient:
         for message in decode_records(command.body):
             on_check = self._producing.get(message.properties.get(PROPERTY_PRODUCER_GROUP, ""))
             if on_check is not None:
-                name = f"{header.offset_msg_id}.{header.tran_state_table_offset}"
+                name = transaction_at(header.offset_msg_id or "", header.tran_state_table_offset)
                 self._soon(partial(self._call, on_check, OpenTransaction(message, name)))
 
     def _ask(self, code: int, header: object, on_done: OnCommitted | None) -> None:

@@ -35,6 +35,9 @@ from rmq.protocol.json import JAVA
 if TYPE_CHECKING:
     from rmq.message import StoredMessage
 
+PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
+"""Messages with the same value are kept in order: the sharding key of 4.x, the message group of 5.x."""
+
 # --- any delivery time, as RocketMQ 5.x names it ---
 
 PROPERTY_IDEMPOTENT_SEND: Final = "IDEMPOTENT_SEND"

@@ -29,13 +29,13 @@ from pyspark.sql.types import (
 
 from rmq.errors import ConfigError, MessageIllegal
 from rmq.message import RESERVED_PROPERTIES
+from rmq.protocol.properties import PROPERTY_SHARDING_KEY
 from rmq.protocol.record import PROPERTIES_MAX
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 KEY_PROPERTY: Final = "rmqSparkKey"
 """A row's key: run/batch/partition/number, the same when a task is run again."""
-SHARDING_PROPERTY: Final = "__SHARDINGKEY"
 
 _TEXT: Final = (StringType(),)
 _NUMBER: Final = (IntegerType(), LongType(), ShortType())
@@ -171,7 +171,7 @@ def property_texts(batch: pa.RecordBatch, keys: Keys) -> pa.Array:
         pa.scalar("WAIT\x01true"),
         _pair(KEY_PROPERTY, keys.texts()),
     ]
-    for column, name in (("keys", "KEYS"), ("tags", "TAGS"), ("shardingKey", SHARDING_PROPERTY)):
+    for column, name in (("keys", "KEYS"), ("tags", "TAGS"), ("shardingKey", PROPERTY_SHARDING_KEY)):
         if column in names:
             parts.append(_pair(name, _plain(batch.column(column), column)))
     if "delayLevel" in names:

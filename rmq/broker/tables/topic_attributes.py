@@ -12,12 +12,16 @@ from typing import Final
 from rmq.errors import for_code
 from rmq.message import PROPERTY_DELAY_LEVEL, PROPERTY_TRANSACTION_PREPARED
 from rmq.protocol.codes import ResponseCode
-from rmq.protocol.properties import PROPERTY_DELAY_MS, PROPERTY_DELAY_SEC, PROPERTY_DELIVER_MS
+from rmq.protocol.properties import (
+    PROPERTY_DELAY_MS,
+    PROPERTY_DELAY_SEC,
+    PROPERTY_DELIVER_MS,
+    PROPERTY_SHARDING_KEY,
+)
 
 MESSAGE_TYPE: Final = "message.type"
 NORMAL, FIFO, DELAY, TRANSACTION, MIXED = "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"
 TYPES: Final = (NORMAL, FIFO, DELAY, TRANSACTION, MIXED)
-PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 ATTRIBUTES_MAX: Final = 32
 _TEXT_MAX: Final = 256
 _DELAYS: Final = (PROPERTY_DELAY_LEVEL, PROPERTY_DELAY_MS, PROPERTY_DELAY_SEC, PROPERTY_DELIVER_MS)

@@ -48,6 +48,7 @@ from rmq.protocol.properties import (
     DLQ_REASON,
     DLQ_RECONSUME_TIMES,
     DLQ_REDRIVE_KEY,
+    PROPERTY_SHARDING_KEY,
 )
 from rmq.protocol.record import decode_records
 
@@ -55,9 +56,6 @@ if TYPE_CHECKING:
     from attrs import define, frozen
 else:
     from rmq.lazy_attrs import define, frozen
-
-PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
-"""What Alibaba's clients note of an ordered message."""
 
 _OF_THE_BROKER: Final = ("DLQ_", "TIMER_", "__")
 

@@ -18,9 +18,9 @@ from rmq.protocol.properties import (
     DLQ_REASON,
     DLQ_RECONSUME_TIMES,
     DLQ_REDRIVE_KEY,
+    PROPERTY_SHARDING_KEY,
 )
 from rmq.spark.cluster import Cluster
-from rmq.spark.encoding import SHARDING_PROPERTY
 from rmq.spark.options import read_options
 from rmq.spark.pipelines.progress import Watch, unwatched
 from rmq.spark.pipelines.replay import (
@@ -140,7 +140,7 @@ def _outgoing(rows: DataFrame) -> DataFrame:
         "tags",
         "keys",
         F.map_concat(own_properties("DLQ_", "TIMER_", "__"), marks).alias("properties"),
-        _word(SHARDING_PROPERTY).alias("shardingKey"),
+        _word(PROPERTY_SHARDING_KEY).alias("shardingKey"),
         F.col("target").alias("topic"),
         origin(),
         place_key().alias(ROW_KEY),

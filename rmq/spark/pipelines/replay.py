@@ -23,8 +23,9 @@ from attrs import fields, frozen
 from rmq.config import java_key
 from rmq.errors import ConfigError
 from rmq.message import RESERVED_PROPERTIES, MessageQueue
+from rmq.protocol.properties import PROPERTY_SHARDING_KEY
 from rmq.spark.cluster import Cluster
-from rmq.spark.encoding import KEY_PROPERTY, SHARDING_PROPERTY
+from rmq.spark.encoding import KEY_PROPERTY
 from rmq.spark.offsets import Offsets, keep, offsets_text, read_kept
 from rmq.spark.options import ConnectOptions, ReadOptions, read_options
 from rmq.spark.pipelines.progress import POLL_SECONDS, JobProgress, Watch, beside, unwatched
@@ -111,7 +112,7 @@ def _outgoing(rows: DataFrame, kept: Collection[str]) -> DataFrame:
     columns = [F.col("body"), *(F.col(name) for name in ("tags", "keys") if name in kept)]
     if "properties" in kept:
         columns.append(own_properties().alias("properties"))
-        columns.append(F.col("properties").getItem(SHARDING_PROPERTY).alias("shardingKey"))
+        columns.append(F.col("properties").getItem(PROPERTY_SHARDING_KEY).alias("shardingKey"))
     return rows.select(*columns, origin(), place_key().alias(ROW_KEY))
 
 
@@ -126,7 +127,7 @@ def own_properties(*prefixes: str) -> Column:
     """The properties of the application: no names of RocketMQ's own, none that begins with one of these."""
     from pyspark.sql import functions as F
 
-    reserved = sorted({*RESERVED_PROPERTIES, KEY_PROPERTY, SHARDING_PROPERTY})
+    reserved = sorted({*RESERVED_PROPERTIES, KEY_PROPERTY, PROPERTY_SHARDING_KEY})
 
     def is_own(name: Column, value: Column) -> Column:
         found = ~name.isin(reserved)
