@@ -141,10 +141,10 @@ SERVER_ENVIRONMENT: Final = {**ENVIRONMENT, "PYTHONPATH": f"{ROOT}{os.pathsep}{R
 
 
 @contextmanager
-def compat(folder: pathlib.Path) -> Iterator[Target]:
-    """A broker that lets everybody in."""
+def compat(folder: pathlib.Path, **more: str) -> Iterator[Target]:
+    """A broker that lets everybody in, with `more` settings."""
     port, pages = free_port(), free_port()
-    settings = {**SMALL, "listenPort": str(port), "storePathRootDir": str(folder / "store")}
+    settings = {**SMALL, **more, "listenPort": str(port), "storePathRootDir": str(folder / "store")}
     settings |= {"plugins": "metrics", "metricsPort": str(pages)}
     options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "rmq", "broker", *options, "--set", "brokerIP1=127.0.0.1"]

@@ -41,7 +41,7 @@ from rmq.protocol.bodies import (
 )
 from rmq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, ResponseCode
 from rmq.protocol.fields import Body
-from rmq.shares import NOBODY, Holders
+from rmq.shares import NOBODY, Holders, Shares
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ SCHEDULE_QUEUES: Final = 18
 BENCHMARK_QUEUES: Final = 1024
 TRACE_PLUGIN: Final = "trace"
 UNSAVED_MAX: Final = 1_000
-"""Topics made by sends that wait to be saved. Else such sends are soon all that the broker may let wait."""
+"""Topics made for clients that wait to be saved. Without a bound such sends are soon all that may wait."""
 ENDS_KEPT: Final = 10_000
 """Deleted topics whose ends are remembered, for the case that they are made again."""
 
@@ -96,6 +96,38 @@ def check_name(topic: str | None) -> str:
     return topic
 
 
+class _Unsaved:
+    """The topics made for clients that wait to be saved, and the shares of their makers."""
+
+    def __init__(self) -> None:
+        self._makers: dict[str, Holders] = {}
+        self._shares = Shares(UNSAVED_MAX)
+
+    def full(self, maker: Holders) -> str:
+        """Why no further topic of a maker may wait; empty when one may. A maker without any may have one
+        beyond the bound, as long as all are at most twice as many."""
+        shares = self._shares
+        reason = shares.full(maker)
+        is_first = bool(maker) and not shares.held(maker[0]) and shares.used < 2 * shares.most
+        return "" if is_first else reason
+
+    def foreseen_full(self, maker: Holders) -> bool:
+        """Whether no further topic of a maker may wait that no message needs yet: these take half of the
+        places at most."""
+        shares = self._shares
+        return bool(shares.used * 2 >= shares.most or shares.full(maker))
+
+    def add(self, topic: str, maker: Holders) -> None:
+        """Count a topic that was made just now."""
+        self._makers[topic] = maker
+        self._shares.add(maker)
+
+    def keep(self, unsaved: Collection[str]) -> None:
+        """Forget all topics but the unsaved."""
+        for topic in self._makers.keys() - set(unsaved):
+            self._shares.give(self._makers.pop(topic))
+
+
 class Topics(VersionedTable[TopicConfig]):
     """The table of topics. `save` writes topics.json and raises StoreError; `now_ms` stamps data versions.
 
@@ -131,6 +163,7 @@ class Topics(VersionedTable[TopicConfig]):
         self._leaving: dict[str, TopicCreation] = {}  # of topics that are being deleted
         self._created_ms = 0  # the last creation's
         self.deletions = Deletions(log_start)
+        self._waiting = _Unsaved()
 
     def load(self, data: bytes | None) -> None:
         super().load(data)
@@ -189,25 +222,24 @@ class Topics(VersionedTable[TopicConfig]):
             return None
         if full:
             raise for_code(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, and is not made: {full}")
-        if self._many_unsaved(maker):
+        if not self.is_system(topic) and (over := self._waiting.full(maker)):
             remark = (
-                f"topic[{topic}] is not made: {len(self.unsaved)} topics wait to be saved, try again later"
+                f"topic[{topic}] is not made: of the topics that wait to be saved {over}, try again later"
             )
             raise for_code(ResponseCode.SYSTEM_BUSY, remark)
         queues = max(0, min(queue_nums, model.write_queue_nums))
         perm = model.perm & ~PERM_INHERIT
         made = TopicConfig(topic, queues, queues, perm, model.topic_filter_type, sys_flag)
         log.info("topic %s made like %s, %d queues, for producer %s", topic, default_topic, queues, address)
-        self.quota.made(topic, maker)
-        made = self._add(topic, made)
+        made = self._add_for(maker, made)
         if not topic.startswith(RETRY_PREFIX):  # consumers have these made at each broker
             self._on_made(made)
         return made
 
-    def _many_unsaved(self, maker: Holders) -> bool:
-        """Whether no more may wait to be saved: in all, or of one account or address."""
-        left = UNSAVED_MAX - len(self.unsaved)
-        return left <= 0 or (left * 2 <= UNSAVED_MAX and self.quota.made_of(self.unsaved, maker) >= left)
+    def _add_for(self, maker: Holders, topic: TopicConfig) -> TopicConfig:
+        self.quota.made(topic.topic_name, maker)
+        self._waiting.add(topic.topic_name, maker)
+        return self._add(topic.topic_name, topic)
 
     def adopt(self, topic: TopicConfig) -> None:
         """Create a topic that a send has created at another broker of this service, unless the topic exists
@@ -224,14 +256,16 @@ class Topics(VersionedTable[TopicConfig]):
         self, topic: str, queue_nums: int, sys_flag: int = 0, *, maker: Holders = NOBODY
     ) -> TopicConfig | None:
         """The topic of a group's retries, made before its first retry as long as the broker has few topics:
-        RocketMQ's tools find the brokers of a group by the route of this topic. None when it is not made yet.
+        RocketMQ's tools find the brokers of a group by the route of this topic. None when it is not made yet,
+        as while many topics of the same maker wait to be saved.
         """
         known = self.table.get(topic)
         if known is not None or self._full(topic, self._settings.broker.max_auto_created_topics // 2, maker):
             return known
-        self.quota.made(topic, maker)
+        if self._waiting.foreseen_full(maker):
+            return None
         perm = PERM_READ | PERM_WRITE
-        return self._add(topic, TopicConfig(topic, queue_nums, queue_nums, perm, topic_sys_flag=sys_flag))
+        return self._add_for(maker, TopicConfig(topic, queue_nums, queue_nums, perm, topic_sys_flag=sys_flag))
 
     def create_retry(self, topic: str, perm: int, queue_nums: int, sys_flag: int = 0) -> TopicConfig:
         """The topic of a group's retries or dead letters, made when it does not exist.
@@ -337,6 +371,14 @@ class Topics(VersionedTable[TopicConfig]):
         if known is not None and known.creation is not None:
             self._leaving[name] = known.creation
         return super().change(name, None, now)
+
+    def saved(self, made: int) -> None:
+        super().saved(made)
+        self._waiting.keep(self.unsaved)
+
+    def _put(self, table: dict[str, TopicConfig], now: int | None, changed: Collection[str]) -> None:
+        super()._put(table, now, changed)
+        self._waiting.keep(self.unsaved)
 
     def _add(self, name: str, row: TopicConfig) -> TopicConfig:
         return super()._add(name, self._identified(row))

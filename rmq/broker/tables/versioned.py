@@ -71,10 +71,6 @@ class Quota:
         self._shares.most = most - taken + self._shares.used
         return self._shares.full(maker) if taken * 2 >= most else ""
 
-    def made_of(self, names: Collection[str], maker: Holders) -> int:
-        """How many of these were made for the same."""
-        return sum(self._makers.get(name) == maker for name in names)
-
 
 CHANGES_KEPT: Final = 100_000
 

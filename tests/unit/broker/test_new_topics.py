@@ -11,7 +11,7 @@ from rmq.broker.tables import topics
 from rmq.broker.tables.versioned import run_to_end
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import DiskFull
-from rmq.protocol.bodies import TopicConfig
+from rmq.protocol.bodies import ConsumerData, HeartbeatData, TopicConfig
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader
@@ -132,17 +132,47 @@ def test_sends_that_wait_for_a_topic_count_as_waiting(rig: SlowRig) -> None:
     assert [answer.code for answer in rig.ask(send("Known"))] == [ResponseCode.SYSTEM_BUSY]
 
 
-def test_a_flood_of_new_topics_leaves_room_for_sends_to_others(
-    rig: SlowRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flood_of_new_topics_leaves_room_for_sends_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topics, "UNSAVED_MAX", 6)
+    rig = SlowRig()
     refused = rig.ask(*(send(f"New{number}") for number in range(5)))
     assert [answer.code for answer in refused] == 2 * [ResponseCode.SYSTEM_BUSY]
-    assert "3 topics wait to be saved" in str(refused[0].remark)
+    assert "wait to be saved 3 of 6 are taken by" in str(refused[0].remark)
     assert [answer.code for answer in rig.ask(send("Known"))] == [0]
     rig.broker.save_topics()
     assert [answer.code for answer in rig.wire.take()] == 3 * [0]
     assert rig.ask(send("New4")) == []
+
+
+def joins(wire: Wire, groups: int) -> Command:
+    name = wire.peer_address.replace(".", "-").replace(":", "-")
+    consumers = [ConsumerData(group_name=f"g{name}-{number}") for number in range(groups)]
+    return Command.request(RequestCode.HEART_BEAT, None, HeartbeatData(name, [], consumers).to_json())
+
+
+def test_retry_topics_of_one_addresss_groups_keep_no_topic_of_anothers_send_from_being_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topics, "UNSAVED_MAX", 20)
+    rig = SlowRig()
+    for number in range(30):
+        wire = Wire(f"10.0.0.{number}:1")
+        assert [answer.code for answer in rig.ask(joins(wire, 40), wire=wire) if answer.is_response] == [0]
+    assert len(rig.broker.topics.unsaved) == 10
+    assert rig.ask(send("New"), wire=Wire("10.0.1.1:1")) == []
+    rig.broker.save_topics()
+    rig.ask(joins(wire, 40), wire=wire)
+    assert len(rig.broker.topics.unsaved) == 10
+
+
+def test_unsaved_topics_of_all_makers_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics, "UNSAVED_MAX", 20)
+    rig = SlowRig()
+    for number in range(200):
+        rig.ask(send(f"New{number}"), wire=Wire(f"10.0.{number}.1:1"))
+    assert len(rig.broker.topics.unsaved) == 40
+    answers = rig.ask(send("New200"), wire=Wire("10.0.200.1:1"))
+    assert [answer.code for answer in answers] == [ResponseCode.SYSTEM_BUSY]
 
 
 def test_a_connection_that_ended_meanwhile_does_not_matter(rig: SlowRig) -> None:
