@@ -7,6 +7,7 @@ part, which CI runs beside the first: `nox -s slow`.
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -20,6 +21,13 @@ settings.register_profile("checks", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "checks"))
 
+
+if sys.dont_write_bytecode:
+    # Workers and the processes that tests start would each compile the whole package again.
+    COMPILED = Path(__file__).parent.parent / ".pytest_cache" / "compiled"
+    sys.dont_write_bytecode, sys.pycache_prefix = False, str(COMPILED)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 LONG = ("interop", "crash", "campaign", "packages", "runbooks", "browser")
 """Marks of tests without the time limit of pyproject.toml."""
