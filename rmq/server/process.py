@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
+from rmq.errors import ConfigError
 from rmq.server.health import Health
 
 _M_TRIM_THRESHOLD: Final = -1  # of mallopt(3), glibc's malloc.h
@@ -23,19 +23,38 @@ SPARE: Final = 4 << 20
 log = logging.getLogger("rmq")
 
 
-def _version() -> str:
-    """By the name of the installed package's folder of metadata, rmq-0.1.0.dist-info: importlib.metadata
-    would say the same, but takes 15 ms to load."""
-    for folder in sys.path:
+def _installed(distribution: str, folders: Sequence[str]) -> str:
+    """The version of an installed distribution, "" if it is not installed.
+
+    Reads the name of its folder of metadata, such as rmq-0.1.0.dist-info: importlib.metadata would say the
+    same, but takes 15 ms to load.
+    """
+    for folder in folders:
         with suppress(OSError):  # none, or an archive
             for name in os.listdir(folder or "."):
-                if name.startswith("rmq-") and name.endswith(".dist-info"):
-                    return name.removeprefix("rmq-").removesuffix(".dist-info")
-    return "unknown"  # run from a checkout
+                if name.startswith(f"{distribution}-") and name.endswith(".dist-info"):
+                    return name.removeprefix(f"{distribution}-").removesuffix(".dist-info")
+    return ""
 
 
-VERSION: Final = _version()
+VERSION: Final = _installed("rmq", sys.path) or "unknown"  # unknown: run from a checkout
 """Of this package."""
+
+
+def check_installation(folders: Sequence[str] | None = None) -> None:
+    """Refuse to run on mixed files: `rmq-client` of another version is installed in the same environment.
+
+    Both distributions hold the client's modules under the same names, so pip has replaced some of the files.
+    `folders` replaces sys.path. Raises ConfigError.
+    """
+    folders = sys.path if folders is None else folders
+    whole, client = _installed("rmq", folders), _installed("rmq_client", folders)
+    if whole and client and whole != client:
+        raise ConfigError(
+            "installed distributions",
+            f"rmq {whole} and rmq-client {client}",
+            "one of them, since they hold the same files: pip uninstall rmq-client rmq, then pip install rmq",
+        )
 
 
 class Supervisor:
@@ -96,6 +115,8 @@ def return_large_blocks() -> None:
     """
     if sys.platform != "linux":
         return
+    import ctypes
+
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

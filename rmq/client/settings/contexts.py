@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import asdict, field, fields_dict
@@ -97,9 +98,21 @@ def read_contexts(path: pathlib.Path | None = None) -> Contexts:
     return _parsed(text, path)
 
 
-def _parsed(text: str, path: pathlib.Path) -> Contexts:
-    import yaml
+def _yaml(path: pathlib.Path) -> ModuleType:
+    """The module that reads and writes YAML. Raises ConfigError where it is not installed."""
+    try:
+        import yaml
+    except ImportError:
+        raise ConfigError(
+            "contexts",
+            str(path),
+            "the package PyYAML to read it: pip install 'rmq-client[contexts]'",
+        ) from None
+    return yaml
 
+
+def _parsed(text: str, path: pathlib.Path) -> Contexts:
+    yaml = _yaml(path)
     try:
         tree = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
@@ -129,9 +142,8 @@ def _context(name: str, entry: object, path: pathlib.Path) -> Context:
 def write_contexts(contexts: Contexts, path: pathlib.Path | None = None) -> None:
     """Replace the file in a single step; only its owner may read it. Raises OSError, with the file
     unchanged."""
-    import yaml
-
     path = path or contexts_path()
+    yaml = _yaml(path)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     entries = {
         name: {key: value for key, value in context.options().items() if value}
