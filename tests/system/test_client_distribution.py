@@ -1,4 +1,4 @@
-"""`rmq-client`, the distribution of the client alone (deploy/client): its modules, its packages, and its work."""
+"""`rmq-client`, the distribution of the client alone (deploy/client): modules, packages, and a run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ import rmq
 async def main():
     async with rmq.connect(sys.argv[1]) as client, client.producer("small") as producer:
         result = await producer.send(rmq.Message(sys.argv[3], b"hello", keys=["k"]))
-        async with client.consumer("small-" + sys.argv[3], {sys.argv[3]: "*"}, consume_from="first") as consumer:
+        topics = {sys.argv[3]: "*"}
+        async with client.consumer("small-" + sys.argv[3], topics, consume_from="first") as consumer:
             async with await anext(consumer) as message:
                 print(result.status, message.body.decode())
 
@@ -154,7 +155,7 @@ def test_the_command_and_the_servers_refuse_mixed_files(
 @pytest.mark.packages
 @pytest.mark.skipif(not BUILDS, reason=NEEDS)
 def test_the_client_alone_is_small_and_works_on_both_loops(tmp_path: pathlib.Path) -> None:
-    """Built by way of the source distribution, installed by pip in an empty environment, against real servers."""
+    """Built by way of the source distribution, installed in an empty environment, with real servers."""
     ours = ("PYTHON", "RMQ_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
