@@ -70,6 +70,7 @@ class ReadRequest:
     subscription: str | None = "*"
     expression_type: str | None = None
     sub_version: int = field(default=0, init=False)
+    topic_created_ms: None = field(default=None, init=False)
     sys_flag: int = field(default=4, init=False)
     """The flag PULL_SUBSCRIPTION of RocketMQ: the expression is the one above."""
 
@@ -110,6 +111,7 @@ class TakeRequest:
     from_first: bool = False
     queue_offset: int = field(default=0, init=False)
     sub_version: int = field(default=0, init=False)
+    topic_created_ms: None = field(default=None, init=False)
     sys_flag: int = field(default=4, init=False)
 
 

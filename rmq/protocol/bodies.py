@@ -129,6 +129,11 @@ class TopicConfig(Body):
     attributes: dict[str, str] | None = field(default=None, kw_only=True)
     """RocketMQ 5.x's, as `message.type`; 4.9 ignores them."""
 
+    @property
+    def created_ms(self) -> int:
+        """The creation's time (ms since 1970), which tells topics of one name apart; 0 without a creation."""
+        return 0 if self.creation is None else self.creation.time_ms
+
     def is_made_after(self, other: TopicConfig) -> bool:
         """Whether this is another topic of the same name, created after `other` was deleted.
 
@@ -512,6 +517,15 @@ class ResetOffsetBody(Body):
     """The offsets that a group goes on from."""
 
     offset_table: dict[MessageQueue, Int64] = field(factory=dict)
+
+
+@define
+class LocalOffsetsBody(Body):
+    """The file of a broadcasting member: its offsets, as RocketMQ writes them. `topic_creations` is ours, and
+    RocketMQ ignores it: `topic@broker@queue` -> creation (ms) of the topic that the offset belongs to."""
+
+    offset_table: dict[MessageQueue, Int64] = field(factory=dict)
+    topic_creations: dict[str, Int64] | None = None
 
 
 @define

@@ -37,6 +37,11 @@ __all__ = [
 ]
 
 
+TOPIC_CREATED_MS: Final = "rmqTopicCreatedMs"
+"""A field of ours, which RocketMQ ignores: the creation of the topic that an offset belongs to."""
+OWN: Final = {"java": TOPIC_CREATED_MS}
+"""Metadata of a field with that name."""
+
 WARNING: Final = "warning"
 """A field of our own in the answer to a heartbeat: what is wrong with the client's groups."""
 
@@ -373,6 +378,7 @@ class PullMessageRequestHeader:
     sub_version: Int64 = field(default=0, metadata=REQUIRED)
     expression_type: str | None = None
     bname: str | None = None
+    topic_created_ms: Int64 | None = field(default=None, metadata=OWN)
 
 
 @define
@@ -383,6 +389,7 @@ class PullMessageResponseHeader:
     next_begin_offset: Int64
     min_offset: Int64
     max_offset: Int64
+    topic_created_ms: Int64 | None = field(default=None, metadata=OWN)
 
 
 @define
@@ -421,6 +428,7 @@ class QueryConsumerOffsetRequestHeader:
     topic: str
     queue_id: Int32
     bname: str | None = None
+    topic_created_ms: Int64 | None = field(default=None, metadata=OWN)
 
 
 @define
@@ -428,6 +436,7 @@ class QueryConsumerOffsetResponseHeader:
     """Header of the answer to QUERY_CONSUMER_OFFSET (14)."""
 
     offset: Int64
+    topic_created_ms: Int64 | None = field(default=None, metadata=OWN)
 
 
 @define
@@ -651,6 +660,7 @@ class UpdateConsumerOffsetRequestHeader:
     queue_id: Int32
     commit_offset: Int64
     bname: str | None = None
+    topic_created_ms: Int64 | None = field(default=None, metadata=OWN)
 
 
 @define

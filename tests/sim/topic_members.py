@@ -1,9 +1,7 @@
 """Members of two groups in the simulation `topics`: consumers of `rmq.client`, one group of them ordered.
 
 Each member is on a machine of its own; it leaves in order, is killed or loses power, and another comes in its
-place. A member that was not told of a deletion, and is still in the earlier topic's queues when the topic is
-to be made again, is restarted before: its position would be taken for one in the new queues, which
-docs/compatibility.md names.
+place. A member that was not told of a deletion comes back with positions of the earlier topic.
 """
 
 from __future__ import annotations
@@ -29,8 +27,6 @@ GROUPS: Final = (GROUP, ORDERED)
 HOSTS: Final = ("10.0.9.2", "10.0.9.3")
 ENDS: Final = ("leave", "drain", "kill", "power")
 CONCURRENCY: Final = 4
-TOLD_SECONDS: Final = 5.0
-"""A member that is connected hears of a deletion sooner."""
 
 
 class Member:
@@ -41,14 +37,6 @@ class Member:
         self.consumers: list[Consumer] = []
         self.is_to_end = trio.Event()
         self.ended = trio.Event()
-
-    def is_in(self, topic: str) -> bool:
-        """Whether it has a position in a queue of the topic other than the start."""
-        return any(
-            window.queue.topic == topic and max(window.next_offset, window.commit_offset) > 0
-            for consumer in self.consumers
-            for window in consumer._member._windows()
-        )
 
 
 class Members:
@@ -73,17 +61,6 @@ class Members:
         """No member ends and no handler fails from now on."""
         self._is_settling = True
         self._settles.set()
-
-    async def forget(self, topic: str) -> None:
-        """The topic is deleted: wait until no member is in its queues, and restart those that stay there."""
-        with trio.move_on_after(TOLD_SECONDS):
-            while any(member.is_in(topic) for member in self._present.values()):
-                await trio.sleep(0.1)
-            return
-        for member in [*self._present.values()]:
-            if member.is_in(topic):
-                member.is_to_end.set()
-                await member.ended.wait()
 
     async def _live_on(self, found: Set, host: str) -> None:
         """One member after the other on a machine."""

@@ -63,11 +63,10 @@ HAD_SECONDS: Final = 150.0
 class Operator:
     """Changes topics and groups at the master, one request at a time, until each is answered."""
 
-    def __init__(self, found: Set, pool: Pool, ledger: Ledger, members: Members, host: str) -> None:
+    def __init__(self, found: Set, pool: Pool, ledger: Ledger, host: str) -> None:
         self._found = found
         self._pool = pool
         self._ledger = ledger
-        self._members = members
         self._host = host
         self.is_stopped = False
         self.saw: Callable[..., None] = lambda *what: None
@@ -79,7 +78,6 @@ class Operator:
             await trio.sleep(chance.uniform(0.5, 10.0))
             if chance.random() < 0.5:
                 await self.delete(topic)
-                await self._members.forget(topic)
                 await trio.sleep(chance.choice((0.0, chance.uniform(0.0, 8.0))))
             read, write = chance.randint(1, QUEUES_MAX), chance.randint(1, QUEUES_MAX)
             await self._make(topic, read, write, hides=chance.random() < 0.3)
@@ -229,7 +227,7 @@ class TopicSimulation(BrokerSimulation):
             await found.begin(client, queues=2)
             network = found.network.host(OPERATOR)
             async with Pool(network, ClientOnlyEndpoint()) as pool, client.producer("P") as producer:
-                operator = Operator(found, pool, self._ledger, self._members, OPERATOR)
+                operator = Operator(found, pool, self._ledger, OPERATOR)
                 operator.saw = self._saw
                 await self._live(found, client, producer, operator)
             await self._check(found)

@@ -80,6 +80,10 @@ class Wanted(Protocol):
     def sub_version(self) -> int:
         """The version of the subscription that the group's members must have announced."""
 
+    @property
+    def topic_created_ms(self) -> int | None:
+        """The creation (ms) of the topic that the offset belongs to; None when the reader does not know."""
+
 
 class Reading(Holding, Protocol):
     """The connection of a consumer, of the wire or of a door."""

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from rmq.broker.consume.long_polling import ParkedPull
-from rmq.broker.consume.read import MOVED, NOT_FOUND, SUCCESS
+from rmq.broker.consume.read import MOVED, NOT_FOUND, RETRY, SUCCESS
 from rmq.errors import ResponseError
 from rmq.protocol.codes import MASTER_ID, PULL_COMMIT_OFFSET, PULL_SUSPEND, RequestCode
 from rmq.protocol.frames import encode_pull_reply_head
-from rmq.protocol.headers import PullMessageRequestHeader
+from rmq.protocol.headers import PullMessageRequestHeader, PullMessageResponseHeader
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Pull:
     def __init__(self, settings: Settings, tables: Tables, reader: Reader, *, place: ReadPreference) -> None:
         """`place` is where clients pull."""
         self._settings = settings
+        self._topics = tables.topics
         self._offsets = tables.offsets
         self._stats = tables.stats
         self._reader = reader
@@ -81,6 +82,9 @@ class Pull:
         header = request.read(PullMessageRequestHeader)
         reader = self._reader
         group, plan = reader.admit(header, connection)
+        if header.topic_created_ms is not None and reader.is_of_another_topic(header):
+            self._answer_from_present_topic(request, header, connection)
+            return None
         result, code = reader.get(header, header.queue_offset, plan, connection)
         waits = code == NOT_FOUND or self._held_pulls.is_silent
         if waits and header.sys_flag & PULL_SUSPEND:
@@ -124,6 +128,21 @@ class Pull:
         self._reader.hold(held)
         if is_told and self._on_waiting is not None:
             self._on_waiting(held)
+
+    def _answer_from_present_topic(
+        self, request: Command, header: PullMessageRequestHeader, connection: Connection
+    ) -> None:
+        """Answer a pull whose offset belongs to another topic: with the offset to go on at, and the present
+        topic's creation. A slave may be behind: it sends the client to the master. What the pull commits is
+        dropped."""
+        found = self._reader.position_in_present_topic(header)
+        is_slave = self._settings.store.broker_role is BrokerRole.SLAVE
+        topic = self._topics.get(header.topic)
+        created_ms = None if is_slave or topic is None else topic.created_ms
+        offsets = found.next_queue_offset, found.min_offset, found.max_offset
+        answer = PullMessageResponseHeader(MASTER_ID, *offsets, created_ms)
+        self._stats.miss()
+        connection.reply(request.reply(RETRY if is_slave else MOVED, found.status, answer))
 
     def _resumed(self, held: ParkedRead, found: Found | ResponseError) -> None:
         assert isinstance(held, ParkedPull)

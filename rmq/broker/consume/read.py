@@ -34,6 +34,7 @@ from rmq.protocol.properties import encode_properties
 from rmq.protocol.record import Record
 from rmq.shares import Holders, Shares, is_account
 from rmq.store.config import BrokerRole
+from rmq.store.reader import GetResult
 
 if TYPE_CHECKING:
     from attrs import frozen
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from rmq.broker.role import Role
     from rmq.broker.state import Tables
     from rmq.protocol.bodies import SubscriptionData, SubscriptionGroupConfig, TopicConfig
-    from rmq.store.reader import GetResult
     from rmq.store.store import Store
 else:
     from rmq.lazy_attrs import frozen
@@ -62,7 +62,7 @@ _CODES: Final = {
 SUCCESS: Final = int(ResponseCode.SUCCESS)
 NOT_FOUND: Final = int(ResponseCode.PULL_NOT_FOUND)
 MOVED: Final = int(ResponseCode.PULL_OFFSET_MOVED)
-_RETRY: Final = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
+RETRY: Final = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
 SCANS: Final = 800
 _ROWS_MAX: Final = 20_000
 _SHORT_EXPRESSION: Final = 512
@@ -384,12 +384,17 @@ class Reader:
         code = _CODES.get(result.status, -1)
         if code < 0:
             code = MOVED if offset else NOT_FOUND  # the queue holds nothing at all
-        if code == MOVED and not self._role.has_lease():
+        if code == MOVED:
+            self._check_lease()
+        return result, code
+
+    def _check_lease(self) -> None:
+        """Raise ResponseError at a master that must not send consumers to another offset."""
+        if not self._role.has_lease():
             raise for_code(
                 ResponseCode.SERVICE_NOT_AVAILABLE,
                 "this master has no lease of the controllers, another may have what you ask for",
             )
-        return result, code
 
     def read(self, wanted: Wanted, reading: Reading) -> Found:
         """Read now, whatever there is. Raises ResponseError for a refusal."""
@@ -434,6 +439,8 @@ class Reader:
         """Try a held read again; return whether it was answered. A refusal is an answer."""
         wanted, reading = held.header, held.connection
         try:
+            if self.is_of_another_topic(wanted):
+                raise unknown_topic(wanted.topic)
             group = self._group(wanted, reading)
             result, code = self.get(wanted, held.offset, self._plan(wanted, group, reading), reading)
         except ResponseError as error:
@@ -448,13 +455,45 @@ class Reader:
         held.on_result(held, (group, result, code))
         return True
 
+    def is_of_another_topic(self, wanted: Wanted) -> bool:
+        """Whether the offset belongs to another topic of that name: to one that was deleted since."""
+        created_ms = wanted.topic_created_ms
+        if created_ms is None:
+            return False
+        topic = self._topics.table.get(wanted.topic)
+        return topic is not None and topic.created_ms != created_ms
+
+    def position_in_present_topic(self, wanted: Wanted) -> GetResult:
+        """The position of a group whose offset belongs to another topic: the group's offset in the present
+        topic, else the first offset. A slave, which may be behind, gives the offset that was asked for.
+
+        Raises ResponseError without a lease.
+        """
+        self._check_lease()
+        topic, queue_id = wanted.topic, wanted.queue_id
+        start, end = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
+        at = wanted.queue_offset
+        if self._settings.store.broker_role is not BrokerRole.SLAVE:
+            committed = self._offsets.get(wanted.consumer_group, topic, queue_id)
+            at = committed if start <= committed <= end else start
+            log.info(
+                "group %s asked for offset %d of an earlier topic %s: in queue %d of the present one it goes "
+                "on at %d",
+                wanted.consumer_group,
+                wanted.queue_offset,
+                topic,
+                queue_id,
+                at,
+            )
+        return GetResult("TOPIC_MADE_AGAIN", at, start, end)
+
     def correct(self, wanted: Wanted, result: GetResult) -> int:
         """The code for an offset out of range, with the correction put into the result. A slave that must not
         correct lets the consumer ask again."""
         limits = self._settings.store
         is_slave = limits.broker_role is BrokerRole.SLAVE
         if is_slave and not limits.offset_check_in_slave:
-            return _RETRY
+            return RETRY
         if not is_slave and result.status == "OFFSET_OVERFLOW_BADLY":
             place = wanted.topic, wanted.queue_id, wanted.queue_offset
             result.next_queue_offset = self._offsets.resume_at(*place)

@@ -42,6 +42,7 @@ from rmq.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANSACTION_GROUP
 from rmq.protocol.bodies import ConsumerOffsetSerializeWrapper
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.headers import (
+    TOPIC_CREATED_MS,
     QueryConsumerOffsetRequestHeader,
     QueryConsumerOffsetResponseHeader,
     UpdateConsumerOffsetRequestHeader,
@@ -501,18 +502,25 @@ class Offsets:
     # --- requests ---
 
     def _on_query(self, request: Command, connection: Any, now: int) -> Command:
+        """Answer where a group is in a queue; a client that sends a creation gets the present topic's, 0 when
+        there is no topic. Raises ResponseError."""
         header = request.read(QueryConsumerOffsetRequestHeader)
+        created_ms = None
+        if header.topic_created_ms is not None:
+            topic = self._topics.get(header.topic)
+            created_ms = 0 if topic is None else topic.created_ms
         offset = self.get(header.consumer_group, header.topic, header.queue_id)
         if offset < 0:
             is_young = self._is_young(header.topic, header.queue_id)
             if not is_young and not self._came_later(header.consumer_group, header.topic, header.queue_id):
-                raise for_code(
-                    ResponseCode.QUERY_NOT_FOUND,
+                remark = (
                     f"Not found: group {header.consumer_group} has no offset in queue {header.queue_id} "
-                    f"of topic {header.topic}, maybe it consumes for the first time",
+                    f"of topic {header.topic}, maybe it consumes for the first time"
                 )
+                ext = None if created_ms is None else {TOPIC_CREATED_MS: str(created_ms)}
+                return request.reply(ResponseCode.QUERY_NOT_FOUND, remark, ext)
             offset = self._store.min_offset(header.topic, header.queue_id)
-        return request.reply(header=QueryConsumerOffsetResponseHeader(offset))
+        return request.reply(header=QueryConsumerOffsetResponseHeader(offset, created_ms))
 
     def _came_later(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether all messages of the queue are newer than messages of the topic that the group has consumed:
@@ -556,7 +564,10 @@ class Offsets:
         return self._when_replicated(self.changes, peer, on_done)
 
     def _take(self, header: UpdateConsumerOffsetRequestHeader, connection: Any) -> None:
-        _check_place(header, self._topics.get(header.topic))
+        topic = self._topics.get(header.topic)
+        _check_place(header, topic)
+        if topic is not None and header.topic_created_ms not in (None, topic.created_ms):
+            raise _refused(header, "it belongs to another topic of that name, which was deleted")
         end = self._store.max_offset(header.topic, header.queue_id)
         if header.commit_offset > end and not self._is_slave:
             place = header.topic, header.queue_id, header.commit_offset

@@ -33,7 +33,7 @@ from rmq.client.session.requests import FAILURES
 from rmq.client.session.session import Session
 from rmq.errors import RemoteProtocolError, ResponseError, RmqError, StrayCancellation
 from rmq.message import RETRY_PREFIX, MessageQueue
-from rmq.protocol.bodies import ResetOffsetBody, SubscriptionData
+from rmq.protocol.bodies import LocalOffsetsBody, SubscriptionData
 from rmq.remoting.cancellation import as_failure
 from rmq.remoting.loop import Wakeup, unwrap_groups
 
@@ -51,28 +51,41 @@ def offsets_path(directory: str, client: str, group: str) -> pathlib.Path:
     return root / client.replace(os.sep, "_") / group.replace(os.sep, "_") / "offsets.json"
 
 
+NO_CREATIONS: Final[Mapping[MessageQueue, int]] = {}
+
+
 class LocalOffsets:
     """The offsets in a file. A file that cannot be read is as good as none, but for a warning."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
         self._backup = path.with_name(path.name + ".bak")
-        self._offsets = self._load(path) or self._load(self._backup) or {}
+        self._offsets, self._created_ms = self._load(path) or self._load(self._backup) or ({}, {})
 
     def get(self, queue: MessageQueue) -> int | None:
         """Where to go on in the queue; None when it was never read."""
         return self._offsets.get(queue)
 
+    def created_ms(self, queue: MessageQueue) -> int | None:
+        """The creation of the topic that this offset belongs to; None when the file does not say it."""
+        return self._created_ms.get(_key(queue))
+
     def has(self, topic: str) -> bool:
         """Whether any queue of the topic was read."""
         return any(offset > 0 for queue, offset in self._offsets.items() if queue.topic == topic)
 
-    def update(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Take these offsets and write the file, if anything is new. What fails is logged."""
-        changed = {queue: at for queue, at in offsets.items() if self._offsets.get(queue) != at}
-        if not changed:
+    def update(
+        self, offsets: Mapping[MessageQueue, int], created_ms: Mapping[MessageQueue, int] = NO_CREATIONS
+    ) -> None:
+        """Take these offsets, and the creations of their topics where they are known, and write the file, if
+        anything is new. What fails is logged."""
+        made = {_key(queue): created_ms[queue] for queue in offsets if queue in created_ms}
+        if offsets.items() <= self._offsets.items() and made.items() <= self._created_ms.items():
             return
-        self._offsets.update(changed)
+        self._offsets.update(offsets)
+        for queue in offsets:
+            self._created_ms.pop(_key(queue), None)
+        self._created_ms.update(made)
         try:
             self._save()
         except OSError as error:
@@ -81,19 +94,24 @@ class LocalOffsets:
     def _save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        fresh.write_bytes(ResetOffsetBody(self._offsets).to_json())
+        fresh.write_bytes(LocalOffsetsBody(self._offsets, self._created_ms or None).to_json())
         if self.path.exists():
             os.replace(self.path, self._backup)
         os.replace(fresh, self.path)
 
-    def _load(self, path: pathlib.Path) -> dict[MessageQueue, int] | None:
+    def _load(self, path: pathlib.Path) -> tuple[dict[MessageQueue, int], dict[str, int]] | None:
         try:
-            return dict(ResetOffsetBody.from_json(path.read_bytes()).offset_table)
+            saved = LocalOffsetsBody.from_json(path.read_bytes())
+            return dict(saved.offset_table), dict(saved.topic_creations or {})
         except FileNotFoundError:
             return None
         except (OSError, RemoteProtocolError) as error:
             log.warning("%s cannot be read: %s", path, error)
             return None
+
+
+def _key(queue: MessageQueue) -> str:
+    return f"{queue.topic}@{queue.broker_name}@{queue.queue_id}"
 
 
 REPEAT_SECONDS: Final = 60.0
@@ -359,18 +377,26 @@ class Assignments:
                 log.info("%s is still locked by another member of %s", queue, self._group)
                 self._is_complete = False
                 return
-            self.start(queue, await self._first_offset(queue))
+            self.start(queue, *await self._first_position(queue))
         except FAILURES as error:
             self._is_complete = False
             log.warning("cannot begin with %s: %s", queue, error)
 
-    async def _first_offset(self, queue: MessageQueue) -> int:
-        """Where to begin: where the group was, else where `consume_from` says."""
-        options, brokers = self._options, self._session.brokers
-        local = self._local
-        stored = local.get(queue) if local else await brokers.query_offset(self._group, queue)
+    async def _first_position(self, queue: MessageQueue) -> tuple[int, int | None]:
+        """Where to begin, and the creation (ms) of the topic that this offset belongs to, if it is known."""
+        # The creation comes with the offset or before, never after: an offset that belongs to an earlier
+        # topic would pass for an offset of the present topic, and skip messages.
+        stored, created_ms = await self._session.brokers.query_position(self._group, queue)
+        if self._local is not None:
+            stored, saved_ms = self._local.get(queue), self._local.created_ms(queue)
+            created_ms = created_ms if saved_ms is None else saved_ms
         if stored is not None and stored >= 0:
-            return stored
+            return stored, created_ms
+        return await self._first_offset(queue), created_ms
+
+    async def _first_offset(self, queue: MessageQueue) -> int:
+        """Where to begin in a queue without an offset of the group: where `consume_from` says."""
+        options, brokers = self._options, self._session.brokers
         # A new group's retry topic begins at its start: what is there is the group's own.
         is_retry = queue.topic.startswith(RETRY_PREFIX)
         if options.consume_from == "first" or (is_retry and options.consume_from == "last"):
@@ -408,9 +434,17 @@ class Assignments:
             self._news[topic] = frozenset(queues)
             return False
 
-    def start(self, queue: MessageQueue, queue_offset: int, *, sought: bool = False) -> None:
-        """Pull `queue` from `queue_offset`; an existing window is dropped. `sought`: the application gave the
-        offset, and an offset beyond the end means the end."""
+    def start(
+        self,
+        queue: MessageQueue,
+        queue_offset: int,
+        topic_created_ms: int | None = None,
+        *,
+        sought: bool = False,
+    ) -> None:
+        """Pull `queue` from `queue_offset`; an existing window is dropped. The offset belongs to the topic
+        created at `topic_created_ms`, or with None to that of the window before. `sought`: the application
+        gave the offset, and an offset beyond the end means the end."""
         old = self.pullers.get(queue)
         if old is not None:
             old.stop()
@@ -419,7 +453,10 @@ class Assignments:
         window = self._dispatch.new_window(queue, queue_offset)
         if old is not None:
             self._dispatch.forget(old.window)
-            window.furthest_before = old.window.furthest
+            if topic_created_ms in (None, old.window.topic_created_ms):
+                topic_created_ms = old.window.topic_created_ms
+                window.furthest_before = old.window.furthest
+        window.topic_created_ms = topic_created_ms
         puller = self.pullers[queue] = Puller(
             self._session,
             window,
@@ -429,6 +466,7 @@ class Assignments:
             on_progress=self._progress.set,
             on_offset_moved=self.start,
             beyond_is_end=sought,
+            owns_offsets=self._local is not None,
         )
         self._progress.set()
         self._set_limits()
@@ -531,7 +569,11 @@ class Assignments:
         if last and not self._options.auto_commit:
             return
         if self._local is not None:
-            self._local.update({window.queue: window.commit_offset for window in windows})
+            windows = [*windows]
+            self._local.update(
+                {window.queue: window.commit_offset for window in windows},
+                {w.queue: w.topic_created_ms for w in windows if w.topic_created_ms is not None},
+            )
             return
         by_broker: dict[str, list[ProcessQueue]] = {}
         for window in windows:
@@ -556,7 +598,9 @@ class Assignments:
                 queue_offset = window.commit_offset
                 assert queue_offset <= window.next_offset, f"{window.queue}: committed beyond what was pulled"
                 try:
-                    await self._session.brokers.update_offset(self._group, window.queue, queue_offset)
+                    await self._session.brokers.update_offset(
+                        self._group, window.queue, queue_offset, window.topic_created_ms
+                    )
                 except ResponseError as error:  # of this queue: its topic was deleted, say
                     refused = error
                 else:

@@ -44,6 +44,7 @@ class ProcessQueue:
         "on_room",
         "pulled_at_ms",
         "queue",
+        "topic_created_ms",
     )
 
     def __init__(self, queue: MessageQueue, next_offset: int) -> None:
@@ -62,6 +63,8 @@ class ProcessQueue:
         self.pulled_at_ms = 0
         self.furthest_before = 0
         """How far earlier windows of the queue were, which this member had before it went on elsewhere."""
+        self.topic_created_ms: int | None = None
+        """The creation of the topic that its offsets belong to; None where the broker does not say it."""
         # Queue offset -> size, of what is unfinished. A dict keeps the order of insertion, pulls come in the
         # order of offsets, and nothing is put back: so the first key is the lowest offset, and what may be
         # committed is known without a search or a sorted structure.

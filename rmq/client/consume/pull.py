@@ -33,6 +33,7 @@ from rmq.protocol.codes import (
     ResponseCode,
 )
 from rmq.protocol.command import Command
+from rmq.protocol.headers import TOPIC_CREATED_MS
 from rmq.remoting.loop import Wakeup, exponential_backoff
 
 log = logging.getLogger("rmq.client.pull")
@@ -65,6 +66,9 @@ class PullAnswer:
     max_offset: int
     broker_id: int
     """Which broker of that name to ask next time."""
+    topic_created_ms: int | None = None
+    """The creation of the present topic, where the offset belonged to an earlier topic of that name, or where
+    tables went back, a later one; else None."""
 
 
 @frozen
@@ -81,6 +85,8 @@ class RawPull:
     max_offset: int
     broker_id: int
     """Which broker of that name to ask next time."""
+    topic_created_ms: int | None = None
+    """As of `PullAnswer`."""
 
     @classmethod
     def of(cls, response: Command, address: str) -> RawPull:
@@ -91,11 +97,12 @@ class RawPull:
         try:
             next_offset, broker_id = int(ext["nextBeginOffset"]), int(ext["suggestWhichBrokerId"])
             min_offset, max_offset = int(ext["minOffset"]), int(ext["maxOffset"])
+            created_ms = int(ext[TOPIC_CREATED_MS]) if TOPIC_CREATED_MS in ext else None
         except (KeyError, ValueError) as error:
             raise RemoteProtocolError(f"the answer of {address} to a pull lacks {error}") from None
         body = bytes(response.body) if response.code == ResponseCode.SUCCESS else b""
         status = response.remark or ""
-        return cls(response.code, status, body, next_offset, min_offset, max_offset, broker_id)
+        return cls(response.code, status, body, next_offset, min_offset, max_offset, broker_id, created_ms)
 
 
 class PullTemplate:
@@ -131,9 +138,15 @@ class PullTemplate:
             self._fixed["subscription"] = data.sub_string
 
     def request(
-        self, queue_offset: int, max_messages: int, suspend_ms: int, commit_offset: int | None
+        self,
+        queue_offset: int,
+        max_messages: int,
+        suspend_ms: int,
+        commit_offset: int | None,
+        topic_created_ms: int | None = None,
     ) -> Command:
-        """A pull from `queue_offset`, which the broker may hold for `suspend_ms` while it finds nothing."""
+        """A pull from `queue_offset`, which the broker may hold for `suspend_ms` while it finds nothing. The
+        offsets are those of the topic created at `topic_created_ms`; None: of any topic of that name."""
         flags = self._flags | (PULL_SUSPEND if suspend_ms else 0)
         flags |= PULL_COMMIT_OFFSET if commit_offset else 0
         ext = {
@@ -144,6 +157,8 @@ class PullTemplate:
             "commitOffset": str(commit_offset or 0),
             "suspendTimeoutMillis": str(suspend_ms),
         }
+        if topic_created_ms is not None:
+            ext[TOPIC_CREATED_MS] = str(topic_created_ms)
         return Command.request(RequestCode.PULL_MESSAGE, ext)
 
     def answer(
@@ -162,7 +177,15 @@ class PullTemplate:
                 next_offset = messages[-1].queue_offset + 1
                 log.error("%s: the message after offset %d cannot be read", self.queue, next_offset - 1)
             messages = self._wanted(messages, queue_offset)
-        return PullAnswer(raw.code, messages, next_offset, raw.min_offset, raw.max_offset, raw.broker_id)
+        return PullAnswer(
+            raw.code,
+            messages,
+            next_offset,
+            raw.min_offset,
+            raw.max_offset,
+            raw.broker_id,
+            raw.topic_created_ms,
+        )
 
     def _wanted(self, messages: list[PulledMessage], queue_offset: int) -> list[PulledMessage]:
         if messages and messages[0].queue_offset < queue_offset:
@@ -190,20 +213,23 @@ class Puller:
         may_commit: Callable[[], bool],
         on_messages: Callable[[Sequence[PulledMessage]], None],
         on_progress: Callable[[], None],
-        on_offset_moved: Callable[[MessageQueue, int], None],
+        on_offset_moved: Callable[[MessageQueue, int, int | None], None],
         beyond_is_end: bool = False,
+        owns_offsets: bool = False,
     ) -> None:
         """While `may_commit()`, each pull commits the present offset. `on_messages` gets the messages of a
         pull, which are in the window already, `on_progress` is called when the window begins at another
-        offset; `on_offset_moved(queue, next_offset)` is called when the requested offset does not exist: the
-        queue goes on at another offset, and this puller ends. `beyond_is_end`: an offset beyond the end
-        stands for the end, whatever the broker says."""
+        offset; `on_offset_moved(queue, next_offset, topic_created_ms)` is called when the requested offset
+        does not exist: the queue goes on at another offset, and this puller ends. With a creation (ms), the
+        queue is of another topic of that name. `beyond_is_end`: an offset beyond the end stands for the end,
+        whatever the broker says. `owns_offsets`: what brokers have of the group is not of this member."""
         self.window = window
         self._session = session
         self._on_messages = on_messages
         self._on_progress = on_progress
         self._on_offset_moved = on_offset_moved
         self._beyond_is_end = beyond_is_end
+        self._owns_offsets = owns_offsets
         self._template = template
         self._may_commit = may_commit
         self._broker_id = MASTER_ID
@@ -243,7 +269,9 @@ class Puller:
         commit_offset = window.commit_offset if commits else None
         asked = window.next_offset
         most = window.room(config.pull_batch_size)
-        request = self._template.request(asked, most, config.pull_suspend_ms, commit_offset)
+        request = self._template.request(
+            asked, most, config.pull_suspend_ms, commit_offset, window.topic_created_ms
+        )
         window.pulled_at_ms = session.now_ms()
         began = session.now()
         if self.unanswered_since is None:
@@ -252,6 +280,10 @@ class Puller:
         self.unanswered_since, self.trouble = None, ""
         answer = self._template.answer(response, asked, address, window)
         self._broker_id = answer.broker_id
+        if answer.topic_created_ms is not None:
+            next_offset = answer.min_offset if self._owns_offsets else answer.next_offset
+            self._go_on_in_present_topic(asked, next_offset, answer.topic_created_ms)
+            return
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
             places = {"first": answer.min_offset, "last": answer.max_offset}
             at = answer.next_offset
@@ -261,7 +293,7 @@ class Puller:
             log.warning("%s: offset %d is not there, going on at %d", window.queue, asked, next_offset)
             # Another puller begins there: it cannot know that this one was sent away, too.
             await anyio.sleep(LONGEST_PAUSE_SECONDS if next_offset == asked else FIRST_PAUSE_SECONDS)
-            self._on_offset_moved(window.queue, next_offset)
+            self._on_offset_moved(window.queue, next_offset, None)
             return
         messages = answer.messages
         if messages:
@@ -276,6 +308,20 @@ class Puller:
             await self._paced(began, is_useless=answer.next_offset <= asked)
             return
         self._useless = 0
+
+    def _go_on_in_present_topic(self, asked: int, next_offset: int, topic_created_ms: int) -> None:
+        """The offset belongs to another topic of the name: go on where the broker says."""
+        window = self.window
+        if asked == next_offset == window.commit_offset:  # begun before the topic was made
+            window.topic_created_ms = topic_created_ms
+            return
+        log.warning(
+            "%s: the topic was deleted and made again, offset %d is not of it: going on at %d",
+            window.queue,
+            asked,
+            next_offset,
+        )
+        self._on_offset_moved(window.queue, next_offset, topic_created_ms)
 
     async def _paced(self, began: float, *, is_useless: bool) -> None:
         """Wait after an answer that leads nowhere and came at once, longer after each further one."""

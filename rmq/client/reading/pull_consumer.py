@@ -117,6 +117,7 @@ class PullConsumer(AsyncResource):
         self.group = validate_group(group)
         self._session = session
         self._positions: dict[MessageQueue, int] = {}
+        self._created_ms: dict[MessageQueue, int | None] = {}  # of the topics that these belong to
         self._broker_ids: dict[MessageQueue, int] = {}
         self._templates: dict[tuple[MessageQueue, str | Sql], PullTemplate] = {}
         self._is_open = False
@@ -263,15 +264,19 @@ class PullConsumer(AsyncResource):
         happened.
         """
         await self._ensure_route(queue)
-        return await self._session.brokers.query_offset(self.group, queue)
+        stored, created_ms = await self._session.brokers.query_position(self.group, queue)
+        self._created_ms.setdefault(queue, created_ms)
+        return stored
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Commit: the group goes on with the message at `offset`. Cancelled: it may or may not be
-        committed.
+        """Commit: the group goes on with the message at `offset`. Raises ResponseError when the topic was
+        deleted and made again since this consumer began with the queue, until `pull` has gone on in the
+        present topic. Cancelled: it may or may not be committed.
         """
         check_number("offset", offset, 0)
         await self._ensure_route(queue)
-        await self._session.brokers.update_offset(self.group, queue, offset)
+        created_ms = self._created_ms.get(queue)
+        await self._session.brokers.update_offset(self.group, queue, offset, created_ms)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Let the next `pull` without an offset begin here, or the next `poll`, for a queue in the
@@ -304,7 +309,8 @@ class PullConsumer(AsyncResource):
         none is.
 
         `expression` filters as in a subscription. `wait` is how many seconds the broker may hold the answer
-        while there is nothing. An offset outside the queue is corrected as the broker says. Cancelled:
+        while there is nothing. An offset outside the queue is corrected as the broker says, and so is an
+        offset of a topic that was deleted and made again since this consumer began with the queue. Cancelled:
         nothing has happened, and the position stays.
         """
         check_number("max_messages", max_messages, 1)
@@ -312,6 +318,8 @@ class PullConsumer(AsyncResource):
         if offset is not None:
             check_type("offset", offset, int, "an int, the offset of a message in the queue")
         await self._ensure_route(queue)
+        if queue not in self._created_ms:
+            await self.committed(queue)
         at = await self.position(queue) if offset is None else offset
         template = self._template(queue, expression)
         deadline = self._session.now() + wait
@@ -320,9 +328,11 @@ class PullConsumer(AsyncResource):
             over = answer.code == ResponseCode.PULL_NOT_FOUND and self._session.now() >= deadline
             if answer.messages or over:
                 break
-            if answer.next_offset == at:
+            if answer.topic_created_ms is not None:
+                self._created_ms[queue] = answer.topic_created_ms
+            elif answer.next_offset == at:
                 await anyio.sleep(FIRST_PAUSE_SECONDS)
-            at = answer.next_offset
+            at = answer.next_offset if answer.topic_created_ms is None else answer.min_offset
         self._positions[queue] = answer.next_offset
         return PullResult(answer.messages, answer.next_offset, answer.min_offset, answer.max_offset)
 
@@ -367,7 +377,8 @@ class PullConsumer(AsyncResource):
         """Send a pull; returns the answer and the address that it came from."""
         session, queue = self._session, template.queue
         _, address = session.brokers.reader(queue, self._broker_ids.get(queue, MASTER_ID))
-        request = template.request(queue_offset, max_messages, int(wait * 1000), None)
+        created_ms = self._created_ms.get(queue)
+        request = template.request(queue_offset, max_messages, int(wait * 1000), None, created_ms)
         return await session.pool.call(address, request, wait + session.brokers.timeout), address
 
     def _template(self, queue: MessageQueue, expression: str | Sql) -> PullTemplate:

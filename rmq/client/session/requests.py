@@ -24,7 +24,6 @@ from rmq.errors import (
     NoPermission,
     NoRoute,
     NotNameServers,
-    QueryNotFound,
     RemoteProtocolError,
     ResponseError,
     RmqError,
@@ -48,7 +47,9 @@ from rmq.protocol.bodies import (
 )
 from rmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from rmq.protocol.command import Command, next_opaque
+from rmq.protocol.fields import read_int64
 from rmq.protocol.headers import (
+    TOPIC_CREATED_MS,
     WARNING,
     ConsumerSendMsgBackRequestHeader,
     GetConsumerListByGroupRequestHeader,
@@ -187,6 +188,9 @@ def noted(error: E) -> E:
     return error
 
 
+UNKNOWN_CREATION: Final = -1
+"""In a request for an offset: the client does not know the topic's creation, and asks for it."""
+
 _STATS_ROW = re.compile(
     rb'"queueId":([0-9]+),"topic":"[^"]*"\}:'
     rb'\{"lastUpdateTimestamp":-?[0-9]+,"maxOffset":([0-9]+),"minOffset":([0-9]+)\}'
@@ -245,6 +249,15 @@ class Brokers:
         self, address: str, code: RequestCode, header: Any = None, body: bytes = b"", timeout: float = 0
     ) -> Command:
         """Send a request; any answer but SUCCESS is raised as its ResponseError."""
+        response = await self._ask(address, code, header, body, timeout)
+        if response.code != ResponseCode.SUCCESS:
+            raise for_code(response.code, response.remark, address)
+        return response
+
+    async def _ask(
+        self, address: str, code: RequestCode, header: Any = None, body: bytes = b"", timeout: float = 0
+    ) -> Command:
+        """Send a request; returns the answer, which may be a refusal."""
         request, leaving = Command.request(code, header, body), self.leaving
         seconds = leaving.seconds(address, timeout or self.timeout)
         try:
@@ -254,8 +267,6 @@ class Brokers:
             raise
         if leaving.silent:
             leaving.silent.discard(address)
-        if response.code != ResponseCode.SUCCESS:
-            raise for_code(response.code, response.remark, address)
         return response
 
     def master(self, queue: MessageQueue) -> str:
@@ -318,12 +329,23 @@ class Brokers:
 
     async def query_offset(self, group: str, queue: MessageQueue) -> int | None:
         """Where the group is in the queue; None when the broker has nothing of it."""
-        header = QueryConsumerOffsetRequestHeader(group, queue.topic, queue.queue_id, queue.broker_name)
-        try:
-            response = await self.call(self.reader(queue)[1], RequestCode.QUERY_CONSUMER_OFFSET, header)
-        except QueryNotFound:
-            return None
-        return response.read(QueryConsumerOffsetResponseHeader).offset
+        return (await self.query_position(group, queue))[0]
+
+    async def query_position(self, group: str, queue: MessageQueue) -> tuple[int | None, int | None]:
+        """Where the group is in the queue, as `query_offset`, and the creation (ms) of the topic that this
+        offset belongs to; None when the broker knows no creations, as RocketMQ's."""
+        header = QueryConsumerOffsetRequestHeader(
+            group, queue.topic, queue.queue_id, queue.broker_name, UNKNOWN_CREATION
+        )
+        address = self.reader(queue)[1]
+        response = await self._ask(address, RequestCode.QUERY_CONSUMER_OFFSET, header)
+        if response.code == ResponseCode.QUERY_NOT_FOUND:
+            created = response.ext.get(TOPIC_CREATED_MS)
+            return None, None if created is None else read_int64(created)
+        if response.code != ResponseCode.SUCCESS:
+            raise for_code(response.code, response.remark, address)
+        answer = response.read(QueryConsumerOffsetResponseHeader)
+        return answer.offset, answer.topic_created_ms
 
     async def recorded_offset(self, group: str, queue: MessageQueue) -> int | None:
         """The offsets of the broker's own table, without queues that were never committed; `query_offset` may
@@ -332,10 +354,13 @@ class Brokers:
         table = ConsumerOffsetSerializeWrapper.from_json(response.body).offset_table
         return table.get(f"{queue.topic}@{group}", {}).get(queue.queue_id)
 
-    async def update_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
-        """Set where the group is in the queue."""
+    async def update_offset(
+        self, group: str, queue: MessageQueue, queue_offset: int, topic_created_ms: int | None = None
+    ) -> None:
+        """Set where the group is in the queue. With the creation (ms) of the offset's topic, the broker
+        refuses it for another topic of that name."""
         header = UpdateConsumerOffsetRequestHeader(
-            group, queue.topic, queue.queue_id, queue_offset, queue.broker_name
+            group, queue.topic, queue.queue_id, queue_offset, queue.broker_name, topic_created_ms
         )
         await self.call(self.reader(queue)[1], RequestCode.UPDATE_CONSUMER_OFFSET, header)
 

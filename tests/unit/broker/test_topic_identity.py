@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 
 from rmq.broker.tables.versioned import run_to_end
@@ -15,7 +16,7 @@ from rmq.store.config import BrokerRole
 from rmq.store.store import Store
 from rmq.testing.front import Wire
 
-from .rig import Rig, pull
+from .rig import Rig, pull, send
 
 DELETE = RequestCode.DELETE_TOPIC_IN_BROKER
 
@@ -234,3 +235,93 @@ def test_offsets_that_were_saved_since_the_topic_was_made_again_are_its_own() ->
     rig = started_again(again, clean=False)
     assert commit(rig, 8).code == 0
     assert started_again(rig, clean=False).offsets.get("g", "T", 0) == 8
+
+
+# --- positions that name their topic ---
+
+
+def created_ms(rig: Rig) -> int:
+    return rig.topics.table["T"].created_ms
+
+
+def test_a_pull_with_a_position_of_an_earlier_topic_is_sent_to_the_present_one() -> None:
+    """Also where the position lies inside the present topic's queue; what it commits is dropped."""
+    rig = filled(10)
+    earlier = created_ms(rig)
+    assert pulled(rig, 5, topic_created_ms=earlier) == (0, 10)
+    make_again(rig, 20)
+    flags = PULL_SUBSCRIPTION | PULL_COMMIT_OFFSET
+    asked = pull("T", offset=10, sys_flag=flags, commit_offset=10, topic_created_ms=earlier)
+    answer = rig.one(asked)
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "0")
+    assert answer.ext["rmqTopicCreatedMs"] == str(created_ms(rig))
+    assert (answer.ext["minOffset"], answer.ext["maxOffset"]) == ("0", "20")
+    assert rig.offsets.pairs() == []
+    assert pulled(rig, 5, topic_created_ms=created_ms(rig)) == (0, 20)
+
+
+def test_a_group_goes_on_in_the_present_topic_where_its_offset_is() -> None:
+    rig = filled(10)
+    earlier = created_ms(rig)
+    make_again(rig, 20)
+    assert commit(rig, 15).code == 0
+    asked = {"offset": 10, "consumer_group": "g", "topic_created_ms": earlier}
+    assert rig.one(pull("T", **asked)).ext["nextBeginOffset"] == "15"
+
+
+def test_a_position_of_a_later_topic_is_sent_back_where_a_deletion_was_undone() -> None:
+    rig = filled(10)
+    answer = rig.one(pull("T", offset=5, topic_created_ms=created_ms(rig) + 7))
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "0")
+    assert answer.ext["rmqTopicCreatedMs"] == str(created_ms(rig))
+
+
+def test_a_commit_of_an_earlier_topic_is_refused_inside_the_present_queue() -> None:
+    rig = filled(10)
+    header = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "7"}
+    header["rmqTopicCreatedMs"] = str(created_ms(rig))
+    assert rig.call(RequestCode.UPDATE_CONSUMER_OFFSET, header).code == 0
+    make_again(rig, 20)
+    refused = rig.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert "belongs to another topic of that name" in (refused.remark or "")
+    assert rig.offsets.pairs() == []
+
+
+def test_who_asks_for_an_offset_gets_the_creation_of_its_topic() -> None:
+    """With the offset, in one answer; and also where there is none, or no topic."""
+    rig = filled(10)
+    ask = {"consumerGroup": "g", "topic": "T", "queueId": "0", "rmqTopicCreatedMs": "-1"}
+    assert commit(rig, 7).code == 0
+    answer = rig.call(RequestCode.QUERY_CONSUMER_OFFSET, ask)
+    assert answer.ext == {"offset": "7", "rmqTopicCreatedMs": str(created_ms(rig))}
+    del ask["rmqTopicCreatedMs"]
+    assert rig.call(RequestCode.QUERY_CONSUMER_OFFSET, ask).ext == {"offset": "7"}  # as RocketMQ answers
+    ask |= {"topic": "none", "rmqTopicCreatedMs": "-1"}
+    answer = rig.call(RequestCode.QUERY_CONSUMER_OFFSET, ask)
+    assert answer.ext["rmqTopicCreatedMs"] == "0"
+
+
+def test_a_slave_sends_positions_of_another_topic_to_its_master() -> None:
+    """It may be behind, and knows no more than that one of the two is old."""
+    rig = filled(10)
+    rig.become_slave()
+    answer = rig.one(pull("T", offset=5, topic_created_ms=created_ms(rig) + 7))
+    assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+    assert (answer.ext["nextBeginOffset"], answer.ext["suggestWhichBrokerId"]) == ("5", "0")
+    assert "rmqTopicCreatedMs" not in answer.ext
+
+
+def test_a_waiting_pull_gets_nothing_of_a_topic_that_took_the_place_of_its_own() -> None:
+    """As a slave's table changes when the topic was deleted and made again at its master."""
+    rig, wire = filled(10), Wire()
+    flags = PULL_SUSPEND | PULL_SUBSCRIPTION
+    rig.ask(pull("T", offset=10, sys_flag=flags, topic_created_ms=created_ms(rig)), wire=wire)
+    assert rig.broker.parked_pulls.count == 1
+    row = rig.topics.table["T"]
+    assert row.creation is not None
+    later = attrs.evolve(row.creation, time_ms=row.created_ms + 7)
+    rig.topics.table["T"] = attrs.evolve(row, creation=later)
+    assert rig.one(send("T")).code == 0
+    [answer] = wire.take()
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
