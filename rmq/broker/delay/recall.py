@@ -70,7 +70,8 @@ class Recall:
             remark = f"the message {handle.unique_key} is another account's, which alone may recall it"
             raise for_code(ResponseCode.NO_PERMISSION, remark)
         account = owner or account_of(peer)
-        return self._timers.recall(handle, self._store_host, now, account), handle.unique_key
+        maker = self._settings.holders_of(peer)
+        return self._timers.recall(handle, self._store_host, now, account, maker), handle.unique_key
 
     def _handle(self, header: RecallMessageRequestHeader) -> RecallHandle:
         try:

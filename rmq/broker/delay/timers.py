@@ -29,7 +29,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
@@ -64,6 +64,7 @@ from rmq.protocol.properties import (
     encode_properties,
 )
 from rmq.protocol.record import Record, record_of
+from rmq.shares import NOBODY, Holders, Shares
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ STEP_LOOKS: Final = 1_000
 """Records that one step looks through for recalls."""
 OWNER_LOOKS: Final = 200
 """Records that a recall looks through for the message that it names."""
+TAKEN_MAX: Final = 8_192
+"""Records on their way into the store whose makers are remembered; a chunk of requests has at most 1,024."""
 STEP_BYTES: Final = 1 << 20
 """So much one step delivers or writes anew, and one message more."""
 
@@ -100,8 +103,46 @@ class _Group:
     handles: dict[int, None] = field(factory=dict, repr=False)  # times by which copies are recalled
 
 
+class _Places:
+    """The shares of messages that wait. A message counts for its maker from its storing to its delivery; a
+    message from before the start counts for nobody."""
+
+    def __init__(self) -> None:
+        self._shares = Shares(0)
+        self._holders: dict[int, Holders] = {}  # by queue offset
+        self._taken: deque[tuple[Record, Holders]] = deque(maxlen=TAKEN_MAX)  # on their way into the store
+
+    def full(self, maker: Holders, most: int) -> str:
+        """Why no further message of a maker may wait beside others, `most` in all; empty when one may."""
+        self._shares.most = most
+        return self._shares.full(maker)
+
+    def take(self, record: Record, maker: Holders) -> None:
+        """A record is perhaps on its way into the store."""
+        if maker:
+            self._taken.append((record, maker))
+
+    def copy(self, record: Record, original: int) -> None:
+        """A record is on its way that takes the place of an original."""
+        self.take(record, self._holders.get(original, NOBODY))
+
+    def arrived(self, offsets: Collection[int]) -> None:
+        """These messages are stored; taken records that are none of them are not."""
+        while self._taken:
+            record, maker = self._taken.popleft()
+            if record.store_timestamp and record.queue_offset in offsets:
+                self._holders[record.queue_offset] = maker
+        for offset in offsets:
+            self._shares.add(self._holders.get(offset, NOBODY))
+
+    def left(self, offset: int) -> None:
+        """A message waits no longer."""
+        self._shares.give(self._holders.pop(offset, NOBODY))
+
+
 class Timers:
-    """The messages of `store` that wait for a time of their own; at most `limit` messages.
+    """The messages of `store` that wait for a time of their own; at most `limit` messages, of which each
+    account or address has a share.
 
     `put(record)` stores a record of the broker's own, `commit()` commits these records and answers senders;
     both raise StoreError, and then no record of the step counts as delivered. `on_earlier()` is called when a
@@ -129,6 +170,7 @@ class Timers:
         self._recalls_of: dict[int, _Group] = {}  # time -> the group that has the recalls of copies
         self._part: tuple[int, int] = (-1, 0)  # a group that was begun before the start, and its next offset
         self._waiting: dict[int, int] = {}  # queue offset -> time
+        self._places = _Places()
         self._by_age: deque[int] = deque()  # queue offsets, oldest first; some no longer wait
         self._read = 0  # units below this queue offset are known
         self._delivered_ms = 0
@@ -143,14 +185,26 @@ class Timers:
 
     # ---- taking ----
 
-    def take(self, record: Record, properties: dict[str, str], due_ms: int, account: str = "") -> None:
-        """Turn a record on its way into the store into a record that waits until `due_ms`. `account` is that
-        of its sender, which alone may recall it, or empty.
+    def full(self, maker: Holders) -> str:
+        """Why no further message of `maker` may wait for its time; empty when one may."""
+        return self._places.full(maker, self.limit)
 
-        Raises ResponseError(SYSTEM_BUSY) when too many messages wait already.
+    def take(
+        self,
+        record: Record,
+        properties: dict[str, str],
+        due_ms: int,
+        account: str = "",
+        maker: Holders = NOBODY,
+    ) -> None:
+        """Turn a record on its way into the store into a record that waits until `due_ms`. `account` is that
+        of its sender, which alone may recall it, or empty; the message counts for `maker`.
+
+        Raises ResponseError(SYSTEM_BUSY) when too many messages wait already, in all or of the maker.
         """
-        if len(self._waiting) >= self.limit:
-            raise for_code(ResponseCode.SYSTEM_BUSY, f"{self.limit} messages wait for their time already")
+        if over := self.full(maker):
+            raise for_code(ResponseCode.SYSTEM_BUSY, f"of the messages that may wait for their time {over}")
+        self._places.take(record, maker)
         properties[PROPERTY_REAL_TOPIC] = record.topic
         properties[PROPERTY_REAL_QUEUE_ID] = str(record.queue_id)
         properties[PROPERTY_OUT_MS] = str(due_ms)
@@ -159,9 +213,11 @@ class Timers:
         record.properties = encode_properties(properties)
         record.topic, record.queue_id, record.tags_code = TIMER_TOPIC, 0, due_ms
 
-    def recall(self, handle: RecallHandle, host: bytes, now_ms: int, account: str = "") -> Record:
+    def recall(
+        self, handle: RecallHandle, host: bytes, now_ms: int, account: str = "", maker: Holders = NOBODY
+    ) -> Record:
         """The record that cancels a waiting message of `account`, or a message without account. It takes
-        effect once it is put and committed.
+        effect once it is put and committed, and counts for `maker`.
 
         Raises ResponseError(ILLEGAL_OPERATION) when the time has passed. The message is not looked up: an
         unknown handle cancels nothing.
@@ -171,7 +227,7 @@ class Timers:
         # Joined as 5.x does it: no topic has a plus sign.
         properties = {PROPERTY_RECALLED: f"{handle.topic}+{handle.unique_key}"}
         record = Record(handle.topic, 0, b"0", born_timestamp=now_ms, born_host=host)
-        self.take(record, properties, handle.deliver_ms, account)
+        self.take(record, properties, handle.deliver_ms, account, maker)
         return record
 
     def owner(self, handle: RecallHandle) -> str | None:
@@ -192,10 +248,13 @@ class Timers:
         if self._is_slave:
             return
         earliest = self._due[0] if self._due else None
-        for offset in range(self._read, next_offset):
-            unit = self._store.unit(TIMER_TOPIC, 0, offset)
-            if unit is not None:
-                self._wait(offset, unit[2])
+        units = {
+            offset: self._store.unit(TIMER_TOPIC, 0, offset) for offset in range(self._read, next_offset)
+        }
+        arrived = {offset: unit[2] for offset, unit in units.items() if unit is not None}
+        for offset, due_ms in arrived.items():
+            self._wait(offset, due_ms)
+        self._places.arrived(arrived)
         self._read = max(self._read, next_offset)
         if self._due and (earliest is None or self._due[0] < earliest):
             self._on_earlier()
@@ -270,7 +329,7 @@ class Timers:
     def _delivered(self, group: _Group, end: int) -> None:
         assert group.sent <= end <= group.looked, "recalls are looked for before anything is delivered"
         for offset in group.offsets[group.sent : end]:
-            self._waiting.pop(offset, None)
+            self._left(offset)
         group.sent = end
         if self._groups and self._groups[0] is group and end == len(group.offsets):
             self._groups.popleft()
@@ -308,7 +367,7 @@ class Timers:
         start = group.looked
         group.looked = min(len(group.offsets), start + most)
         for offset in group.offsets[start : min(group.looked, group.sent)]:  # delivered before the start
-            self._waiting.pop(offset, None)
+            self._left(offset)
         for offset in group.offsets[start : group.looked]:
             message = marked_message(self._store, offset)
             if message is not None:
@@ -375,6 +434,7 @@ class Timers:
                             properties[PROPERTY_TIMER_REPLACES] = str(offset)
                         record = record_of(message, TIMER_TOPIC, 0, properties, due_ms)
                         self._put_record(record)
+                        self._places.copy(record, offset)
                         size += record.size
                 except StoreError as error:  # what was put before is committed, or it would come twice
                     failure = error
@@ -388,7 +448,7 @@ class Timers:
             by_age.extendleft(reversed(rolled))
             raise
         for offset in rolled:
-            del self._waiting[offset]
+            self._left(offset)
         self.is_changed |= bool(rolled)
         if failure is not None:
             raise failure
@@ -404,8 +464,12 @@ class Timers:
 
     def _corrected(self, offsets: Sequence[int]) -> None:
         for offset in offsets:
-            del self._waiting[offset]
+            self._left(offset)
         self.is_changed |= bool(offsets)
+
+    def _left(self, offset: int) -> None:
+        if self._waiting.pop(offset, None) is not None:
+            self._places.left(offset)
 
     # ---- progress ----
 
@@ -426,6 +490,8 @@ class Timers:
             unit = self._store.unit(TIMER_TOPIC, 0, offset)
             if unit is not None and (unit[2] > self._delivered_ms or offset >= known):
                 self._wait(offset, unit[2])
+        self._places = _Places()
+        self._places.arrived(self._waiting)
 
     def to_json(self) -> bytes:
         """The content of timerProgress.json."""

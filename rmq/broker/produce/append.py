@@ -435,12 +435,13 @@ class Append:
         now: int,
         limit: int | None,
         account: str = "",
+        maker: Holders = NOBODY,
     ) -> Records:
         """Turn the record of a retried, delayed or half message into the record that is stored.
 
         `group` is that of a retry topic, else empty; `limit` is the number of retries, None for the group's
         own number. `properties` are the message's, after `check_properties`; `account` is that of the sender,
-        which owns a half message or a timed message. Raises ResponseError.
+        which owns a half message or a timed message; a timed one counts for `maker`. Raises ResponseError.
         """
         if group:
             config = self.known_group(group)
@@ -459,7 +460,7 @@ class Append:
         if level:
             self.delay(record, level, properties)
         elif (due_ms := deliver_time(properties, now)) is not None and due_ms > now:
-            return self.time(record, properties, due_ms, account)
+            return self.time(record, properties, due_ms, account, maker)
         record.properties = encode_properties(properties)
         return (record,)
 
@@ -511,12 +512,14 @@ class Append:
             properties.pop(name, None)
         record.topic, record.queue_id = SCHEDULE_TOPIC, level - 1
 
-    def time(self, record: Record, properties: dict[str, str], due_ms: int, account: str = "") -> Records:
-        """Keep a message until its time; its producer gets the handle for a recall."""
+    def time(
+        self, record: Record, properties: dict[str, str], due_ms: int, account: str, maker: Holders
+    ) -> Records:
+        """Keep a message of `maker` until its time; its producer gets the handle for a recall."""
         self._topics.create_retry(TIMER_TOPIC, PERM_WRITE | PERM_READ, 1)
         unique_key = properties.get(PROPERTY_UNIQUE_KEY)
         handle = RecallHandle(record.topic, self._settings.broker.broker_name, due_ms, unique_key or "")
-        self._timers.take(record, properties, due_ms, account)
+        self._timers.take(record, properties, due_ms, account, maker)
         return RecordsWithHeader((record,), {RECALL_HANDLE: str(handle)}) if unique_key else (record,)
 
     # ---- messages of plug-ins ----
@@ -536,7 +539,7 @@ class Append:
         the settings ask. A half message or a timed one belongs to `account`.
 
         Raises ResponseError for a refusal and StoreError for a failed write, without a call of `on_done`. A
-        topic created by the message counts for `maker`.
+        topic created by the message counts for `maker`, and so does a timed message.
         """
         self.check_open()
         topic = message.topic
@@ -564,7 +567,7 @@ class Append:
             tags_code=tags_code(message.tags),
             keys=record_keys(properties) if self.is_indexed else (),
         )
-        self.detour(record, target.group, properties, now, None, account)
+        self.detour(record, target.group, properties, now, None, account, maker)
         if "\0" in record.properties:
             raise self.illegal(NUL_IN_PROPERTIES)
         self.check_sizes(record)

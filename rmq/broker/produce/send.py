@@ -163,7 +163,7 @@ class Send:
         )
         records: Records = (record,)
         if rare or target.is_special:
-            records = self._detour(request, header, target, record, now, account_of(connection))
+            records = self._detour(request, header, target, record, now, connection)
         append.put(record)
         if not request.flag & FLAG_ONEWAY:
             senders = self._acknowledgement.pending
@@ -188,14 +188,15 @@ class Send:
         target: TopicView,
         record: Record,
         now: int,
-        account: str,
+        connection: Connection,
     ) -> Records:
         properties = decode_properties(header.properties or "")
         self._append.check_properties(properties)
         if target.message_type:
             check_type(target.topic, target.message_type, properties)
         limit = header.max_reconsume_times if request.version >= VERSION_WITH_OWN_LIMIT else None
-        return self._append.detour(record, target.group, properties, now, limit, account)
+        account, maker = account_of(connection), self._settings.holders_of(connection)
+        return self._append.detour(record, target.group, properties, now, limit, account, maker)
 
     def _send_batch(
         self,
@@ -281,7 +282,7 @@ class Send:
         record.reconsume_times += 1
         if message.reconsume_times >= limit or header.delay_level < 0:
             append.give_up(record, header.group, properties, request.ext.get(REASON, ""))
-        elif not self._retry_after(record, properties, request.ext.get(RETRY_DELAY_MS), now):
+        elif not self._retry_after(record, properties, request.ext.get(RETRY_DELAY_MS), now, connection):
             level = header.delay_level or 3 + message.reconsume_times
             append.delay(record, min(level, append.levels), properties)
         record.properties = encode_properties(properties)
@@ -293,19 +294,25 @@ class Send:
         return None
 
     def _retry_after(
-        self, record: Record, properties: dict[str, str], delay_ms: str | None, now: int
+        self,
+        record: Record,
+        properties: dict[str, str],
+        delay_ms: str | None,
+        now: int,
+        connection: Connection,
     ) -> bool:
-        """Delay a message for the ms that its consumer names. False without them, and while the limit of
-        waiting timed messages is reached: a level then delays the message. Raises ResponseError for an
+        """Delay a message for the ms that its consumer names. False without them, and while no more timed
+        messages of the consumer may wait: a level then delays the message. Raises ResponseError for an
         invalid time."""
         if delay_ms is None:
             return False
         due_ms = deliver_time({PROPERTY_DELAY_MS: delay_ms}, now)
         if due_ms is not None and due_ms > now:
-            if len(self._timers) >= self._timers.limit:
+            maker = self._settings.holders_of(connection)
+            if self._timers.full(maker):
                 return False
             properties.pop(PROPERTY_DELAY_LEVEL, None)
-            self._append.time(record, properties, due_ms)
+            self._append.time(record, properties, due_ms, "", maker)
         return True
 
     def _retry_topic(

@@ -19,12 +19,21 @@ from rmq.protocol.bodies import (
     ProducerData,
     SubscriptionData,
 )
-from rmq.protocol.codes import IDEMPOTENT_SEND, PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
+from rmq.protocol.codes import (
+    IDEMPOTENT_SEND,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    RECALL_MESSAGE,
+    RequestCode,
+    ResponseCode,
+)
 from rmq.protocol.command import Command
 from rmq.protocol.headers import (
     PRODUCER_ID,
     SEQUENCE,
     GetConsumerRunningInfoRequestHeader,
+    RecallHandle,
+    RecallMessageRequestHeader,
     SendMessageRequestHeader,
     UpdateConsumerOffsetRequestHeader,
     encode_send_v2,
@@ -32,7 +41,7 @@ from rmq.protocol.headers import (
 from rmq.protocol.record import encode_batch
 from rmq.store.config import FlushDiskType
 
-from .rig import Rig, Wire, pull, send
+from .rig import START, Rig, Wire, pull, send
 
 STRANGERS = [f"10.0.0.{number}" for number in (1, 2, 3)]
 HONEST = "10.0.1.1:1"
@@ -103,6 +112,19 @@ def sends_once(rig: Rig, wire: Wire, number: int) -> list[Command]:
     return rig.ask(Command.request(IDEMPOTENT_SEND, ext, encode_batch([(0, b"x", "")])), wire=wire)
 
 
+def sends_for_later(rig: Rig, wire: Wire, number: int) -> list[Command]:
+    due_ms = START + 86_400_000 + number
+    return rig.ask(
+        send("Orders", properties=f"UNIQ_KEY\x01K{number}\x02TIMER_DELIVER_MS\x01{due_ms}"), wire=wire
+    )
+
+
+def recalls(rig: Rig, wire: Wire, number: int) -> list[Command]:
+    handle = RecallHandle("Orders", rig.config.broker_name, START + 86_400_000, f"K{number}")
+    header = RecallMessageRequestHeader("Orders", str(handle), "p")
+    return rig.ask(Command.request(RECALL_MESSAGE, header), wire=wire)
+
+
 def waits_for_the_disk(rig: Rig, wire: Wire, number: int) -> list[Command]:
     return rig.ask(send("Orders"), wire=wire)
 
@@ -117,6 +139,8 @@ TABLES: dict[str, tuple[Ask, dict[str, object]]] = {
     "groups": (makes_group, {"max_auto_created_groups": 64}),
     "requests to clients": (is_passed_on, {}),
     "idempotent sends": (sends_once, {"idempotent_send_keep_time": 3_600_000, "idempotent_sends_max": 64}),
+    "timed messages": (sends_for_later, {}),
+    "recalls": (recalls, {}),
     "sends that wait for the disk": (waits_for_the_disk, {"send_thread_pool_queue_capacity": 64}),
 }
 BUSY = {
@@ -139,6 +163,7 @@ def made(name: str) -> Rig:
     _, settings = TABLES[name]
     syncs = {"flush_disk_type": FlushDiskType.SYNC_FLUSH} if "disk" in name else {}
     rig = Rig(store=syncs, **settings)  # type: ignore[arg-type]
+    rig.broker.timers.limit = 64
     rig.topic("Orders")
     rig.ask(beat("taker", consumer("readers")), wire=Wire("10.0.2.1:1"))
     return rig

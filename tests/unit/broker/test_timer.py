@@ -15,6 +15,7 @@ from rmq.errors import DiskFull, RemoteProtocolError, ResponseError, StoreError,
 from rmq.message import TIMER_TOPIC, StoredMessage
 from rmq.protocol.headers import RecallHandle
 from rmq.protocol.record import Record, decode_record
+from rmq.shares import NOBODY, Holders
 from rmq.store.config import StoreConfig
 from rmq.store.disk import RealDisk
 from rmq.store.store import Store
@@ -63,10 +64,10 @@ class Bench:
             if topic == TIMER_TOPIC:
                 self.timers.arrived(next_offset)
 
-    def send(self, body: bytes, due_ms: int) -> RecallHandle:
+    def send(self, body: bytes, due_ms: int, maker: Holders = NOBODY) -> RecallHandle:
         key = "K" + body[:9].decode()
         record = Record("Real", 3, body, born_timestamp=self.now, keys=(key,))
-        self.timers.take(record, {"UNIQ_KEY": key, "TAGS": "T"}, due_ms)
+        self.timers.take(record, {"UNIQ_KEY": key, "TAGS": "T"}, due_ms, "", maker)
         self.store.put(record)
         self.commit()
         return RecallHandle("Real", "broker-a", due_ms, key)
@@ -319,8 +320,39 @@ def test_units_made_again_from_the_log_hold_the_time(bench: Bench) -> None:
 def test_too_many_are_refused(bench: Bench) -> None:
     bench.timers.limit = 1
     bench.send(b"a", START + 9000)
-    with pytest.raises(SystemBusy, match="1 messages wait"):
+    with pytest.raises(SystemBusy, match="wait for their time 1 of 1 are taken"):
         bench.send(b"b", START + 9000)
+
+
+def test_who_fills_half_of_the_places_has_no_more_until_some_of_them_are_delivered(bench: Bench) -> None:
+    bench.timers.limit = 8
+    greedy = ("10.0.0.1",)
+    for number in range(4):
+        bench.send(b"%d" % number, START + 10 + number * 20 * DAY, greedy)
+    with pytest.raises(SystemBusy, match=r"4 of 8 are taken by 10\.0\.0\.1, 4 are free"):
+        bench.send(b"x", START + 10, greedy)
+    bench.send(b"o", START + 39 * DAY, ("10.0.0.2",))
+    for day in range(1, 20):
+        bench.at(START + day * DAY)  # what waits long is copied, and counts as before
+    assert len(bench.timers) == 4
+    bench.send(b"y", START + 39 * DAY, greedy)
+    with pytest.raises(SystemBusy, match=r"4 of 8 are taken by 10\.0\.0\.1, 3 are free"):
+        bench.send(b"z", START + 39 * DAY, greedy)
+    bench.at(START + 61 * DAY)
+    assert not bench.timers.full(greedy)
+    assert len(bench.timers) == 0
+
+
+def test_a_message_that_was_not_stored_counts_for_nobody(bench: Bench) -> None:
+    bench.timers.limit = 4
+    bench.fail = DiskFull("no room")
+    for number in range(5):
+        with pytest.raises(DiskFull):
+            bench.send(b"%d" % number, START + 9000, ("10.0.0.1",))
+    bench.fail = None
+    bench.send(b"a", START + 9000, ("10.0.0.2",))
+    bench.send(b"b", START + 9000, ("10.0.0.1",))
+    assert bench.timers.full(("10.0.0.2",)) == ""
 
 
 def test_a_failed_commit_delivers_nothing_and_is_tried_again(bench: Bench) -> None:
