@@ -31,6 +31,11 @@ from rmq.remoting.tls import TlsContexts
 HANDSHAKE_SECONDS: Final = 20.0
 """For TLS and proof together; a slave without TLS says nothing for its first 5 s."""
 
+REFUSED: Final = (
+    f"refused: full (haMaxConnections of the master); or {SECRET_KEY} is another, or the master stops"
+)
+"""Why a master hangs up before its log, which it does without a word."""
+
 PART_SECONDS: Final = 5.0
 """How long a slave waits for a part of the epochs."""
 NOTE_BYTES: Final = 1 << 16
@@ -85,10 +90,7 @@ async def exactly(stream: Stream, count: int) -> bytes:
         except link_errors():
             piece = b""  # who refuses a proof does not take leave
         if not piece:
-            raise RemoteProtocolError(
-                f"it hung up in the middle of the handshake: refused, it is full (haMaxConnections), "
-                f"or {SECRET_KEY} is another"
-            )
+            raise RemoteProtocolError(f"it hung up in the middle of the handshake; {REFUSED}")
         data += piece
     return data
 

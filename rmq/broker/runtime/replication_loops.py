@@ -43,6 +43,7 @@ from rmq.broker.replication.sessions import (
 from rmq.broker.replication.table_replication import CONTROLLED_OFFSETS_SECONDS, OFFSETS_SECONDS, TableSender
 from rmq.broker.runtime.replication_handshake import (
     HANDSHAKE_SECONDS,
+    REFUSED,
     Guard,
     link_errors,
     read_note,
@@ -550,8 +551,12 @@ class Follower:
             silence_s=silence,
         )
 
+        is_heard = False
+
         async def read(scope: anyio.CancelScope) -> None:
+            nonlocal is_heard
             while data := await _receive(stream, silence, "master"):
+                is_heard = True
                 if session.received(data, anyio.current_time()) or broker.followed.has_reports:
                     self._grown.set()
                 broker.followed.settle()
@@ -574,8 +579,13 @@ class Follower:
             told.begin()
         try:
             await _both(read, write)
+        except link_errors():
+            if is_heard:
+                raise
         finally:
             told.end()
+        if not is_heard:
+            raise RemoteProtocolError(f"it hung up before its log; {REFUSED}")
         log.info("master %s has closed the link", address)
 
     # ---- tables ----

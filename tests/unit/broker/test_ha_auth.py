@@ -299,12 +299,14 @@ async def cluster(
     slave: str,
     namesrv_secret: str,
     tls: TlsConfig | None,
+    **of_master: int,
 ) -> AsyncIterator[Pool]:
-    """Name server, master and slave with these secrets; yields a pool."""
+    """Name server, master and slave with these secrets, the master with more settings; yields a pool."""
     names = NamesrvConfig(cluster_secret_file=namesrv_secret, kv_config_path=str(tmp_path / "kv.json"))
     async with trio.open_nursery() as nursery:
         (address,) = await nursery.start(partial(namesrv.run, names, tls=tls, network=network))
-        async with broker(network, tls=tls, cluster_secret_file=master, namesrv_addr=address) as pool:
+        named: dict[str, Any] = {"cluster_secret_file": master, "namesrv_addr": address, **of_master}
+        async with broker(network, tls=tls, **named) as pool:
             follower = broker(
                 network,
                 store={"broker_role": BrokerRole.SLAVE},
@@ -352,6 +354,35 @@ async def test_a_slave_with_the_secret_follows(
         with trio.fail_after(120):
             while await reached(pool, "127.0.0.1:10921") < target:
                 await trio.sleep(1)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+async def test_the_log_of_a_slave_that_finds_no_place_says_so(
+    autojump_clock: MockClock,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    secret_file: str,
+    guarded: bool,
+) -> None:
+    network, secret = MemoryNetwork(1), secret_file if guarded else ""
+    async with cluster(network, tmp_path, secret, secret, secret, None, ha_max_connections=2) as pool:
+        await store_some(pool)
+        target = await reached(pool, "127.0.0.1:10911")
+        with trio.fail_after(120):
+            while await reached(pool, "127.0.0.1:10921") < target:
+                await trio.sleep(1)
+        third = broker(
+            network,
+            store={"broker_role": BrokerRole.SLAVE, "ha_master_address": HA},
+            cluster_secret_file=secret,
+            namesrv_addr="127.0.0.1:9876",
+            broker_id=2,
+            listen_port=10931,
+        )
+        async with third:
+            await trio.sleep(60)
+            assert await reached(pool, "127.0.0.1:10931") == 0
+    assert "refused: full (haMaxConnections of the master)" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", ["another", "none"])
