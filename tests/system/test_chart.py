@@ -134,6 +134,40 @@ def test_settings_are_known_and_make_masters_with_their_slaves(
     assert addresses == (told if name == "secure" else sorted(host for host in hosts if "-broker-" in host))
 
 
+@each
+def test_only_brokers_reach_the_port_for_slaves_and_only_pods_the_others(name: str) -> None:
+    policies = {
+        one["spec"]["podSelector"]["matchLabels"]["rmq/group"]: one for one in of_kind(name, "NetworkPolicy")
+    }
+    assert set(policies) == {"namesrv", "broker"}
+    everywhere = [{"namespaceSelector": {}}]
+    for group, policy in policies.items():
+        assert policy["spec"]["policyTypes"] == ["Ingress"]
+        own = policy["spec"]["podSelector"]["matchLabels"]
+        rules = {
+            port["port"]: rule.get("from") for rule in policy["spec"]["ingress"] for port in rule["ports"]
+        }
+        ports = {
+            port["name"]
+            for one in of_kind(name, "StatefulSet")
+            if one["spec"]["template"]["metadata"]["labels"]["rmq/group"] == group
+            for port in one["spec"]["template"]["spec"]["containers"][0]["ports"]
+        }
+        assert set(rules) == ports
+        assert rules["metrics"] == everywhere
+        assert rules.get("ha", [{"podSelector": {"matchLabels": own}}]) == [
+            {"podSelector": {"matchLabels": own}}
+        ]
+        of_clients = rules["clients" if group == "broker" else "namesrv"]
+        assert of_clients is None if (group, name) == ("broker", "secure") else of_clients[1:] == everywhere
+
+
+def test_services_for_clients_outside_keep_the_clients_addresses() -> None:
+    external = [one["spec"] for one in of_kind("secure", "Service") if one["spec"].get("clusterIP") != "None"]
+    assert external
+    assert {spec["externalTrafficPolicy"] for spec in external} == {"Local"}
+
+
 def test_every_value_that_templates_read_is_there_and_described() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     text = "".join(file.read_text() for file in (CHART / "templates").iterdir())
@@ -181,6 +215,20 @@ def test_replicated_without_a_slave_is_refused() -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         rendered("default", "broker.durability=replicated", "broker.slaves=0")
     assert "needs broker.slaves of 1 or more" in caught.value.stderr
+
+
+@needs_helm
+def test_brokers_that_everybody_reaches_without_accounts_are_said_twice() -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        rendered("default", "broker.external.enabled=true")
+    assert "set secure.enabled=true, or broker.external.openToEverybody=true" in caught.value.stderr
+    said_twice = rendered("default", "broker.external.enabled=true", "broker.external.openToEverybody=true")
+    assert said_twice.count("externalTrafficPolicy: Local") == 4
+
+
+@needs_helm
+def test_a_service_of_the_cluster_alone_has_no_traffic_policy() -> None:
+    assert "externalTrafficPolicy" not in rendered("secure", "broker.external.type=ClusterIP")
 
 
 @pytest.mark.skipif(shutil.which("kubernetes-validate") is None, reason="no kubernetes-validate here")

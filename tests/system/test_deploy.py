@@ -28,7 +28,7 @@ from rmq.broker.config import BrokerConfig
 from rmq.broker.plugin_host import plugin_host
 from rmq.broker.replication.failover.replica_manager import ReplicaIdentity, ReplicaManager
 from rmq.broker.tables.versioned import run_to_end
-from rmq.config import describe
+from rmq.config import describe, is_loopback
 from rmq.controller.requests import ControllerRequests
 from rmq.metrics import Metric
 from rmq.namesrv import __main__ as namesrv
@@ -327,6 +327,7 @@ def test_settings_of_units_are_known(service: str, caplog: pytest.LogCaptureFixt
     file = DEPLOY / "systemd" / f"{service}.conf"
     config = taken([service, "-c", str(file)], caplog)[0]
     assert config.plugins == ("metrics",)
+    assert is_loopback(config.bind_address or config.broker_ip1), "until somebody says who may come in"
     unit = (DEPLOY / "systemd" / f"rmq-{service}.service").read_text()
     assert f"rmq {service} -c /etc/rmq/{service}.conf\n" in unit
     for line in ("Type=notify", "LimitNOFILE=1048576", "WatchdogSec=30", "ProtectSystem=strict"):
