@@ -189,7 +189,8 @@ class Admin:
 
     def _forget_topic(self, topic: str) -> None:
         if self._topics.get(topic) is not None:
-            log.warning("topic %s was created again while it was being deleted: its messages stay", topic)
+            log.warning("topic %s is there again, as its master says: its messages stay", topic)
+            self._topics.stays(topic)
             return
         self._commit_pending()  # as above
         queue_ids = [queue_id for name, queue_id in self._store.queues() if name == topic]

@@ -160,7 +160,7 @@ class Topics(VersionedTable[TopicConfig]):
         self._log_end = log_end
         self._first_record = first_record
         self._ends: dict[str, int] = {}  # of deleted topics: the highest end of their queues
-        self._leaving: dict[str, TopicCreation] = {}  # of topics that are being deleted
+        self._leaving: dict[str, TopicCreation | None] = {}  # of topics that are being deleted
         self._created_ms = 0  # the last creation's
         self.deletions = Deletions(log_start)
         self._waiting = _Unsaved()
@@ -208,11 +208,12 @@ class Topics(VersionedTable[TopicConfig]):
         that (PERM_INHERIT).
 
         A new topic gets the requested number of queues, at most the default topic's. None when it may not be
-        created; raises ResponseError when the limits on topics are reached.
+        created; raises ResponseError when the limits on topics are reached, and while it is being deleted.
         """
         known = self.table.get(topic)
         if known is not None:
             return known
+        self._check_deletion(topic)
         model = self._model(default_topic)
         if model is None:
             log.warning("topic %s is not made: %s of %s does not allow it", topic, default_topic, address)
@@ -245,7 +246,11 @@ class Topics(VersionedTable[TopicConfig]):
         """Create a topic that a send has created at another broker of this service, unless the topic exists
         or the limit is reached. It is saved like topics that sends create at this broker."""
         name = topic.topic_name
-        if name in self.table or self._full(name, self._settings.broker.max_auto_created_topics, NOBODY):
+        if (
+            name in self.table
+            or name in self._leaving
+            or self._full(name, self._settings.broker.max_auto_created_topics, NOBODY)
+        ):
             return
         log.info(
             "topic %s made, %d queues, as at another broker of this service", name, topic.write_queue_nums
@@ -260,7 +265,11 @@ class Topics(VersionedTable[TopicConfig]):
         as while many topics of the same maker wait to be saved.
         """
         known = self.table.get(topic)
-        if known is not None or self._full(topic, self._settings.broker.max_auto_created_topics // 2, maker):
+        if (
+            known is not None
+            or topic in self._leaving
+            or self._full(topic, self._settings.broker.max_auto_created_topics // 2, maker)
+        ):
             return known
         if self._waiting.foreseen_full(maker):
             return None
@@ -270,11 +279,12 @@ class Topics(VersionedTable[TopicConfig]):
     def create_retry(self, topic: str, perm: int, queue_nums: int, sys_flag: int = 0) -> TopicConfig:
         """The topic of a group's retries or dead letters, made when it does not exist.
 
-        Raises ResponseError when no more are made.
+        Raises ResponseError when no more are made, and while it is being deleted.
         """
         known = self.table.get(topic)
         if known is not None:
             return known
+        self._check_deletion(topic)
         full = self._full(topic, self._settings.broker.max_auto_created_topics * 3 // 2, NOBODY)
         if full:
             raise for_code(ResponseCode.SYSTEM_ERROR, f"topic[{topic}] is not made: {full}")
@@ -301,7 +311,8 @@ class Topics(VersionedTable[TopicConfig]):
         return f"{reason}; an administrator may make more"
 
     def update(self, topic: TopicConfig, now: int | None = None) -> None:
-        """Put or replace a topic. Raises StoreError, and then nothing has changed."""
+        """Put or replace a topic. Raises StoreError, and ResponseError while it is being deleted, and then
+        nothing has changed."""
         self._set(topic.topic_name, self._identified(topic), now)
 
     def delete(self, name: str, now: int | None = None) -> bool:
@@ -353,24 +364,47 @@ class Topics(VersionedTable[TopicConfig]):
         """Leave traces of topics that have queues and no row, as of deleted topics; their queues may be
         removed once the traces are saved. Return the function that reverts this."""
         known = {name: self.deletions.get(name) for name in names}
+        self._leaving |= dict.fromkeys(names)
         for name in names:
             self.deletions.note(name, TopicDeletion(self._log_end(), 0))
         self._grown(names)
         self._text.outdate()
 
         def undo() -> None:
+            for name in names:
+                self.stays(name)
             self.deletions.forget(names)
             self.deletions.take({name: one for name, one in known.items() if one is not None})
 
         return undo
 
     def change(self, name: str, row: TopicConfig | None, now: int | None = None) -> Callable[[], None]:
+        """As of each table; a deleted topic is not made again before `ended`. Raises ResponseError."""
         if row is not None:
             return super().change(name, self._identified(row), now)
         known = self.table.get(name)
-        if known is not None and known.creation is not None:
-            self._leaving[name] = known.creation
-        return super().change(name, None, now)
+        revert = super().change(name, None, now)
+        if known is None:
+            return revert
+        self._leaving[name] = known.creation
+
+        def undo() -> None:
+            self.stays(name)
+            revert()
+
+        return undo
+
+    def stays(self, topic: str) -> None:
+        """The topic is not being deleted any more: the deletion is taken back, or a master has it again."""
+        self._leaving.pop(topic, None)
+
+    def _check_deletion(self, topic: str) -> None:
+        """Raise ResponseError while a topic is being deleted: slaves that have heard of it have removed its
+        queues, and this broker has them until the deletion is saved. As the same topic it would have other
+        messages there than here, and as another one the first one's messages here."""
+        if topic in self._leaving:
+            remark = f"topic[{topic}] is being deleted: make it again, or send to it, in a moment"
+            raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
 
     def saved(self, made: int) -> None:
         super().saved(made)
@@ -413,18 +447,15 @@ class Topics(VersionedTable[TopicConfig]):
                 self._grown({name})
 
     def _identified(self, topic: TopicConfig) -> TopicConfig:
-        """The topic with its creation in the table, or with a new creation, which only a master gives. A
-        topic that is created again before its queues are removed is the same topic: it keeps them."""
+        """The topic with its creation in the table, or with a new creation, which only a master gives. Raises
+        ResponseError while it is being deleted."""
         known = self.table.get(topic.topic_name)
-        leaving = self._leaving.pop(topic.topic_name, None)
         if known is not None:
             creation = known.creation
-        elif leaving is not None:
-            creation = leaving
-            self.deletions.forget((topic.topic_name,))
         elif self._settings.store.broker_role is BrokerRole.SLAVE:
             creation = None
         else:
+            self._check_deletion(topic.topic_name)
             self._created_ms = max(self._now_ms(), self.last_creation_ms + 1)
             earlier_end = self._ends.get(topic.topic_name, 0)
             # Queues that are there without a row, as where topics.json was lost, are the topic's own.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -20,7 +21,10 @@ from rmq.protocol.bodies import (
 )
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
-from rmq.protocol.headers import DeleteSubscriptionGroupRequestHeader, DeleteTopicRequestHeader
+from rmq.protocol.headers import (
+    DeleteSubscriptionGroupRequestHeader,
+    DeleteTopicRequestHeader,
+)
 from rmq.store.config import StoreConfig
 from rmq.store.store import Store
 from tests.sim.broker_controllers import CONTROLLERS
@@ -188,24 +192,58 @@ async def test_a_deletion_that_cannot_be_saved_holds_at_all_replicas_and_is_save
         async with client.producer("P") as producer:
             await producer.send(Message("Gone", b"x"))
         await trio.sleep(1)
-        replace = first.disk.replace
-
-        def fails(path: str, *more: Any, **given: Any) -> None:
-            if path.endswith("topics.json"):
-                raise StoreError("the disk is full")
-            replace(path, *more, **given)
-
-        first.disk.replace = fails  # type: ignore[method-assign]
-        with pytest.raises(RmqError):
-            await client.admin.delete_topic("Gone")
-        await trio.sleep(1)
-        for node in (first, second):
-            assert node.broker is not None
-            assert "Gone" not in node.broker.topics.table
-        first.disk.replace = replace  # type: ignore[method-assign]
+        with _topics_cannot_be_saved(first):
+            with pytest.raises(RmqError):
+                await client.admin.delete_topic("Gone")
+            await trio.sleep(1)
+            for node in (first, second):
+                assert node.broker is not None
+                assert "Gone" not in node.broker.topics.table
         await trio.sleep(10)
         assert _ends(first) == _ends(second)
         assert ("Gone", 0) not in _ends(first)
+
+
+async def test_a_topic_is_not_made_again_by_a_send_before_its_deletion_is_saved(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Slaves have removed its queues already: as the same topic it would lack messages there."""
+    async with controlled_set(2) as (found, client):
+        first, second = found.nodes
+        await found.begin(client)
+        await client.admin.create_topic("Gone", broker="s", queues=1)
+        async with client.producer("P") as producer:
+            for number in range(3):
+                await producer.send(Message("Gone", b"%d" % number))
+            await trio.sleep(1)
+            with _topics_cannot_be_saved(first):
+                with pytest.raises(RmqError):
+                    await client.admin.delete_topic("Gone")
+                await trio.sleep(1)
+                answer = await found.pool.call(f"{first.host}:10911", send("Gone"), 5)
+            await trio.sleep(10)
+            assert _bounds(first) == _bounds(second)
+            assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert "is being deleted" in answer.remark
+            assert (await producer.send(Message("Gone", b"anew"))).queue_offset == 0
+            await trio.sleep(1)
+            assert _bounds(first) == _bounds(second)
+
+
+@contextmanager
+def _topics_cannot_be_saved(node: Node) -> Iterator[None]:
+    replace = node.disk.replace
+
+    def fails(path: str, *more: Any, **given: Any) -> None:
+        if path.endswith("topics.json"):
+            raise StoreError("the disk is full")
+        replace(path, *more, **given)
+
+    node.disk.replace = fails  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        node.disk.replace = replace  # type: ignore[method-assign]
 
 
 async def test_a_master_without_a_lease_changes_no_topic_and_no_group(
@@ -286,3 +324,9 @@ def _ends(node: Node) -> dict[tuple[str, int], int]:
     assert node.broker is not None
     store = node.broker.store
     return {queue: store.max_offset(*queue) for queue in store.queues()}
+
+
+def _bounds(node: Node) -> dict[tuple[str, int], tuple[int, int]]:
+    assert node.broker is not None
+    store = node.broker.store
+    return {queue: (store.min_offset(*queue), end) for queue, end in _ends(node).items()}

@@ -129,13 +129,30 @@ def test_messages_and_offsets_go_when_the_deletion_is_saved_and_not_before() -> 
     assert rig.offsets.of("known", "Known") == {}
 
 
-def test_a_topic_that_is_made_again_meanwhile_keeps_its_messages() -> None:
+def test_a_topic_is_not_made_again_before_its_deletion_is_saved() -> None:
+    """Slaves that have heard of it have no queues of it any more."""
     rig = SlowRig()
-    assert rig.ask(TOPIC_DELETED, topic_set("Known", 7)) == []
+    assert rig.ask(TOPIC_DELETED) == []
+    again = [*rig.ask(topic_set("Known", 7)), *rig.ask(send("Known"))]
+    assert [answer.code for answer in again] == [ResponseCode.SERVICE_NOT_AVAILABLE] * 2
+    assert ["is being deleted" in (answer.remark or "") for answer in again] == [True] * 2
     rig.save(TOPICS)
-    assert [answer.code for answer in rig.wire.take()] == [0, 0]
+    assert [answer.code for answer in rig.wire.take()] == [0]
+    assert rig.ask(topic_set("Known", 7)) == []
+    rig.save(TOPICS)
     assert rig.again().topics.table["Known"].write_queue_nums == 7
-    assert [topic for topic, _ in rig.store.queues() if topic == "Known"]
+    assert rig.store.max_offset("Known", 0) == 0
+
+
+def test_a_topic_whose_deletion_is_taken_back_can_be_changed() -> None:
+    rig = SlowRig()
+    assert rig.ask(TOPIC_DELETED) == []
+    rig.disk.fail("write", TOPICS)
+    rig.save(TOPICS)
+    assert [answer.code == 0 for answer in rig.wire.take()] == [False]
+    assert rig.ask(topic_set("Known", 7)) == []
+    rig.save(TOPICS)
+    assert [answer.code for answer in rig.wire.take()] == [0]
 
 
 def test_of_two_changes_both_are_taken_back_in_turn() -> None:
@@ -179,6 +196,7 @@ def test_a_change_is_not_taken_back_over_a_later_one() -> None:
     undo()
     assert topics.table["T"].write_queue_nums == 2
     taken_back = topics.change("T", None)
+    topics.ended("T", 0)
     topics.change("T", TopicConfig("T", 3, 3))
     taken_back()
     assert topics.table["T"].write_queue_nums == 3

@@ -8,7 +8,14 @@ import attrs
 import pytest
 
 from rmq.broker.tables.versioned import run_to_end
-from rmq.protocol.bodies import ConsumerData, HeartbeatData, ResetOffsetBody, SubscriptionData
+from rmq.errors import ResponseError
+from rmq.protocol.bodies import (
+    ConsumerData,
+    HeartbeatData,
+    ResetOffsetBody,
+    SubscriptionData,
+    TopicConfig,
+)
 from rmq.protocol.codes import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.store import audit
@@ -180,13 +187,17 @@ def test_a_slave_sends_nobody_to_the_start() -> None:
     assert commit(rig, 100).code == 0
 
 
-def test_a_topic_made_again_before_its_queues_are_removed_is_the_same() -> None:
+def test_a_topic_is_not_made_again_before_its_queues_are_removed() -> None:
     rig = filled(10)
     before = rig.topics.table["T"].creation
     rig.topics.change("T", None)
-    rig.topics.create_for_send("T", "TBW102", 4, "1.2.3.4:5")
-    assert rig.topics.table["T"].creation == before
-    rig.topics.change("T", None)
+    with pytest.raises(ResponseError, match="is being deleted"):
+        rig.topics.create_for_send("T", "TBW102", 4, "1.2.3.4:5")
+    with pytest.raises(ResponseError, match="is being deleted"):
+        rig.topics.create_retry("T", 6, 1)
+    assert rig.topics.foresee_retry("T", 1) is None
+    rig.topics.adopt(TopicConfig("T"))
+    assert rig.topics.get("T") is None
     rig.topics.ended("T", 10)
     rig.topics.create_for_send("T", "TBW102", 4, "1.2.3.4:5")
     assert rig.topics.table["T"].creation != before
