@@ -17,7 +17,7 @@ from rmq.clock import wall_clock_ms
 from rmq.dashboard.access.audit import AuditLog
 from rmq.dashboard.access.guard import Guard
 from rmq.dashboard.access.sessions import LoginLimit, Sessions
-from rmq.dashboard.api.routes import api_routes
+from rmq.dashboard.api.routes import api_routes, refused_method
 from rmq.dashboard.clusters import Clusters, Connect, connect_target
 from rmq.dashboard.config import DashboardConfig
 from rmq.dashboard.desk import Desk
@@ -71,4 +71,5 @@ async def open_dashboard(
 
 def make_app(desk: Desk) -> ASGIApp:
     """The application over its parts."""
-    return Guard(Starlette(routes=[*api_routes(desk), *page_routes(desk)]), desk.config)
+    routes = [*api_routes(desk), *page_routes(desk)]
+    return Guard(Starlette(routes=routes, exception_handlers={405: refused_method}), desk.config)

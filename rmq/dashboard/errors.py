@@ -13,11 +13,18 @@ from rmq.errors import (
     ConsumerNotOnline,
     InvalidName,
     LocalProtocolError,
+    MessageIllegal,
     NoPermission,
     NoRoute,
     QueryNotFound,
+    RequestCodeNotSupported,
     RequestTimeout,
     RmqError,
+    ServiceNotAvailable,
+    SubscriptionGroupNotExist,
+    SubscriptionNotExist,
+    SubscriptionParseFailed,
+    SystemBusy,
     TopicNotExist,
     Unreachable,
 )
@@ -78,8 +85,15 @@ class NotFound(DashboardError):
     hint = "open the start page"
 
 
+class UnknownName(DashboardError):
+    """The cluster has nothing of this name: no such broker, group, member, account, setting or job."""
+
+    status = 404
+    hint = "check the name; the list of its page has all names"
+
+
 class TooMany(DashboardError):
-    """A limit on logins or on open streams is reached."""
+    """A limit on logins, on open streams or on jobs is reached."""
 
     status = 429
     hint = "wait, or close other pages"
@@ -88,7 +102,10 @@ class TooMany(DashboardError):
 _STATUSES: Final = (
     ((AccessDenied, NoPermission), 403),
     ((NoRoute, QueryNotFound, TopicNotExist, ConsumerNotOnline), 404),
-    ((ConfigError, InvalidName, LocalProtocolError), 400),
+    ((SubscriptionGroupNotExist, SubscriptionNotExist), 404),
+    ((ConfigError, InvalidName, LocalProtocolError, MessageIllegal, SubscriptionParseFailed), 400),
+    ((RequestCodeNotSupported,), 501),
+    ((SystemBusy, ServiceNotAvailable), 503),
     ((RequestTimeout,), 504),
     ((Unreachable, *NETWORK_ERRORS), 502),
 )

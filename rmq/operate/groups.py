@@ -316,7 +316,7 @@ async def preview_reset(client: Client, group: str, topic: str, timestamp: int) 
             )
 
         steps = tuple((await ask_each(stats, step)).values())
-    return ResetPreview(group, topic, timestamp, steps, await _member_ids(client.admin, group))
+    return ResetPreview(group, topic, timestamp, steps, await member_ids(client.admin, group))
 
 
 async def reset(admin: Admin, group: str, topic: str, timestamp: int) -> list[OffsetReset]:
@@ -348,7 +348,7 @@ async def preview_offset(admin: Admin, group: str, offsets: Mapping[MessageQueue
             )
         before = known.get(queue, ends.min_offset)
         steps.append(ResetStep(queue, ends.min_offset, ends.max_offset, before, offset))
-    return ResetPreview(group, topic, 0, tuple(steps), await _member_ids(admin, group))
+    return ResetPreview(group, topic, 0, tuple(steps), await member_ids(admin, group))
 
 
 async def preview_clone(admin: Admin, source: str, target: str, topic: str = "") -> ClonePreview:
@@ -384,7 +384,8 @@ async def _offsets(admin: Admin, group: str, topic: str) -> dict[MessageQueue, i
     return {row.message_queue: row.consumer_offset for row in rows if topic in ("", row.message_queue.topic)}
 
 
-async def _member_ids(admin: Admin, group: str) -> tuple[str, ...]:
+async def member_ids(admin: Admin, group: str) -> tuple[str, ...]:
+    """Client ids of the connected members; none when nobody is connected."""
     try:
         return tuple(one.client_id for one in (await admin.consumer_connection(group)).connection_set)
     except ConsumerNotOnline:

@@ -53,10 +53,11 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if refusal := self._refusal(scope, headers):
-            problem = ProblemBody(Problem("Forbidden", 0, refusal, "see docs/dashboard.md, Access"))
-            response = Response(msgspec.json.encode(problem), 403, dict(HEADERS), "application/json")
-            await response(scope, receive, send)
+        if text := self._refusal(scope, headers):
+            await _refused("Forbidden", text, 403)(scope, receive, send)
+            return
+        if text := _excess(headers):
+            await _refused("BadRequest", text, 413)(scope, receive, send)
             return
 
         async def send_guarded(message: Message) -> None:
@@ -75,9 +76,6 @@ class Guard:
         host = headers.get("host", "")
         if not self._config.is_host(host):
             return "This dashboard is not served under this host name; see --allowed-host"
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > BODY_MAX:
-            return f"The body of a request may have {BODY_MAX} bytes"
         if scope["method"] in SAFE_METHODS:
             return ""
         origin = headers.get("origin")
@@ -88,6 +86,18 @@ class Guard:
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return "Changes are taken from this dashboard's own pages only (Sec-Fetch-Site)"
         return ""
+
+
+def _excess(headers: Headers) -> str:
+    length = headers.get("content-length", "0")
+    if length.isdecimal() and int(length) <= BODY_MAX:
+        return ""
+    return f"The body of a request may have {BODY_MAX} bytes"
+
+
+def _refused(name: str, text: str, status: int) -> Response:
+    problem = ProblemBody(Problem(name, 0, text, "see docs/dashboard.md, Access"))
+    return Response(msgspec.json.encode(problem), status, dict(HEADERS), "application/json")
 
 
 class _Bounded:

@@ -15,8 +15,12 @@ ERRORS: Final = {
     "401": "A login is needed, or it failed.",
     "403": "The role, or the cluster's access control, does not allow it.",
     "404": "There is no such thing.",
-    "429": "Too many failed logins.",
-    "502": "A broker or name server refused it, or cannot be reached.",
+    "405": "The path does not take this method.",
+    "413": "The body is too large.",
+    "429": "Too many failed logins, or too many jobs.",
+    "501": "The server does not support it: it is of another kind, or too old.",
+    "502": "A broker or name server failed on it, or cannot be reached.",
+    "503": "A broker is too busy, or about to stop.",
     "504": "A broker did not answer in time.",
 }
 CLUSTER: Final = {

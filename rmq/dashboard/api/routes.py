@@ -7,13 +7,23 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from rmq.dashboard.api.openapi import description
 from rmq.dashboard.desk import Desk
-from rmq.dashboard.errors import INTERNAL, BadRequest, DashboardError, ProblemBody, problem_of, status_of
+from rmq.dashboard.errors import (
+    INTERNAL,
+    BadRequest,
+    DashboardError,
+    NotFound,
+    Problem,
+    ProblemBody,
+    problem_of,
+    status_of,
+)
 from rmq.dashboard.operations.catalog import OPERATIONS
 from rmq.dashboard.operations.operation import Operation
 from rmq.errors import RmqError
@@ -22,6 +32,7 @@ from rmq.printable import printable
 log = logging.getLogger(__name__)
 
 PREFIX: Final = "/api/v1/clusters/{cluster}"
+METHODS: Final = ["GET", "POST", "PUT", "DELETE", "PATCH"]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -46,7 +57,27 @@ def api_routes(desk: Desk) -> list[Route]:
     for path in sorted(by_path, key=lambda text: (text.count("{"), text)):
         handler = _handler(desk, by_path[path])
         routes.append(Route(PREFIX + path, _guarded(handler), methods=list(by_path[path])))
-    return routes
+
+    async def missing(request: Request) -> Response:
+        near = [route for route in routes if route.matches(request.scope)[0] is Match.PARTIAL]
+        if near:
+            return _refused_method(request, sorted({one for route in near for one in route.methods or ()}))
+        raise NotFound(f"the API has no {request.url.path}; /api/v1/openapi.json describes it")
+
+    return [*routes, Route("/api/{path:path}", _guarded(missing), methods=METHODS)]
+
+
+async def refused_method(request: Request, error: Exception) -> Response:
+    """The answer to a method that a page does not take."""
+    allowed = (error.headers or {}).get("Allow", "") if isinstance(error, HTTPException) else ""
+    return _refused_method(request, allowed.split(", "))
+
+
+def _refused_method(request: Request, allowed: list[str]) -> Response:
+    text = f"{printable(request.url.path)} takes {' or '.join(allowed)}, not {request.method}"
+    response = _answer(ProblemBody(Problem("BadRequest", 0, text, "use another method")), 405)
+    response.headers["allow"] = ", ".join(allowed)
+    return response
 
 
 def _handler(desk: Desk, methods: dict[str, Operation]) -> Handler:

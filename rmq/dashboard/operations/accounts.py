@@ -9,7 +9,7 @@ from attrs import frozen
 
 from rmq.client.admin import AclAccount
 from rmq.dashboard.access.roles import Role
-from rmq.dashboard.errors import BadRequest, NotConfirmed
+from rmq.dashboard.errors import NotConfirmed, UnknownName
 from rmq.dashboard.operations.operation import Call, operation
 from rmq.operate import accounts as operate_accounts
 
@@ -88,12 +88,17 @@ async def why(
     action: Literal["PUB", "SUB"],
 ) -> Why:
     """Why an account may, or may not, write to (PUB) or read (SUB) a topic or group."""
-    joined = operate_accounts.joined(await operate_accounts.configs(call.admin))
-    found = next((one for one in joined.accounts if one.access_key == account), None)
-    if found is None:
-        raise BadRequest(f"there is no account {account}")
+    found = await _account(call, account)
     verdict = operate_accounts.explain(found, kind, name, action)
     return Why(account, action, kind, name, verdict.is_allowed, verdict.reason)
+
+
+async def _account(call: Call, name: str) -> AclAccount:
+    joined = operate_accounts.joined(await operate_accounts.configs(call.admin))
+    found = next((one for one in joined.accounts if one.access_key == name), None)
+    if found is None:
+        raise UnknownName(f"there is no account {name}")
+    return found
 
 
 @frozen
@@ -136,4 +141,5 @@ async def delete_account(call: Call, *, account: str, confirm: str) -> AccountCh
     """Delete an account wherever it is."""
     if confirm != account:
         raise NotConfirmed(f"to delete {account}, its name has to be given again")
+    await _account(call, account)
     return AccountChange(account, await call.admin.acl_delete_account(account))

@@ -10,12 +10,13 @@ from attrs import frozen
 from rmq.broker.config import BrokerConfig
 from rmq.config import describe
 from rmq.dashboard.access.roles import Role
-from rmq.dashboard.errors import BadRequest
+from rmq.dashboard.errors import BadRequest, UnknownName
 from rmq.dashboard.operations import figures
 from rmq.dashboard.operations.figures import BrokerRow
 from rmq.dashboard.operations.operation import Call, operation
-from rmq.errors import RmqError
+from rmq.errors import RmqError, SystemFailure
 from rmq.operate.members import by_version, connections
+from rmq.protocol.codes import MASTER_ID
 from rmq.store.config import StoreConfig
 
 
@@ -105,7 +106,7 @@ async def _row(call: Call, broker: str, number: int) -> BrokerRow:
         if (row.name, row.id) == (broker, number):
             return row
     names = ", ".join(sorted({row.name for row in rows})) or "none"
-    raise BadRequest(f"no broker {broker} with the id {number} is registered; brokers are {names}")
+    raise UnknownName(f"no broker {broker} with the id {number} is registered; brokers are {names}")
 
 
 def _known() -> dict[str, tuple[bool, str]]:
@@ -136,12 +137,18 @@ async def change_setting(
 ) -> Changed:
     """Change one setting of a broker until its next start (Java's brokers write it into their file)."""
     row = await _row(call, broker, id)
-    return Changed(await call.admin.update_broker_config({name: value}, broker=row.address))
+    if name not in await call.admin.broker_config(row.address):
+        raise UnknownName(f"{broker} has no setting {name}")
+    try:
+        return Changed(await call.admin.update_broker_config({name: value}, broker=row.address))
+    except SystemFailure as error:  # the value, or a setting that is fixed while the broker runs
+        raise BadRequest(f"{name} = {value}: {error.remark}") from None
 
 
 @operation("POST", "/brokers/{broker}/writing", Role.ADMIN)
 async def set_writing(call: Call, *, broker: str, allowed: bool) -> Changed:
     """Take the write permission from all topics of a broker at the name servers, or give it back."""
+    await _row(call, broker, MASTER_ID)
     act = call.admin.add_write_perm if allowed else call.admin.wipe_write_perm
     return Changed(list(await act(broker)))
 
@@ -149,6 +156,7 @@ async def set_writing(call: Call, *, broker: str, allowed: bool) -> Changed:
 @operation("POST", "/brokers/{broker}/clean", Role.ADMIN)
 async def clean_broker(call: Call, *, broker: str, what: Literal["queues", "topics", "logs"]) -> Changed:
     """Remove files that are not needed: of emptied queues, of deleted topics, or expired logs."""
+    await _row(call, broker, MASTER_ID)
     act = {
         "queues": call.admin.clean_expired_queues,
         "topics": call.admin.clean_unused_topics,

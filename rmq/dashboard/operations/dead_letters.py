@@ -15,7 +15,7 @@ from rmq.dashboard.operations import figures
 from rmq.dashboard.operations.messages import Millis, preview_of
 from rmq.dashboard.operations.operation import Call, operation
 from rmq.errors import NoRoute, RmqError, TopicNotExist, Unreachable
-from rmq.message import DLQ_PREFIX, dlq_topic
+from rmq.message import DLQ_PREFIX, dlq_topic, validate_group
 from rmq.operate.messages import pages
 from rmq.operate.several import ask_each
 from rmq.operate.topics import messages_kept
@@ -101,7 +101,7 @@ async def dead_letters(
     cursor: Annotated[str, msgspec.Meta(description="That of the page before.")] = "",
 ) -> DeadList:
     """A page of the dead letters of a group, newest first, with reasons."""
-    topic, since = dlq_topic(group), since_ms or None
+    topic, since = dlq_topic(validate_group(group)), since_ms or None
     wanted = reason.lower()
     reasons: list[ReasonCount] = []
     try:

@@ -8,7 +8,9 @@ from typing import Any
 from attrs import field, frozen
 
 from rmq.client.admin import GroupProgress
+from rmq.dashboard.errors import UnknownName
 from rmq.dashboard.operations.operation import LARGE_HELD_SECONDS, Call
+from rmq.errors import ConsumerNotOnline, NoRoute, RmqError
 from rmq.message import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from rmq.operate.overview import Broker, BrokerSet, Overview, overview
 from rmq.operate.several import ask_each
@@ -121,6 +123,19 @@ async def _all_group_configs(call: Call) -> dict[str, SubscriptionGroupConfig]:
         configs = await call.admin.group_configs(address, system=False)
         found = {**configs, **found}
     return dict(sorted(found.items()))
+
+
+async def check_group(call: Call, group: str) -> None:
+    """Raises UnknownName for a group of which no broker has settings or offsets. An account that may not read
+    the groups passes: brokers refuse it by themselves."""
+    try:
+        if group in await all_group_configs(call) or await call.admin.group_config(group):
+            return
+        await call.admin.consume_stats(group)
+    except (ConsumerNotOnline, NoRoute):
+        raise UnknownName(f"no broker has a group {group}") from None
+    except RmqError:
+        return
 
 
 async def all_progress(call: Call) -> dict[str, GroupProgress]:

@@ -1,4 +1,4 @@
-"""Groups: list, look at, create, change, delete; members and their stacks; reset and copy offsets."""
+"""Groups: list, look at, create, change, delete; members and their stacks; groups without members."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Annotated, Literal
 import msgspec
 from attrs import frozen
 
-from rmq.client.admin import QueueProgress
+from rmq.client.admin import GroupProgress, QueueProgress
 from rmq.client.admin.reports import version_name
 from rmq.dashboard.access.roles import Role
-from rmq.dashboard.errors import BadRequest, NotConfirmed
+from rmq.dashboard.errors import NotConfirmed, UnknownName
 from rmq.dashboard.operations import figures
 from rmq.dashboard.operations.operation import Call, operation
 from rmq.dashboard.operations.topics import Deleted, Page, Size
-from rmq.errors import ConsumerNotOnline, NoRoute, RmqError
-from rmq.message import MessageQueue, dlq_topic, retry_topic
+from rmq.errors import ConsumerNotOnline, NoRoute, RmqError, SystemFailure
+from rmq.message import dlq_topic, retry_topic
 from rmq.operate import groups as operate_groups
 from rmq.operate import members as operate_members
-from rmq.operate.groups import EARLIEST, TO_THE_END, StalledQueue
+from rmq.operate.groups import StalledQueue
 from rmq.operate.several import ask_each
 from rmq.protocol.bodies import ConsumerConnection, SubscriptionGroupConfig
 
@@ -154,6 +154,7 @@ class GroupDetail:
 @operation("GET", "/groups/{group}")
 async def group(call: Call, *, group: str) -> GroupDetail:
     """A group: lag by queue, members, subscriptions, settings by broker."""
+    await figures.check_group(call, group)
     progress = None
     with contextlib.suppress(ConsumerNotOnline, NoRoute):
         progress = await call.admin.consume_stats(group)
@@ -250,7 +251,11 @@ class MemberDetail:
 @operation("GET", "/groups/{group}/member")
 async def member(call: Call, *, group: str, client_id: str, stack: bool = False) -> MemberDetail:
     """A member's own account of itself: settings, queues, rates and, if asked for, its stack."""
-    info = await call.admin.consumer_running_info(group, client_id, stack=stack)
+    try:
+        info = await call.admin.consumer_running_info(group, client_id, stack=stack)
+    except SystemFailure:
+        await check_member(call, group, client_id)
+        raise
     queues = [
         MemberQueue(
             queue.topic,
@@ -276,6 +281,13 @@ async def member(call: Call, *, group: str, client_id: str, stack: bool = False)
         for topic, one in sorted(info.status_table.items())
     }
     return MemberDetail(client_id, dict(sorted(info.properties.items())), queues, rates, info.jstack or "")
+
+
+async def check_member(call: Call, group: str, client_id: str) -> None:
+    """Raises UnknownName unless the member is connected, ConsumerNotOnline when no member is."""
+    known = [one.client_id for one in (await call.admin.consumer_connection(group)).connection_set]
+    if client_id not in known:
+        raise UnknownName(f"{group} has no member {client_id}; members are {', '.join(sorted(known))}")
 
 
 @frozen
@@ -331,6 +343,7 @@ async def check_group(
 
     `owners`: topic/broker/queue -> the member that has the queue.
     """
+    await figures.check_group(call, group)
     try:
         stuck = await operate_groups.stalled(
             call.client, group, now_ms=call.now_ms(), after_ms=int(after_seconds * 1000)
@@ -371,6 +384,7 @@ def _stalled(one: StalledQueue) -> Stalled:
 @operation("GET", "/groups/{group}/times")
 async def consume_times(call: Call, *, group: str, topic: str) -> list[ConsumeTime]:
     """By how much a group is late in each queue of a topic, in ms."""
+    await figures.check_group(call, group)
     spans = await call.admin.consume_time_span(group, topic)
     return [
         ConsumeTime(
@@ -430,82 +444,45 @@ async def delete_group(
     """Delete a consumer group, its retry topic and its dead letters."""
     if confirm != group:
         raise NotConfirmed(f"to delete {group}, its name has to be given again")
+    await figures.check_group(call, group)
     return Deleted(group, await call.admin.delete_group(group, remove_offset=remove_offsets))
 
 
-# --- offsets ---
+# --- groups without members ---
 
 
 @frozen
-class ResetRow:
-    """A queue of a reset: the group's offset before and after. `again` messages are delivered again,
-    `skipped` are never delivered."""
-
-    broker: str
-    queue: int
-    offset: int
-    new_offset: int
-    end: int
-    again: int
-    skipped: int
-
-
-@frozen
-class Reset:
-    """What a reset does, or has done; `done` is unset in a preview."""
+class StreamRow:
+    """A group without members: its topics, lag, and the time of the last message that it has read."""
 
     group: str
-    topic: str
-    rows: list[ResetRow]
-    again: int
-    skipped: int
-    members: int
-    done: bool
+    topics: list[str]
+    lag: int
+    read_up_to: int
 
 
-@operation("POST", "/groups/{group}/reset", Role.OPERATOR)
-async def reset_group(
-    call: Call,
-    *,
-    group: str,
-    topic: str,
-    to: Literal["time", "first", "last", "offset"],
-    at_ms: Annotated[int, msgspec.Meta(ge=0, description="For `time`: ms since 1970.")] = 0,
-    broker: Annotated[str, msgspec.Meta(description="For `offset`: the queue's broker.")] = "",
-    queue: Annotated[int, msgspec.Meta(ge=0, description="For `offset`: the queue.")] = 0,
-    offset: Annotated[int, msgspec.Meta(ge=0, description="For `offset`: where to go on.")] = 0,
-    preview: Annotated[bool, msgspec.Meta(description="Change nothing: only say what would happen.")] = False,
-) -> Reset:
-    """Let a group go on elsewhere in a topic: at a time, the first or last message, or one queue's offset."""
-    stamp = {"first": EARLIEST, "last": TO_THE_END}.get(to, at_ms)
-    if to == "time" and not at_ms:
-        raise BadRequest("at_ms: a time is needed")
-    if to == "offset":
-        targets = {MessageQueue(topic, broker, queue): offset}
-        found = await operate_groups.preview_offset(call.admin, group, targets)
-    else:
-        found = await operate_groups.preview_reset(call.client, group, topic, stamp)
-    if not preview and to == "offset":
-        await call.admin.set_offsets(group, targets)
-    elif not preview:
-        await operate_groups.reset(call.admin, group, topic, stamp)
-    rows = [
-        ResetRow(
-            one.message_queue.broker_name,
-            one.message_queue.queue_id,
-            one.before,
-            one.after,
-            one.max_offset,
-            one.again,
-            one.skipped,
-        )
-        for one in found.steps
-    ]
-    return Reset(group, topic, rows, found.again, found.skipped, len(found.members), not preview)
+@operation("GET", "/streams")
+async def streams(call: Call) -> list[StreamRow]:
+    """Streams of Spark and other readers that commit offsets as a group without members."""
+    progress = await figures.all_progress(call)
+    started = {name: one for name, one in progress.items() if any(row.consumer_offset for row in one.queues)}
+
+    async def has_members(group: str) -> bool:
+        try:
+            await call.admin.consumer_connection(group)
+        except ConsumerNotOnline:
+            return False
+        return True
+
+    online = await ask_each(started, has_members)
+    return [_stream(name, one) for name, one in started.items() if not online[name]]
 
 
-@operation("POST", "/groups/{group}/copy", Role.OPERATOR)
-async def copy_offsets(call: Call, *, group: str, to_group: str, topic: str) -> GroupChange:
-    """Copy a group's offsets in a topic to another group, which goes on at the same messages."""
-    await call.admin.clone_offsets(group, to_group, topic)
-    return GroupChange(to_group, [])
+def _stream(name: str, one: GroupProgress) -> StreamRow:
+    rows = [row for row in one.queues if row.message_queue.topic != retry_topic(name)]
+    return StreamRow(
+        name,
+        sorted({row.message_queue.topic for row in rows}),
+        sum(row.lag for row in rows),
+        max((row.last_timestamp for row in rows), default=0),
+    )

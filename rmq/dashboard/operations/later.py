@@ -9,7 +9,7 @@ import msgspec
 from attrs import frozen
 
 from rmq.dashboard.access.roles import Role
-from rmq.dashboard.errors import BadRequest
+from rmq.dashboard.errors import UnknownName
 from rmq.dashboard.operations import figures
 from rmq.dashboard.operations.messages import MessageRow, row_of
 from rmq.dashboard.operations.operation import Call, operation
@@ -152,4 +152,4 @@ async def resume_transaction(call: Call, *, id: str) -> Recalled:
         if half.offset_message_id == id:
             await call.client.resume_transaction(half)
             return Recalled(half.message.message_id)
-    raise BadRequest(f"no discarded half message has the id {id}")
+    raise UnknownName(f"no discarded half message has the id {id}")

@@ -8,6 +8,7 @@ import msgspec
 from attrs import frozen
 
 from rmq.dashboard.access.roles import Role
+from rmq.dashboard.operations.groups import check_member
 from rmq.dashboard.operations.operation import Call, operation
 from rmq.errors import NoRoute, RmqError
 from rmq.message import TRACE_TOPIC, MessageQueue, StoredMessage
@@ -237,6 +238,8 @@ class Given:
 @operation("POST", "/message/give", Role.OPERATOR)
 async def give_message(call: Call, *, topic: str, id: str, group: str, client_id: str = "") -> Given:
     """Have a member of a group (the first, if none is named) consume a stored message now; offsets stay."""
+    if client_id:
+        await check_member(call, group, client_id)
     result = await lookup.give_to_member(call.admin, group, id, topic, client_id)
     return Given(
         lookup.is_consumed(result),

@@ -13,6 +13,7 @@ from rmq.dashboard.operations import figures
 from rmq.dashboard.operations.operation import Call, operation
 from rmq.errors import RmqError
 from rmq.message import Message, MessageQueue
+from rmq.operate import topics as operate_topics
 from rmq.operate.several import ask_each
 from rmq.protocol.bodies import TopicConfig
 from rmq.protocol.codes import PERM_READ, PERM_WRITE
@@ -258,6 +259,8 @@ async def delete_topic(
     """Delete a topic with its messages, everywhere."""
     if confirm != topic:
         raise NotConfirmed(f"to delete {topic}, its name has to be given again")
+    if topic not in await figures.all_topic_configs(call):
+        await operate_topics.routes(call.admin, topic)  # a topic that only name servers know can go, too
     return Deleted(topic, await call.admin.delete_topic(topic))
 
 

@@ -104,13 +104,18 @@ async def reset(page: Page) -> Response:
 
 @page("/groups/{group}/copy", "GET", "POST")
 async def copy(page: Page) -> Response:
-    """Copy the offsets to another group."""
-    name = page.path("group")
+    """Copy the offsets to another group: first a preview with the offsets of each queue."""
+    name, preview = page.path("group"), None
     if page.is_post:
         target = page.form.get("to_group", "").strip()
-        await page.perform("copy_offsets", group=name, to_group=target, topic=page.form.get("topic", ""))
-        return page.redirect("groups", target, notice=f"{target} goes on where {name} is.")
-    return page.show("copy.html", name=name, group=await page.perform("group", group=name))
+        given = {"group": name, "to_group": target, "topic": page.form.get("topic", "")}
+        if page.form.get("act") == "save":
+            await page.perform("copy_offsets", **given)
+            return page.redirect("groups", target, notice=f"{target} goes on where {name} is.")
+        preview = await page.perform("copy_offsets", **given, preview=True)
+    detail = await page.perform("group", group=name)
+    own = [topic for topic in detail.topics if topic != retry_topic(name)]
+    return page.show("copy.html", name=name, own_topics=own, form=page.form, preview=preview)
 
 
 @page("/groups/{group}/check")

@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from rmq.client.admin.messages import TOOLS_GROUP
 from rmq.client.reading.pull_consumer import PullConsumer
 from rmq.dashboard.access.roles import Role
-from rmq.dashboard.errors import TooMany
+from rmq.dashboard.errors import BadRequest, TooMany
 from rmq.dashboard.operations.messages import preview_of
 from rmq.dashboard.operations.operation import check_role
 from rmq.dashboard.web.page import Page, page
@@ -26,6 +26,7 @@ SHOWN_MAX: Final = 50
 """Messages that one look sends to the browser; others are counted as skipped."""
 STREAMS_MAX: Final = 20
 PING_LOOKS: Final = 30
+LIMIT_DIGITS: Final = 9
 
 
 @define
@@ -58,15 +59,17 @@ async def tail(page: Page) -> Response:
 async def events(page: Page) -> Response:
     """The stream."""
     check_role(page.caller.identity, Role.READER)
+    limit = page.query.get("limit", "0")
+    if not limit.isdecimal() or len(limit) > LIMIT_DIGITS:
+        raise BadRequest("limit: a number of messages is needed")
     STREAMS.enter()
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(_events(page), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(_events(page, int(limit)), media_type="text/event-stream", headers=headers)
 
 
-async def _events(page: Page) -> AsyncIterator[str]:
+async def _events(page: Page, limit: int) -> AsyncIterator[str]:
     topic, tags = page.path("topic"), page.query.get("tags", "").strip() or "*"
     wanted = page.query.get("text", "").encode()
-    limit = int(page.query.get("limit", "0") or 0)
     try:
         async with page.call() as call, call.client.pull_consumer(TOOLS_GROUP) as pulls:
             watch = Watch(pulls, topic, tags, wanted)
