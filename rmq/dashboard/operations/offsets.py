@@ -56,7 +56,7 @@ async def reset_group(
     offset: Annotated[int, msgspec.Meta(ge=0, description="For `offset`: where to go on.")] = 0,
     preview: Annotated[bool, msgspec.Meta(description="Change nothing: only say what would happen.")] = False,
 ) -> Reset:
-    """Let a group go on elsewhere in a topic: at a time, the first or last message, or one queue's offset."""
+    """Let a group go on elsewhere in a topic: at a time, the first or last message, or an offset of a queue."""
     stamp = {"first": EARLIEST, "last": TO_THE_END}.get(to, at_ms)
     if to == "time" and not at_ms:
         raise BadRequest("at_ms: a time is needed")
@@ -87,7 +87,7 @@ async def reset_group(
 
 @frozen
 class CopyRow:
-    """A queue of a copy: the other group's offset before (-1: it has none) and after it."""
+    """A queue of a copy: the other group's offset before (-1: none) and after the copy."""
 
     topic: str
     broker: str
@@ -98,8 +98,8 @@ class CopyRow:
 
 @frozen
 class OffsetCopy:
-    """Offsets that a copy sets, or has set; `done` is unset in a preview. `members` of the other group are
-    connected: they do not follow the copy until they are started again."""
+    """Offsets that a copy sets, or has set; `done` is unset in a preview. `members` is the number of the
+    other group's connected members, which do not follow the copy before a restart."""
 
     group: str
     to_group: str
