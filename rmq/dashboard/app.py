@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -23,6 +25,7 @@ from rmq.dashboard.config import DashboardConfig
 from rmq.dashboard.desk import Desk
 from rmq.dashboard.history.history import History
 from rmq.dashboard.history.sampler import Sampler
+from rmq.dashboard.jobs import Jobs
 from rmq.dashboard.logins import Logins
 from rmq.dashboard.web.routes import page_routes
 from rmq.remoting.network import Network
@@ -49,22 +52,25 @@ async def open_dashboard(
     world = world or World()
     history = History(config.history, config.history_days)
     try:
-        async with anyio.create_task_group() as tasks:
-            clusters = Clusters(config.clusters, tasks, world.now, connect)
-            desk = Desk(
-                config=config,
-                clusters=clusters,
-                logins=Logins(config, clusters, LoginLimit(world.now), world.run_blocking),
-                sessions=Sessions(world.now),
-                history=history,
-                audit=AuditLog(world.now_ms, config.audit_file),
-                now_ms=world.now_ms,
-                network=world.network,
-            )
-            sampler = Sampler(clusters, history, world.now_ms, config.sample_seconds, world.run_blocking)
-            tasks.start_soon(sampler.run)
-            yield make_app(desk)
-            tasks.cancel_scope.cancel()
+        with tempfile.TemporaryDirectory(prefix="rmq-dashboard-") as folder:
+            async with anyio.create_task_group() as tasks:
+                clusters = Clusters(config.clusters, tasks, world.now, connect)
+                desk = Desk(
+                    config=config,
+                    clusters=clusters,
+                    logins=Logins(config, clusters, LoginLimit(world.now), world.run_blocking),
+                    sessions=Sessions(world.now),
+                    history=history,
+                    audit=AuditLog(world.now_ms, config.audit_file),
+                    now_ms=world.now_ms,
+                    jobs=Jobs(tasks, world.now_ms, pathlib.Path(folder)),
+                    run_blocking=world.run_blocking,
+                    network=world.network,
+                )
+                sampler = Sampler(clusters, history, world.now_ms, config.sample_seconds, world.run_blocking)
+                tasks.start_soon(sampler.run)
+                yield make_app(desk)
+                tasks.cancel_scope.cancel()
     finally:
         history.close()
 

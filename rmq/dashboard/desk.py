@@ -16,8 +16,9 @@ from rmq.dashboard.clusters import Clusters
 from rmq.dashboard.config import DashboardConfig
 from rmq.dashboard.errors import Forbidden, LoginNeeded
 from rmq.dashboard.history.history import History
+from rmq.dashboard.jobs import Jobs, Progress
 from rmq.dashboard.logins import Logins
-from rmq.dashboard.operations.operation import Call, perform
+from rmq.dashboard.operations.operation import Call, RunBlocking, perform
 from rmq.remoting.network import Network
 
 
@@ -45,6 +46,8 @@ class Desk:
     history: History
     audit: AuditLog
     now_ms: Callable[[], int]
+    jobs: Jobs
+    run_blocking: RunBlocking
     network: Network | None = None
 
     @property
@@ -85,9 +88,15 @@ class Desk:
             raise Forbidden("the form is not of this session: load the page again, and send it once more")
 
     @asynccontextmanager
-    async def call(self, request: Request, caller: Caller, cluster: str) -> AsyncIterator[Call]:
-        """A call on a cluster as the caller. Raises UnknownCluster, Forbidden."""
-        identity = caller.identity
+    async def call(
+        self, identity: Identity, cluster: str, address: str, progress: Progress | None = None
+    ) -> AsyncIterator[Call]:
+        """A call on a cluster as an identity. Raises UnknownCluster, Forbidden."""
+
+        async def again(progress: Progress, name: str, given: dict[str, Any]) -> Any:
+            async with self.call(identity, cluster, address, progress) as call:
+                return await perform(call, name, given)
+
         if identity.cluster and identity.cluster != cluster:
             raise Forbidden(f"{identity.name} is an account of {identity.cluster}: log in to {cluster}")
         async with self.clusters.use(cluster, identity) as handle:
@@ -99,7 +108,11 @@ class Desk:
                 self.history,
                 self.audit,
                 self.now_ms,
-                address_of(request),
+                self.jobs,
+                again,
+                self.run_blocking,
+                progress or Progress(),
+                address,
                 handle.target,
                 handle.credentials,
                 self.network,
@@ -109,7 +122,7 @@ class Desk:
         self, request: Request, caller: Caller, cluster: str, name: str, given: dict[str, Any]
     ) -> Any:
         """Perform one operation; see `operations.operation.perform`."""
-        async with self.call(request, caller, cluster) as call:
+        async with self.call(caller.identity, cluster, address_of(request)) as call:
             return await perform(call, name, given)
 
 

@@ -42,6 +42,7 @@ PAGES = {
     "accounts": "/accounts",
     "controllers": "/controllers",
     "streams": "/streams",
+    "jobs": "/jobs",
     "changes": "/changes",
     "error": "/topics/Nothing",
 }

@@ -53,7 +53,7 @@ class AuditLog:
         outcome: str,
     ) -> None:
         """Add a line. Raises OSError when the file cannot be written."""
-        text = " ".join(f"{name}={_shown(name, value)}" for name, value in arguments.items())
+        text = shown_arguments(arguments)
         line = AuditLine(
             self._now_ms(),
             printable(who)[:TEXT_MAX],
@@ -76,6 +76,11 @@ class AuditLog:
         return [line for line in self._lines if line.cluster == cluster][:count]
 
 
+def shown_arguments(arguments: Mapping[str, Any]) -> str:
+    """Arguments as text, without secrets and bodies."""
+    return " ".join(f"{name}={_shown(name, value)}" for name, value in arguments.items())
+
+
 def _row(line: AuditLine) -> str:
     return (
         f"at={line.at} who={json.dumps(line.who)} role={line.role} address={line.address}"
@@ -89,5 +94,7 @@ def _shown(name: str, value: Any) -> str:
         return '"(not shown)"' if value else '""'
     if name in BODIES:
         return f'"({len(str(value))} characters)"'
+    if isinstance(value, Mapping):
+        value = {key: _shown(key, one) if key in SECRETS | BODIES else one for key, one in value.items()}
     text = printable(value if isinstance(value, str) else json.dumps(value, default=str))
     return json.dumps(text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}...")

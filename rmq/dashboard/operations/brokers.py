@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Literal
 
 import msgspec
@@ -157,9 +158,24 @@ async def set_writing(call: Call, *, broker: str, allowed: bool) -> Changed:
 async def clean_broker(call: Call, *, broker: str, what: Literal["queues", "topics", "logs"]) -> Changed:
     """Remove files that are not needed: of emptied queues, of deleted topics, or expired logs."""
     await _row(call, broker, MASTER_ID)
-    act = {
+    return Changed(await _cleaning(call, what)(broker=broker))
+
+
+@operation("POST", "/clean", Role.ADMIN, is_long=True)
+async def clean_cluster(call: Call, *, what: Literal["queues", "topics", "logs"]) -> Changed:
+    """Remove files that are not needed at all masters, one after the other."""
+    names = list(await figures.masters(call))
+    done: list[str] = []
+    for number, name in enumerate(names):
+        call.progress.report(number, len(names), name)
+        done += await _cleaning(call, what)(broker=name)
+    call.progress.report(len(names), len(names))
+    return Changed(done)
+
+
+def _cleaning(call: Call, what: str) -> Callable[..., Awaitable[list[str]]]:
+    return {
         "queues": call.admin.clean_expired_queues,
         "topics": call.admin.clean_unused_topics,
         "logs": call.admin.delete_expired_logs,
     }[what]
-    return Changed(await act(broker=broker))

@@ -7,6 +7,7 @@ from rmq.dashboard.operations import brokers as brokers
 from rmq.dashboard.operations import controllers as controllers
 from rmq.dashboard.operations import dead_letters as dead_letters
 from rmq.dashboard.operations import groups as groups
+from rmq.dashboard.operations import jobs as jobs
 from rmq.dashboard.operations import later as later
 from rmq.dashboard.operations import messages as messages
 from rmq.dashboard.operations import name_servers as name_servers

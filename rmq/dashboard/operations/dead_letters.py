@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections import Counter
-from typing import Annotated, Final
+from contextlib import aclosing
+from typing import Annotated, Final, Literal
 
 import msgspec
 from attrs import frozen
 
-from rmq.client.reading.dead_letters import DeadLetter, Letters, read_letter
+from rmq.client.reading.dead_letters import DeadLetter, Letters, Redriven, read_letter
 from rmq.dashboard.access.roles import Role
 from rmq.dashboard.errors import BadRequest
 from rmq.dashboard.operations import figures
@@ -16,11 +18,15 @@ from rmq.dashboard.operations.messages import Millis, preview_of
 from rmq.dashboard.operations.operation import Call, operation
 from rmq.errors import NoRoute, RmqError, TopicNotExist, Unreachable
 from rmq.message import DLQ_PREFIX, dlq_topic, validate_group
+from rmq.operate.messages import dead_letters as operate_letters
 from rmq.operate.messages import pages
 from rmq.operate.several import ask_each
 from rmq.operate.topics import messages_kept
 
 IDS_MAX: Final = 1000
+PART_CHARS: Final = 256 << 10
+FILE_CHARS_MAX: Final = 256 << 20
+"""Characters of an export that a job keeps as a file."""
 SAMPLE: Final = 500
 """Letters whose reasons are counted."""
 
@@ -39,18 +45,19 @@ async def dead_letter_groups(call: Call) -> list[DeadGroup]:
     configs = await figures.all_topic_configs(call)
     names = [name.removeprefix(DLQ_PREFIX) for name in configs if name.startswith(DLQ_PREFIX)]
 
-    async def count(group: str) -> int:
-        try:
-            return await messages_kept(call.admin, DLQ_PREFIX + group)
-        except RmqError:
-            return -1
-
-    counts = await ask_each(names, count)
+    counts = await ask_each(names, lambda group: _kept(call, group))
     return [
         DeadGroup(group, number)
         for group, number in sorted(counts.items(), key=lambda row: -row[1])
         if number
     ]
+
+
+async def _kept(call: Call, group: str) -> int:
+    try:
+        return await messages_kept(call.admin, DLQ_PREFIX + group)
+    except RmqError:
+        return -1
 
 
 @frozen
@@ -162,7 +169,7 @@ class Resent:
     failed: list[Failure]
 
 
-@operation("POST", "/dead-letters/{group}/resend", Role.OPERATOR)
+@operation("POST", "/dead-letters/{group}/resend", Role.OPERATOR, is_long=True)
 async def resend_dead_letters(
     call: Call,
     *,
@@ -179,10 +186,55 @@ async def resend_dead_letters(
         raise BadRequest("ids or all: exactly one of them is needed")
     wanted = frozenset(ids)
     chosen = Letters() if all else Letters(where=lambda letter: not wanted.isdisjoint(_names(letter)))
-    done = await call.client.redrive(group, chosen, to=to_topic or None, rate=rate or None)
+    total = len(wanted) or max(await _kept(call, group), 0)
+
+    def report(so_far: Redriven) -> None:
+        call.progress.report(so_far.sent + so_far.already + len(so_far.failed), total)
+
+    done = await call.client.redrive(group, chosen, to=to_topic or None, rate=rate or None, progress=report)
     failures = [Failure(message_id, str(error)) for message_id, error in done.failed]
     return Resent(group, done.looked_at, done.sent, done.already, failures)
 
 
 def _names(letter: DeadLetter) -> tuple[str, ...]:
     return letter.key, letter.message_id, letter.message.offset_message_id
+
+
+@frozen
+class Exported:
+    """Dead letters that were written into the file of a job."""
+
+    group: str
+    form: str
+    letters: int
+    size: int
+
+
+@operation("POST", "/dead-letters/{group}/export", Role.OPERATOR, is_long=True)
+async def export_dead_letters(call: Call, *, group: str, form: Literal["jsonl", "csv"] = "jsonl") -> Exported:
+    """Write all dead letters of a group into the file of a job, as JSON lines or CSV; only as a job."""
+    file = call.progress.file
+    if file is None:
+        raise BadRequest("operation: an export needs a job; start it with POST /jobs")
+    total, letters, size = max(await _kept(call, validate_group(group)), 0), 0, 0
+    parts: list[str] = []
+    waiting = 0
+    async with aclosing(operate_letters.exported(call.client, group, form=form)) as lines:
+        async for line in lines:
+            parts.append(line)
+            waiting, size, letters = waiting + len(line), size + len(line), letters + 1
+            if size > FILE_CHARS_MAX:
+                raise BadRequest(f"the export would have more than {FILE_CHARS_MAX >> 20} MiB: use the API")
+            if waiting > PART_CHARS:
+                await call.run_blocking(_append, file, "".join(parts))
+                parts, waiting = [], 0
+                call.progress.report(letters, total)
+    await call.run_blocking(_append, file, "".join(parts))
+    letters -= form == "csv"  # its head
+    call.progress.report(letters, total)
+    return Exported(group, form, letters, size)
+
+
+def _append(file: pathlib.Path, text: str) -> None:
+    with file.open("a", encoding="utf-8", newline="") as out:
+        out.write(text)

@@ -11,7 +11,8 @@ from rmq.dashboard.access.roles import Role
 from rmq.dashboard.errors import BadRequest
 from rmq.dashboard.operations import figures
 from rmq.dashboard.operations.operation import Call, operation
-from rmq.message import MessageQueue
+from rmq.errors import ResponseError
+from rmq.message import MessageQueue, retry_topic
 from rmq.operate import groups as operate_groups
 from rmq.operate.groups import EARLIEST, TO_THE_END
 
@@ -56,7 +57,7 @@ async def reset_group(
     offset: Annotated[int, msgspec.Meta(ge=0, description="For `offset`: where to go on.")] = 0,
     preview: Annotated[bool, msgspec.Meta(description="Change nothing: only say what would happen.")] = False,
 ) -> Reset:
-    """Let a group go on elsewhere in a topic: at a time, the first or last message, or an offset of a queue."""
+    """Let a group go on elsewhere in a topic: at a time, the first or last message, or an offset."""
     stamp = {"first": EARLIEST, "last": TO_THE_END}.get(to, at_ms)
     if to == "time" and not at_ms:
         raise BadRequest("at_ms: a time is needed")
@@ -83,6 +84,51 @@ async def reset_group(
         for one in found.steps
     ]
     return Reset(group, topic, rows, found.again, found.skipped, len(found.members), not preview)
+
+
+@frozen
+class TopicReset:
+    """Result of a reset in one topic: the number of queues, or the error."""
+
+    topic: str
+    queues: int
+    error: str
+
+
+@frozen
+class ResetAll:
+    """Result of a reset in all topics of a group."""
+
+    group: str
+    topics: list[TopicReset]
+
+
+@operation("POST", "/groups/{group}/reset-all", Role.OPERATOR, is_long=True)
+async def reset_all(
+    call: Call,
+    *,
+    group: str,
+    to: Literal["time", "first", "last"],
+    at_ms: Annotated[int, msgspec.Meta(ge=0, description="For `time`: ms since 1970.")] = 0,
+) -> ResetAll:
+    """Let a group go on elsewhere in all its topics, one after the other. A topic that fails is skipped."""
+    if to == "time" and not at_ms:
+        raise BadRequest("at_ms: a time is needed")
+    await figures.check_group(call, group)
+    stamp = {"first": EARLIEST, "last": TO_THE_END}.get(to, at_ms)
+    rows = (await call.admin.consume_stats(group)).queues
+    topics = sorted({row.message_queue.topic for row in rows} - {retry_topic(group)})
+    found: list[TopicReset] = []
+    for number, topic in enumerate(topics):
+        call.progress.report(number, len(topics), topic)
+        try:
+            done = await operate_groups.reset(call.admin, group, topic, stamp)
+        except ResponseError as error:
+            found.append(TopicReset(topic, 0, str(error)))
+        else:
+            found.append(TopicReset(topic, len(done), ""))
+    call.progress.report(len(topics), len(topics))
+    return ResetAll(group, found)
 
 
 @frozen

@@ -19,6 +19,7 @@ from rmq.dashboard.access.roles import Role
 from rmq.dashboard.access.sessions import Identity
 from rmq.dashboard.clusters import Cache
 from rmq.dashboard.errors import BadRequest, Forbidden, LoginNeeded
+from rmq.dashboard.jobs import Jobs, Progress
 from rmq.errors import RmqError
 from rmq.operate.controllers import Controllers, opened
 from rmq.protocol.signature import Credentials
@@ -27,6 +28,8 @@ from rmq.remoting.network import Network
 if TYPE_CHECKING:
     from rmq.dashboard.history.history import History
 
+RunBlocking = Callable[..., Awaitable[Any]]
+Again = Callable[[Progress, str, dict[str, Any]], Awaitable[Any]]
 Method = Literal["GET", "POST", "PUT", "DELETE"]
 R = TypeVar("R")
 
@@ -37,7 +40,10 @@ LARGE_HELD_SECONDS: Final = 10.0
 
 @frozen
 class Call:
-    """What an operation needs: a client with the caller's account, and the dashboard's own parts."""
+    """What an operation needs: a client with the caller's account, and the dashboard's own parts.
+
+    `progress` takes the steps of a long operation; `again` performs another operation as the same caller.
+    """
 
     client: Client
     cache: Cache = field(repr=False)
@@ -46,6 +52,10 @@ class Call:
     history: History = field(repr=False)
     audit: AuditLog = field(repr=False)
     now_ms: Callable[[], int] = field(repr=False)
+    jobs: Jobs = field(repr=False)
+    again: Again = field(repr=False)
+    run_blocking: RunBlocking = field(repr=False)
+    progress: Progress = field(factory=Progress)
     address: str = ""
     target: Target | None = field(default=None, repr=False)
     credentials: Credentials | None = field(default=None, repr=False)
@@ -79,6 +89,8 @@ class Operation:
     function: Callable[..., Awaitable[Any]]
     arguments: type[msgspec.Struct]
     result: Any
+    is_long: bool = False
+    """Whether it may run as a job."""
 
     @property
     def changes(self) -> bool:
@@ -96,7 +108,7 @@ OPERATIONS: Final[dict[str, Operation]] = {}
 
 
 def operation(
-    method: Method, path: str, role: Role = Role.READER
+    method: Method, path: str, role: Role = Role.READER, *, is_long: bool = False
 ) -> Callable[[Callable[..., Awaitable[R]]], Callable[..., Awaitable[R]]]:
     """Register an async function `act(call, *, ...)` as an operation. The first line of its docstring is the
     summary; its module's name is the tag."""
@@ -126,6 +138,7 @@ def operation(
             function,
             arguments,
             hints["return"],
+            is_long,
         )
         return function
 
@@ -137,11 +150,7 @@ async def perform(call: Call, name: str, given: Mapping[str, Any]) -> Any:
     Forbidden, BadRequest, and what the operation raises."""
     found = OPERATIONS[name]
     check_role(call.identity, found.role)
-    try:
-        arguments = msgspec.convert(dict(given), found.arguments, strict=False)
-    except msgspec.ValidationError as error:
-        raise BadRequest(_words(str(error))) from None
-    values = {key: getattr(arguments, key) for key in arguments.__struct_fields__}
+    values = arguments_of(found, given)
     if not found.changes:
         return await found.function(call, **values)
     outcome = "cancelled"
@@ -158,6 +167,15 @@ async def perform(call: Call, name: str, given: Mapping[str, Any]) -> Any:
             identity.name, identity.role.label, call.address, call.cluster, name, values, outcome
         )
     return result
+
+
+def arguments_of(found: Operation, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a request with their types and defaults. Raises BadRequest."""
+    try:
+        arguments = msgspec.convert(dict(given), found.arguments, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadRequest(_words(str(error))) from None
+    return {key: getattr(arguments, key) for key in arguments.__struct_fields__}
 
 
 def check_role(identity: Identity, needed: Role) -> None:

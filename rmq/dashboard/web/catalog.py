@@ -7,6 +7,7 @@ from rmq.dashboard.web import brokers as brokers
 from rmq.dashboard.web import controllers as controllers
 from rmq.dashboard.web import dead_letters as dead_letters
 from rmq.dashboard.web import groups as groups
+from rmq.dashboard.web import jobs as jobs
 from rmq.dashboard.web import later as later
 from rmq.dashboard.web import messages as messages
 from rmq.dashboard.web import name_servers as name_servers

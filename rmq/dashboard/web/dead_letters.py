@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from contextlib import aclosing
+from typing import Literal
 
 from starlette.responses import Response, StreamingResponse
 
-from rmq.client.reading.dead_letters import DeadLetter
 from rmq.dashboard.errors import BadRequest
+from rmq.dashboard.web.jobs import started
 from rmq.dashboard.web.page import Page, page
-from rmq.printable import printable_json
-
-COLUMNS: Final = (
-    "message_id",
-    "topic",
-    "times",
-    "reason",
-    "died_at_ms",
-    "tags",
-    "keys",
-    "properties",
-    "body",
-)
-EXPORT_MAX: Final = 100_000
-FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-"""A cell that begins so is run by spreadsheets."""
+from rmq.operate.messages.dead_letters import exported
 
 
 @page("/dead-letters")
@@ -44,17 +27,14 @@ async def dead_letters(page: Page) -> Response:
 
 @page("/dead-letters/resend", "POST")
 async def resend(page: Page) -> Response:
-    """Resend the chosen letters."""
-    group = page.form.get("group", "")
+    """Resend the chosen letters at once, or all in a job."""
+    group, to_topic = page.form.get("group", ""), page.form.get("to_topic", "").strip()
     chosen = [value for name, value in page.fields if name == "chosen"]
-    given: dict[str, Any] = {"ids": chosen}
     if page.form.get("act") == "all":
-        given = {"all": True}
-    elif not chosen:
+        return await started(page, "resend_dead_letters", group=group, to_topic=to_topic, all=True)
+    if not chosen:
         raise BadRequest("no letter was chosen")
-    done = await page.perform(
-        "resend_dead_letters", group=group, to_topic=page.form.get("to_topic", "").strip(), **given
-    )
+    done = await page.perform("resend_dead_letters", group=group, to_topic=to_topic, ids=chosen)
     found = await page.perform("dead_letters", group=group)
     return page.show("dead_letters.html", found=found, query={"group": group}, done=done)
 
@@ -62,8 +42,10 @@ async def resend(page: Page) -> Response:
 @page("/dead-letters/export")
 async def export(page: Page) -> Response:
     """All letters of a group as JSON lines or CSV, as they are read."""
-    group, form = page.query.get("group", ""), page.query.get("form", "jsonl")
-    if form not in ("jsonl", "csv"):
+    group = page.query.get("group", "")
+    forms: dict[str, Literal["jsonl", "csv"]] = {"jsonl": "jsonl", "csv": "csv"}
+    form = forms.get(page.query.get("form", "jsonl"))
+    if form is None:
         raise BadRequest("form: jsonl or csv")
     await page.perform("dead_letters", group=group, count=1)  # an error is a page, not the end of a file
     kind = "application/x-ndjson" if form == "jsonl" else "text/csv; charset=utf-8"
@@ -72,44 +54,7 @@ async def export(page: Page) -> Response:
     return StreamingResponse(_lines(page, group, form), media_type=kind, headers=headers)
 
 
-async def _lines(page: Page, group: str, form: str) -> AsyncIterator[str]:
-    async with page.call() as call:
-        found = await call.client.dead_letters(group, limit=EXPORT_MAX)
-        if form == "csv":
-            yield _csv_row(COLUMNS)
-        for letter in found:
-            row = letter_values(letter)
-            if form == "csv":
-                yield _csv_row([_cell(row[name]) for name in COLUMNS])
-            else:
-                yield printable_json(json.dumps(row, ensure_ascii=False)) + "\n"
-
-
-def letter_values(letter: DeadLetter) -> dict[str, Any]:
-    """A letter as an export has it; a body that is no text is in hex, as `body_hex`."""
-    message = letter.message
-    row: dict[str, Any] = {
-        "message_id": letter.message_id,
-        "topic": letter.topic,
-        "times": letter.times,
-        "reason": letter.reason,
-        "died_at_ms": letter.died_at_ms,
-        "tags": message.tags or "",
-        "keys": list(message.keys),
-        "properties": message.properties,
-    }
-    try:
-        return row | {"body": message.body.decode()}
-    except UnicodeDecodeError:
-        return row | {"body": "", "body_hex": message.body.hex()}
-
-
-def _cell(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return f"'{text}" if text.startswith(FORMULA) else text
-
-
-def _csv_row(cells: Any) -> str:
-    file = io.StringIO()
-    csv.writer(file).writerow(cells)
-    return file.getvalue()
+async def _lines(page: Page, group: str, form: Literal["jsonl", "csv"]) -> AsyncIterator[str]:
+    async with page.call() as call, aclosing(exported(call.client, group, form=form)) as lines:
+        async for line in lines:
+            yield line

@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from rmq.dashboard.access.guard import SAFE_METHODS
 from rmq.dashboard.access.sessions import Notice
-from rmq.dashboard.desk import Caller, Desk
+from rmq.dashboard.desk import Caller, Desk, address_of
 from rmq.dashboard.errors import BadRequest, Problem, problem_of, status_of
 from rmq.dashboard.operations.operation import Call
 from rmq.dashboard.web.render import link
@@ -33,6 +33,7 @@ NAVIGATION: Final = (
     ("accounts", "Accounts", "a"),
     ("controllers", "Controllers", "c"),
     ("streams", "Spark streams", "s"),
+    ("jobs", "Jobs", "j"),
 )
 """Pages: path, title, and the key that goes there after `g`."""
 FIELDS_MAX: Final = 5000
@@ -71,7 +72,8 @@ class Page:
     @asynccontextmanager
     async def call(self) -> AsyncIterator[Call]:
         """A call on the cluster."""
-        async with self.desk.call(self.request, self.caller, self.cluster) as call:
+        address = address_of(self.request)
+        async with self.desk.call(self.caller.identity, self.cluster, address) as call:
             yield call
 
     def to(self, *segments: object, **query: object) -> str:

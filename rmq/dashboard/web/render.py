@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
+import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -80,6 +81,11 @@ def _shown(value: Any) -> Any:
     return "" if value is None else value
 
 
+def pretty(value: Any) -> str:
+    """A result as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+
+
 def environment() -> Environment:
     """The templates' environment: everything is escaped, unknown names are errors."""
     made = Environment(
@@ -90,6 +96,6 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(number=number, rate=rate, size=size, duration=duration, moment=moment)
+    made.filters.update(number=number, rate=rate, size=size, duration=duration, moment=moment, pretty=pretty)
     made.globals.update(link=link, page_link=page_link, link_query=link_query)
     return made

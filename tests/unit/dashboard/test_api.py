@@ -60,6 +60,7 @@ async def test_every_reading_operation_answers_as_its_description_says() -> None
         "kind": "topic",
         "name": "Orders",
         "action": "PUB",
+        "job": "none",
     }
     async with Cluster("shop-a", topics={"Orders": 2}) as cluster, cluster.connect() as client:
         await client.admin.create_group("billing")

@@ -60,6 +60,7 @@ PATHS = (
     "/name-servers?topic=Orders",
     "/controllers",
     "/streams",
+    "/jobs",
 )
 
 

@@ -49,6 +49,8 @@ texts = st.sampled_from(NAMES) | st.text(st.characters(exclude_categories=["Cs"]
 
 def values(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
     """Values that a schema of the description allows."""
+    if not schema:
+        return st.none() | texts | st.integers(-1, 9)
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     match schema.get("type"):
@@ -65,7 +67,7 @@ def values(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
         case "array":
             return st.lists(values(schema["items"]), max_size=3)
         case "object":
-            return st.dictionaries(texts, values(schema["additionalProperties"]), max_size=3)
+            return st.dictionaries(texts, values(schema.get("additionalProperties", {})), max_size=3)
     raise AssertionError(f"no values for {schema}")
 
 
