@@ -1,4 +1,4 @@
-"""Pages of brokers: the list, a broker, and its changes."""
+"""Pages of brokers: the list, a broker, and its changes; and of controllers with hand-overs."""
 
 from __future__ import annotations
 
@@ -45,3 +45,13 @@ async def act(page: Page) -> Response:
         done = await page.perform("clean_broker", broker=name, what=wanted)
         text = f"Cleaned at {', '.join(done.servers)}."
     return page.redirect("brokers", name, notice=text)
+
+
+@page("/controllers", "GET", "POST")
+async def controllers(page: Page) -> Response:
+    """The state; a hand-over."""
+    done = None
+    if page.is_post:
+        broker, number = page.form.get("broker", ""), page.form.get("number", "0")
+        done = await page.perform("hand_over", broker=broker, number=number)
+    return page.show("controllers.html", found=await page.perform("controllers"), done=done)

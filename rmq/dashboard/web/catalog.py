@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rmq.dashboard.web import accounts as accounts
 from rmq.dashboard.web import brokers as brokers
-from rmq.dashboard.web import controllers as controllers
 from rmq.dashboard.web import dead_letters as dead_letters
 from rmq.dashboard.web import groups as groups
 from rmq.dashboard.web import jobs as jobs
