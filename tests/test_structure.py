@@ -329,7 +329,7 @@ VALUES: Final = {
         "alone batch broker check counted course group guest held in_flight info known lane link made moved"
         " one place pull queue replica round row senders shares topic"
     ),
-    "the state of a run of the same module": "done evidence found report run taking window",
+    "the state of a run of the same module": "done evidence report run taking window",
     "a value of the compiled engine": "lanes",
     "a file in memory": "checkpoint",
 }

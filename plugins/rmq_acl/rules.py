@@ -224,7 +224,7 @@ def _locks(body: type[LockBatchRequestBody] | type[UnlockBatchRequestBody]) -> C
 
 def _batch_ack(command: Command, topic_of: TopicOf) -> list[Need]:
     """Needs of all acknowledgements of a batch."""
-    acks = pop.BatchAckMessageRequestBody.read(command.body).acks
+    acks = pop.read_acks(command.body)
     needs: list[Need] = [(TOPIC, topic, SUB) for topic in sorted({ack.t for ack in acks})]
     return needs + [(GROUP, group, SUB) for group in sorted({ack.c for ack in acks})]
 

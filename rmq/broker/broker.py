@@ -313,6 +313,7 @@ class Broker(Endpoint):
             clock=self.clock,
             now_ms=self.now_ms,
             on_deadline=self._on_deadline,
+            commit_soon=self.commit_soon,
             put=records.put,
             give_up=records.put_dead_letter,
         )
@@ -746,8 +747,9 @@ class Broker(Endpoint):
         self.commit_soon()
 
     def commit_soon(self) -> None:
-        """Have what was put committed in the next round of the loop."""
-        self._on_deadline(self.clock())
+        """Have what was put committed: by the chunk that is handled now, or in the next round of the loop."""
+        if self._connection is None:
+            self._on_deadline(self.clock())
 
     def _on_topics_change(self) -> None:
         self.append.topics_changed()

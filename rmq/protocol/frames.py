@@ -208,6 +208,25 @@ def encode_pull_reply_head(
     return _PREFIX.pack(4 + size + body_length, size) + header
 
 
+def encode_pop_reply_head(
+    request: Command, times: tuple[int, int], starts: str, offsets: str, counts: str, body_length: int
+) -> bytes:
+    """The frame of a pop's answer up to its body of `body_length` bytes, which the caller sends after it.
+
+    `times` are when the messages were taken and for how long (ms); the texts are those of
+    `PopMessageResponseHeader`, and have no character that JSON escapes. The request is JSON: the code of a
+    pop does not fit the other form.
+    """
+    taken, invisible = times
+    header = (
+        f'{{"code":0,"extFields":{{"popTime":"{taken}","invisibleTime":"{invisible}","reviveQid":"0",'
+        f'"restNum":"0","startOffsetInfo":"{starts}","msgOffsetInfo":"{offsets}","orderCountInfo":"{counts}"}},'
+        f"{_LANGUAGE}{request.opaque}{_REPLY_END}"
+    ).encode()
+    size = len(header)
+    return _PREFIX.pack(4 + size + body_length, size) + header
+
+
 # --- a stream ---
 
 _SMALL_BYTES: Final = 4096

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json as plain_json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from rmq.errors import RemoteProtocolError
 from rmq.message import MessageQueue
@@ -170,17 +171,7 @@ class BatchAck(Body):
 
     def offsets(self) -> list[int]:
         """The queue offsets. Raises RemoteProtocolError."""
-        mask = self.mask()
-        return [self.so + at for at in range(mask.bit_length()) if mask >> at & 1]
-
-    def mask(self) -> int:
-        """The bits, from `so` on. Raises RemoteProtocolError."""
-        try:
-            return int.from_bytes(binascii.a2b_base64(self.b), "little")
-        except (binascii.Error, ValueError) as error:
-            raise RemoteProtocolError(
-                f"the bits of a batch acknowledgement cannot be read: {error}"
-            ) from None
+        return offsets_of(self.so, mask_of(self.b))
 
 
 def bits_of(start: int, offsets: Sequence[int]) -> str:
@@ -191,9 +182,50 @@ def bits_of(start: int, offsets: Sequence[int]) -> str:
     return base64.b64encode(mask.to_bytes((mask.bit_length() + 7) // 8, "little")).decode()
 
 
-_NAMES: Final = ("c", "t", "r", "so", "q", "rq", "pt", "it", "b")
-_TYPES: Final = (str, str, str, int, int, int, int, int, str)
-_USUAL_BYTES: Final = 100_000
+class AckRow(msgspec.Struct, frozen=True, gc=False):
+    """The fields of a `BatchAck` that name messages, as they are read from the usual form of a body."""
+
+    c: str
+    t: str
+    so: int
+    q: int
+    pt: int
+    it: int
+    b: str
+
+    def offsets(self) -> list[int]:
+        """As `BatchAck.offsets`."""
+        return offsets_of(self.so, mask_of(self.b))
+
+
+class _AckRows(msgspec.Struct, gc=False, rename={"broker_name": "brokerName"}):
+    broker_name: str
+    acks: list[AckRow]
+
+
+_read_acks: Final = msgspec.json.Decoder(_AckRows).decode
+
+
+def read_acks(data: bytes) -> Sequence[AckRow | BatchAck]:
+    """The acknowledgements of a body of BATCH_ACK_MESSAGE, at less cost for the form that RocketMQ's client
+    writes. Raises RemoteProtocolError."""
+    try:
+        return _read_acks(data).acks
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return BatchAckMessageRequestBody.from_request(data).acks
+
+
+def offsets_of(start: int, mask: int) -> list[int]:
+    """The offsets `start + i` of the bits `i` of a mask."""
+    return [start + at for at in range(mask.bit_length()) if mask >> at & 1]
+
+
+def mask_of(bits: str) -> int:
+    """The bits of an acknowledgement, from its first offset on. Raises RemoteProtocolError."""
+    try:
+        return int.from_bytes(binascii.a2b_base64(bits), "little")
+    except (binascii.Error, ValueError) as error:
+        raise RemoteProtocolError(f"the bits of a batch acknowledgement cannot be read: {error}") from None
 
 
 @frozen
@@ -202,19 +234,6 @@ class BatchAckMessageRequestBody(Body):
 
     broker_name: str = ""
     acks: list[BatchAck] = field(factory=list)
-
-    @classmethod
-    def read(cls, data: bytes) -> BatchAckMessageRequestBody:
-        """As `from_request`, at less cost for the usual form."""
-        if len(data) <= _USUAL_BYTES:
-            try:
-                value = plain_json.loads(data)
-                rows = [tuple(map(row.get, _NAMES)) for row in value["acks"]]
-                if all(tuple(map(type, row)) == _TYPES for row in rows):
-                    return cls(str(value["brokerName"]), [BatchAck(*row) for row in rows])
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-                pass
-        return cls.from_request(data)
 
 
 @frozen

@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Union
 
 from attrs import define, field
@@ -96,12 +96,33 @@ class Call:
 
 @define(eq=False)
 class Calls:
-    """Messages of plug-ins that wait to be safe."""
+    """Messages of plug-ins, and records of the broker, that wait to be safe."""
 
-    calls: list[Call]
+    calls: Sequence[Call | OwnCall]
 
     def __len__(self) -> int:
         return len(self.calls)
+
+
+@define(eq=False)
+class OwnCall:
+    """A record of the broker's own: `on_done` is called once, with None when the record is as safe as the
+    settings ask."""
+
+    on_done: Callable[[ResponseError | None], None]
+    topic: str
+    record: Record
+
+    def done(self, host: bytes, error: ResponseError | None) -> None:
+        """Report that the record is stored; `error`: its safety is unknown."""
+        self.failed(error)
+
+    def failed(self, error: ResponseError | None) -> None:
+        """Report the outcome."""
+        try:
+            self.on_done(error)
+        except Exception as failure:
+            log.error("the outcome of a record was not handled: %s", failure, exc_info=failure)
 
 
 Acks = Union[list[Ack], PlainAcks, Calls, "SendRun"]
@@ -168,10 +189,10 @@ class Acknowledgement:
         self._clock = clock
         self._on_sync_wanted = on_sync_wanted
         self.pending = AckBatch()
-        self.calls: list[Call] = []
+        self.calls: list[Call | OwnCall] = []
         """Those of the batch that is being put."""
         self._new_topics: list[tuple[Connection, AckBatch]] = []
-        self._new_topic_calls: list[Call] = []
+        self._new_topic_calls: list[Call | OwnCall] = []
         self.disk = ParkedSends(clock, histograms.flush_wait, on_deadline, self._on_disk)
         self.slaves = ParkedSends(clock, histograms.replication_wait, on_deadline, self._on_slave)
         self._role = role
@@ -244,9 +265,9 @@ class Acknowledgement:
         for call in calls:
             call.failed(for_code(code, remark))
 
-    def _report(self, calls: list[Call]) -> None:
+    def _report(self, calls: Sequence[Call | OwnCall]) -> None:
         unsaved = self._topics.unsaved
-        ready: list[Call] = []
+        ready: list[Call | OwnCall] = []
         for call in calls:
             held = bool(unsaved) and (call.topic in unsaved or call.record.topic in unsaved)
             (self._new_topic_calls if held else ready).append(call)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rmq.broker.produce.acks import Call
+from rmq.broker.produce.acks import OwnCall
 from rmq.errors import CorruptRecord
 from rmq.protocol.codes import PERM_READ, PERM_WRITE
 from rmq.protocol.properties import encode_properties, send_back_properties
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rmq.broker.produce.acks import Acknowledgement
     from rmq.broker.produce.append import Append, OwnWrites
     from rmq.broker.tables.topics import Topics
-    from rmq.plugin import Appended
+    from rmq.errors import ResponseError
     from rmq.protocol.record import Record
 
 log = logging.getLogger("rmq.broker")
@@ -33,7 +33,7 @@ class DeliveryRecords:
         self._append = append
         self._acknowledgement = acknowledgement
 
-    def put(self, record: Record, on_done: Callable[[Appended], None] | None) -> None:
+    def put(self, record: Record, on_done: Callable[[ResponseError | None], None] | None) -> None:
         """Put a record of the journal; `on_done` is called when it is as safe as the settings ask. Raises
         StoreError.
         """
@@ -41,7 +41,7 @@ class DeliveryRecords:
             self._topics.create_retry(record.topic, PERM_WRITE | PERM_READ, 1)
         self._own.put(record)
         if on_done is not None:
-            self._acknowledgement.calls.append(Call(on_done, record.topic, 0, record))
+            self._acknowledgement.calls.append(OwnCall(on_done, record.topic, record))
 
     def put_dead_letter(self, group: str, data: memoryview, attempts: int, reason: str) -> None:
         """Put a dead letter of a group, from the record of a message that was tried so often. Raises

@@ -27,6 +27,16 @@ POLL_SECONDS: Final = 15.0
 FAILED_SECONDS: Final = 1.0
 ACKS_MAX: Final = 512
 """Acknowledgements of one request."""
+ACK_SECONDS: Final = 0.1
+"""Acknowledgements are gathered for so long, as each request costs the broker a write; not in order, where
+the next message waits for them."""
+
+AT_HAND: Final = 128
+"""Messages that wait for fast handlers."""
+FAST_SECONDS: Final = 0.05
+SLOW_SECONDS: Final = 0.5
+"""Handlers that work on a batch so long are fast, or slow. For slow handlers no more messages wait than there
+are handlers, since other members could work on them."""
 
 FAILURES: Final = (*NETWORK_ERRORS, NoRoute, ResponseError)
 Handler = Callable[[StoredMessage], Awaitable[object] | object]
@@ -67,9 +77,10 @@ class LeasedConsumer(AsyncResource):
         self._waiting: deque[ReceivedMessage] = deque()
         self._working: dict[ReceivedMessage, None] = {}
         self._acks: list[ReceivedMessage] = []
+        self._gather_seconds = 0.0 if in_order else min(ACK_SECONDS, lease / 30)
         self._messages = anyio.Semaphore(0)
         """One for each message that waits; more when there is to be an end."""
-        self._has_room, self._has_acks = Wakeup(), Wakeup()
+        self._has_room, self._has_acks, self._has_many = Wakeup(), Wakeup(), Wakeup()
         self._running: set[anyio.CancelScope] = set()
         self._is_stopping = False
         self._workers = 0
@@ -163,12 +174,18 @@ class LeasedConsumer(AsyncResource):
     # ---- the tasks of a run ----
 
     async def _receive(self, concurrency: int) -> None:
-        """Keep a message at hand for each handler."""
+        """Keep a message at hand for each handler, or as many as the handlers finish in a moment. More are
+        taken when half of them are worked on: taken singly, each would cost a request."""
+        size, came_at = concurrency, self._session.now()
         while not self._is_stopping:
-            room = concurrency - len(self._waiting)
-            if room <= 0:
+            room = size - len(self._waiting)
+            if room < size / 2:
                 await self._has_room.wait()
                 continue
+            lasted = self._session.now() - came_at
+            if lasted > SLOW_SECONDS:
+                size = concurrency
+                room = max(1, size - len(self._waiting))
             found: list[ReceivedMessage] = []
             try:
                 with anyio.CancelScope() as self._receiving:
@@ -181,6 +198,9 @@ class LeasedConsumer(AsyncResource):
                 for message in found:
                     await self._give_back(message, 0.0)
                 return
+            if lasted < FAST_SECONDS and len(found) >= room:
+                size = min(2 * size, max(concurrency, AT_HAND))
+            came_at = self._session.now()
             self._waiting += found
             for _ in found:
                 self._messages.release()
@@ -209,7 +229,10 @@ class LeasedConsumer(AsyncResource):
                     raise_failure(failure, error)
             else:
                 self._acks.append(message)
-                self._has_acks.set()
+                if len(self._acks) == 1:
+                    self._has_acks.set()
+                elif len(self._acks) == ACKS_MAX:
+                    self._has_many.set()
             finally:
                 self._working.pop(message, None)
             if not call.is_needed:
@@ -234,6 +257,8 @@ class LeasedConsumer(AsyncResource):
         """Send acknowledgements, in batches."""
         while True:
             await self._has_acks.wait()
+            if self._gather_seconds:
+                await self._has_many.wait(anyio.current_time() + self._gather_seconds)
             await self._flush()
 
     async def _flush(self) -> None:

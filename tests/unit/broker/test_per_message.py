@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from rmq.broker.consume.per_message import ledger
-from rmq.errors import ResponseError
+from rmq.errors import ResponseError, StoreError
 from rmq.message import dlq_topic
 from rmq.protocol.codes import ResponseCode
+from rmq.store.reader import GetResult
 from tests.unit.broker.rig import Rig, pull, send
 from tests.unit.broker.taking import GROUP, TOPIC, Consumer, restarted, step
 
@@ -39,6 +40,27 @@ def test_consumers_share_a_queue_and_no_message_goes_to_two() -> None:
 def test_a_take_goes_over_all_queues() -> None:
     rig = filled(10, queues=4)
     assert sorted(Consumer(rig).bodies()) == all_bodies(10)
+
+
+def test_what_a_failed_take_had_leased_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = filled(4, queues=2)
+    consumer = Consumer(rig)
+    read = rig.store.get
+
+    def get(topic: str, queue_id: int, *more: Any) -> GetResult:
+        if rig.broker.deliveries.figures()[0].leased:
+            raise StoreError("the disk fails")
+        return read(topic, queue_id, *more)
+
+    monkeypatch.setattr(rig.store, "get", get)
+    with pytest.raises(StoreError):
+        consumer.take()
+    monkeypatch.undo()
+    assert rig.broker.deliveries.out == 2
+    step(rig, 30)
+    again = consumer.take()
+    assert sorted(one.body for one in again) == all_bodies(4)
+    assert sorted(one.attempt for one in again) == [1, 1, 2, 2]
 
 
 def test_a_take_of_one_queue_gets_no_other() -> None:

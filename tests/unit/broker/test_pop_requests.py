@@ -119,6 +119,19 @@ def test_pop_and_ack(rig: Rig) -> None:
     assert rig.offsets.of(GROUP, TOPIC) == {0: 3, 1: 3}
 
 
+def test_pops_that_differ_in_one_field_are_not_taken_for_each_other(rig: Rig) -> None:
+    consumer = JavaConsumer(rig)
+    assert len(consumer.pop(max_msg_nums=1, born_time=1)) == 1
+    assert len(consumer.pop(max_msg_nums=1, born_time=2)) == 1
+    assert len(consumer.pop(max_msg_nums=2)) == 2
+    assert len(consumer.pop(max_msg_nums=1, consumer_group="others")) == 1
+    step(rig, 10)
+    assert consumer.pop(exp="none") == {}
+    assert rig.offsets.of(GROUP, TOPIC) == {0: 0, 1: 0}
+    step(rig, 21)
+    assert len(consumer.pop()) == 4
+
+
 def test_messages_that_come_again_beside_new_ones_have_good_handles(rig: Rig) -> None:
     consumer = JavaConsumer(rig)
     found = consumer.pop(max_msg_nums=3)

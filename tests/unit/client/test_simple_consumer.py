@@ -13,6 +13,7 @@ import rmq
 from rmq import Message
 from rmq.errors import ConfigError, LocalProtocolError, ResponseError
 from rmq.message import dlq_topic
+from rmq.protocol import codes
 from rmq.protocol.bodies import SubscriptionGroupConfig
 from rmq.testing.cluster import Cluster
 
@@ -174,6 +175,30 @@ def test_handlers_run_with_leases_that_are_renewed(in_memory: Play) -> None:
                 assert await consumer.drain(5)
             assert sorted(seen, key=int) == [b"%d" % number for number in range(10)]
             assert sum(world.cluster["a"].offsets("g", TOPIC).values()) == 10
+
+    in_memory(scenario, cluster())
+
+
+def test_acknowledgements_of_handlers_share_requests(in_memory: Play) -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as client:
+            await send(client, *(b"%d" % number for number in range(200)))
+            done: list[bytes] = []
+            async with client.consumer("g", {TOPIC: "*"}, consume_from="first", per_message=True) as consumer:
+
+                async def handle(message: rmq.StoredMessage) -> None:
+                    done.append(message.body)
+                    if len(done) == 200:
+                        tasks.start_soon(consumer.drain)
+
+                async with anyio.create_task_group() as tasks:
+                    await consumer.run(handle, concurrency=20)
+            front = world.cluster["a"]
+            pops, acks = front.count(codes.POP_MESSAGE), front.count(codes.BATCH_ACK_MESSAGE)
+            assert acks <= 2
+            assert pops <= 8
+            async with client.simple_consumer("g", {TOPIC: "*"}) as other:
+                assert await other.receive(1, wait=61) == []
 
     in_memory(scenario, cluster())
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +23,7 @@ from rmq.broker.consume.per_message.offset_set import OffsetSet
 from rmq.broker.consume.per_message.polls import HeldTake, HeldTakes
 from rmq.broker.consume.per_message.queue_delivery import QueueDelivery, TopicDelivery
 from rmq.broker.consume.per_message.retry_policy import RetryPolicy, policy_of
-from rmq.broker.consume.per_message.taking import Found, Handed, Taker, Taking
+from rmq.broker.consume.per_message.taking import Handed, Taker, Taking
 from rmq.errors import ResponseError, for_code
 from rmq.protocol.codes import ResponseCode
 from rmq.store.reader import GetResult
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from rmq.broker.config import Settings
     from rmq.broker.consume.long_polling import Reading
     from rmq.broker.consume.per_message.leases import OnHandled
+    from rmq.broker.consume.per_message.ledger import OnWritten
     from rmq.broker.consume.read import Reader
     from rmq.broker.role import Role
     from rmq.broker.state import Tables
     from rmq.doors import TakeRequest
-    from rmq.plugin import Appended
     from rmq.protocol.record import Record
     from rmq.store.store import Store
 else:
@@ -84,7 +84,8 @@ class Deliveries:
         clock: Callable[[], float],
         now_ms: Callable[[], int],
         on_deadline: Callable[[float], None],
-        put: Callable[[Record, Callable[[Appended], None] | None], None],
+        commit_soon: Callable[[], None],
+        put: Callable[[Record, OnWritten | None], None],
         give_up: Callable[[str, memoryview, int, str], None],
     ) -> None:
         self._settings = settings
@@ -98,7 +99,7 @@ class Deliveries:
         self.clock = clock
         self._now_ms = now_ms
         self._dead_letter = give_up
-        self._on_deadline = on_deadline
+        self._commit_soon = commit_soon
         self._table: dict[tuple[str, str], TopicDelivery] = {}
         self._unconfirmed: set[str] = set()
         self._idle_at = 0.0
@@ -186,52 +187,50 @@ class Deliveries:
             self._role.high_watermark(),
         )
         in_order = self.is_ordered(topic.group) if request.in_order is None else request.in_order
-        topic.has_more = False
-        for queue_id in self._turn(topic, request.queue_id):
-            if taking.is_full:
-                break
-            queue = topic.queues.get(queue_id)
-            if queue is None:
-                queue = self._begin_queue(topic, queue_id, request)
-            if queue.groups is None and not in_order and not queue.ready and queue.recovered <= queue.cursor:
-                if queue.cursor == self._store.max_offset(topic.topic, queue_id):
-                    continue
-            elif not queue.set_order(in_order):
-                continue
-            base = queue.base
-            self._took(topic, self._taker.take(queue, taking))
-            if queue.base != base:
-                self._on_base(queue)
-        if taking.handed:
-            count = sum(one.count for one in taking.handed)
-            size = sum(one.size for one in taking.handed)
+        try:
+            for queue_id in topic.turn_of(request.queue_id, self._topics.table[topic.topic].read_queue_nums):
+                if taking.is_full:
+                    break
+                self._take_of(topic, queue_id, in_order, request, taking)
+        finally:
+            self._took(topic, taking)
+        if handed := taking.handed:
+            count, size = handed[0].count, handed[0].size
+            for one in handed[1:]:
+                count, size = count + one.count, size + one.size
             result = GetResult("FOUND", 0, count=count, size=size)
             self._reader.handed_out(request, result, reading)
-        return taking.handed
+        return handed
 
-    def _turn(self, topic: TopicDelivery, queue_id: int) -> Iterator[int]:
-        """The queues to take from, another one first each time."""
-        if queue_id >= 0:
-            yield queue_id
+    def _take_of(
+        self, topic: TopicDelivery, queue_id: int, in_order: bool, request: TakeRequest, taking: Taking
+    ) -> None:
+        """Take messages of one queue."""
+        queue = topic.queues.get(queue_id)
+        if queue is None:
+            queue = self._begin_queue(topic, queue_id, request)
+        if queue.groups is None and not in_order and not queue.ready and queue.recovered <= queue.cursor:
+            if queue.cursor == self._store.max_offset(topic.topic, queue_id):
+                return
+        elif not queue.set_order(in_order):
             return
-        config = self._topics.table[topic.topic]
-        count = config.read_queue_nums
-        first = topic.turn = (topic.turn + 1) % count if count else 0
-        yield from range(first, count)
-        yield from range(first)
+        base = queue.base
+        self._taker.take(queue, taking)
+        if queue.base != base:
+            self._on_base(queue)
 
-    def _took(self, topic: TopicDelivery, found: Found) -> None:
+    def _took(self, topic: TopicDelivery, taking: Taking) -> None:
         leases = self._leases
-        for batch in found.leased:
+        for batch in taking.leased:
             leases.leased(batch)
-        for batch, until_ms in found.postpone:
+        for batch, until_ms in taking.postpone:
             leases.postpone(batch, until_ms)
-        for batch in found.dying:
+        for batch in taking.dying:
             leases.give_up(batch)
-        if found.new != found.dropped:
-            leases.count_out(topic, found.new - found.dropped)
-        topic.has_more |= found.has_more and not found.leased
-        if found.is_cut:
+        if taking.new != taking.dropped:
+            leases.count_out(topic, taking.new - taking.dropped)
+        topic.has_more = taking.has_more and not taking.leased
+        if taking.is_cut:
             self._unconfirmed.add(topic.topic)
 
     def _begin(self, request: TakeRequest) -> TopicDelivery:
@@ -259,7 +258,7 @@ class Deliveries:
         self._offsets.advance(group, name, queue_id, base)
         topic.queues[queue_id] = queue
         self.ledger.add(queue)
-        self._on_deadline(self.clock())
+        self._commit_soon()
         return queue
 
     def _beyond(self, queue: QueueDelivery) -> int:
@@ -341,7 +340,7 @@ class Deliveries:
         self._write_soon()
 
     def acknowledge_batches(
-        self, group: str, topic: str, batches: Sequence[tuple[int, int, int, int]], on_done: OnHandled
+        self, group: str, topic: str, batches: Sequence[tuple[int, int, int, int]], on_done: OnWritten
     ) -> bool:
         """Acknowledge leases or parts of leases, as (queue id, start, taken ms, mask). Return whether
         all of the messages are leased so; if not, nothing has happened. Raises ResponseError.
@@ -354,7 +353,7 @@ class Deliveries:
         for change in changes:
             assert change is not None
             ledger.finish(change)
-        ledger.call(lambda error: on_done((error,)))
+        ledger.call(on_done)
         self._write_soon()
         return True
 
@@ -394,7 +393,7 @@ class Deliveries:
 
     def _write_soon(self) -> None:
         if self.ledger.has_pending:
-            self._on_deadline(self.clock())
+            self._commit_soon()
 
     def on_close(self, connection: Reading) -> None:
         """A connection has ended: its polls are forgotten, its messages come again."""

@@ -28,7 +28,6 @@ from rmq.store.config import BrokerRole
 if TYPE_CHECKING:
     from attrs import define
 
-    from rmq.plugin import Appended
     from rmq.store.store import Store
 
     OnWritten = Callable[[ResponseError | None], None]
@@ -83,7 +82,7 @@ class Ledger:
         self,
         store: Store,
         *,
-        put: Callable[[Record, Callable[[Appended], None] | None], None],
+        put: Callable[[Record, OnWritten | None], None],
         apply: Callable[[list[Change], bool], None],
         wall_ms: Callable[[float], int],
     ) -> None:
@@ -162,15 +161,16 @@ class Ledger:
         calls, self._calls = self._calls, []
         changes, self._changes = self._changes, []
 
-        def done(outcome: Appended) -> None:
+        def done(error: ResponseError | None) -> None:
             for call in calls:
-                call(outcome.error)
+                call(error)
 
-        bodies = list(_bodies(pieces, journal.head(self._first)))
+        on_done = calls[0] if len(calls) == 1 else done
+        bodies = _bodies(pieces, journal.head(self._first))
         try:
             for body in bodies:
                 record = Record(JOURNAL_TOPIC, 0, body, born_host=self._store.store_host)
-                self._put(record, done if body is bodies[-1] and calls else None)
+                self._put(record, on_done if body is bodies[-1] and calls else None)
                 self._bytes += len(body)
         except (StoreError, ResponseError) as error:
             log.error("acknowledgements of per-message delivery are not written: %s", error)
@@ -347,13 +347,16 @@ def _note(batch: Batch, available_ms: int) -> bytes:
     return journal.note(queue.row_id, queue.frontier, batch.start, batch.mask, batch.attempt, available_ms)
 
 
-def _bodies(pieces: list[bytes], head: bytes) -> Iterator[bytes]:
+def _bodies(pieces: list[bytes], head: bytes) -> list[bytes]:
     """Bodies of records, of a size that any log takes."""
-    body, size = [head], 0
+    if len(pieces) == 1:
+        return [head + pieces[0]]
+    bodies, body, size = [], [head], 0
     for piece in pieces:
         if size and size + len(piece) > BODY_BYTES:
-            yield b"".join(body)
+            bodies.append(b"".join(body))
             body, size = [head], 0
         body.append(piece)
         size += len(piece)
-    yield b"".join(body)
+    bodies.append(b"".join(body))
+    return bodies

@@ -15,6 +15,7 @@ from rmq.doors import TakeRequest
 from rmq.errors import ResponseError, for_code
 from rmq.protocol import codes
 from rmq.protocol.codes import ResponseCode
+from rmq.protocol.frames import encode_pop_reply_head
 from rmq.protocol.headers import encode as encode_header
 from rmq.protocol.pop import (
     BY_POLICY,
@@ -24,7 +25,6 @@ from rmq.protocol.pop import (
     TAKEN,
     WAITING,
     AckMessageRequestHeader,
-    BatchAckMessageRequestBody,
     ChangeInvisibleTimeRequestHeader,
     ChangeInvisibleTimeResponseHeader,
     NotificationRequestHeader,
@@ -32,8 +32,9 @@ from rmq.protocol.pop import (
     PollingInfoRequestHeader,
     PollingInfoResponseHeader,
     PopMessageRequestHeader,
-    PopMessageResponseHeader,
+    mask_of,
     message_offsets,
+    read_acks,
     start_offsets,
 )
 
@@ -44,11 +45,20 @@ if TYPE_CHECKING:
     from rmq.broker.consume.per_message.deliveries import Deliveries
     from rmq.broker.consume.per_message.taking import Handed
     from rmq.protocol.command import Command
+    from rmq.protocol.pop import AckRow, BatchAck
     from rmq.remoting.connection import Connection
 else:
     from rmq.lazy_attrs import define
 
 INVISIBLE_MAX_MS: Final = 12 * 3_600_000
+_POP_FIELDS: Final = (
+    *("consumerGroup", "topic", "queueId", "maxMsgNums", "invisibleTime", "pollTime", "initMode"),
+    *("expType", "exp", "order"),
+)
+"""The fields of a pop's header that decide about its take, and `bornTime` and `attemptId` do not."""
+_POPS_MAX: Final = 1_000
+_POP_CHARS: Final = 1_000
+"""Pops whose header is longer are read anew each time."""
 
 
 @define(eq=False)
@@ -67,6 +77,8 @@ class PopRequests:
         self._settings = settings
         self._deliveries = deliveries
         self._now_ms = now_ms
+        self._pops: dict[tuple[str | None, ...], tuple[TakeRequest, int]] = {}
+        """Pops that came, by the texts of their headers: a consumer sends one and the same all the time."""
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
         """What this part answers."""
@@ -82,6 +94,18 @@ class PopRequests:
     # ---- pop ----
 
     def _on_pop(self, request: Command, connection: Connection, now: int) -> None:
+        texts = tuple(map(request.ext.get, _POP_FIELDS))
+        known = self._pops.get(texts)
+        take, poll_ms = known or self._read_pop(request, texts)
+        if not self._deliveries.polls.is_silent:
+            handed = self._deliveries.take(take, connection)
+            if handed or poll_ms <= 0:
+                self._answer(request, connection, take, handed)
+                return
+        self._hold(request, connection, take, poll_ms)
+
+    def _read_pop(self, request: Command, texts: tuple[str | None, ...]) -> tuple[TakeRequest, int]:
+        """The take of a pop, and how long it may wait (ms)."""
         header = request.read(PopMessageRequestHeader)
         _check_invisible(header.invisible_time, least=1)
         take = TakeRequest(
@@ -95,12 +119,11 @@ class PopRequests:
             True if header.order else None,
             header.init_mode == INIT_FROM_FIRST,
         )
-        if not self._deliveries.polls.is_silent:
-            handed = self._deliveries.take(take, connection)
-            if handed or header.poll_time <= 0:
-                self._answer(request, connection, take, handed)
-                return
-        self._hold(request, connection, take, header.poll_time)
+        if sum(len(text or "") for text in texts) <= _POP_CHARS:
+            if len(self._pops) >= _POPS_MAX:
+                self._pops.clear()
+            self._pops[texts] = take, header.poll_time
+        return take, header.poll_time
 
     def _hold(self, request: Command, connection: Connection, take: TakeRequest, poll_ms: int) -> None:
         def taken(found: Sequence[Handed] | ResponseError) -> None:
@@ -124,24 +147,18 @@ class PopRequests:
         if not handed:
             connection.reply(request.reply(codes.POLLING_TIMEOUT, "no message, the poll has ended"))
             return
-        starts: dict[int, int] = {}
-        offsets: dict[int, list[int]] = {}
-        for one in handed:
-            starts.setdefault(one.queue_id, one.start)
-            offsets.setdefault(one.queue_id, []).extend(one.offsets())
-        for some in offsets.values():
-            some.sort()
-        header = PopMessageResponseHeader(
-            handed[0].taken_ms,
-            handed[0].invisible_ms,
-            0,
-            0,
-            start_offsets(starts),
-            message_offsets(offsets),
-            _order_counts(handed) if take.in_order else "",
-        )
-        body = b"".join([buffer for one in handed for buffer in one.buffers])
-        connection.reply(request.reply(header=header, body=body))
+        first = handed[0]
+        if len(handed) == 1:
+            starts, offsets = f"0 {first.queue_id} {first.start}", first.text()
+            size, buffers = first.size, first.buffers
+        else:
+            starts, offsets = _offset_texts(handed)
+            size = sum(one.size for one in handed)
+            buffers = [buffer for one in handed for buffer in one.buffers]
+        counts = _order_counts(handed) if take.in_order else ""
+        times = first.taken_ms, first.invisible_ms
+        head = encode_pop_reply_head(request, times, starts, offsets, counts, size)
+        connection.write([head, *buffers])
 
     # ---- acknowledge ----
 
@@ -150,14 +167,15 @@ class PopRequests:
         self._acknowledge(request, connection, header.consumer_group, header.topic, [header.extra_info])
 
     def _on_batch_ack(self, request: Command, connection: Connection, now: int) -> Command | None:
-        body = BatchAckMessageRequestBody.read(request.body)
+        acks = read_acks(request.body)
         groups: dict[tuple[str, str], list[str]] = {}
-        if body.acks and self._ack_leases(request, connection, body):
+        if acks and self._ack_leases(request, connection, acks):
             return None
-        for ack in body.acks:
+        name = self._settings.broker.broker_name
+        for ack in acks:
             handles = groups.setdefault((ack.c, ack.t), [])
             for offset in ack.offsets():
-                handles.append(handle_text(ack.so, ack.pt, ack.it, body.broker_name, ack.q, offset))
+                handles.append(handle_text(ack.so, ack.pt, ack.it, name, ack.q, offset))
         if not groups:
             return request.reply()
         missing = len(groups)
@@ -174,17 +192,20 @@ class PopRequests:
             self._deliveries.acknowledge(group, topic, handles, done)
         return None
 
-    def _ack_leases(self, request: Command, connection: Connection, body: BatchAckMessageRequestBody) -> bool:
+    def _ack_leases(
+        self, request: Command, connection: Connection, acks: Sequence[AckRow | BatchAck]
+    ) -> bool:
         """Acknowledge messages of one group and topic by leases. Return whether that was possible."""
-        first = body.acks[0]
-        if any(ack.c != first.c or ack.t != first.t for ack in body.acks):
-            return False
+        group, topic = acks[0].c, acks[0].t
+        for ack in acks:
+            if ack.c != group or ack.t != topic:
+                return False
 
-        def done(outcomes: Sequence[ResponseError | None]) -> None:
-            connection.reply(_reply(request, [one for one in outcomes if one is not None]))
+        def done(error: ResponseError | None) -> None:
+            connection.reply(request.reply() if error is None else request.reply(error.code, error.remark))
 
-        batches = [(ack.q, ack.so, ack.pt, ack.mask()) for ack in body.acks]
-        return self._deliveries.acknowledge_batches(first.c, first.t, batches, done)
+        batches = [(ack.q, ack.so, ack.pt, mask_of(ack.b)) for ack in acks]
+        return self._deliveries.acknowledge_batches(group, topic, batches, done)
 
     def _acknowledge(
         self, request: Command, connection: Connection, group: str, topic: str, handles: Sequence[str]
@@ -255,6 +276,18 @@ class PopRequests:
 
 def _reply(request: Command, refusals: Sequence[ResponseError]) -> Command:
     return request.reply(refusals[0].code, refusals[0].remark) if refusals else request.reply()
+
+
+def _offset_texts(handed: Sequence[Handed]) -> tuple[str, str]:
+    """The texts of the first offsets of queues, and of all offsets."""
+    starts: dict[int, int] = {}
+    offsets: dict[int, list[int]] = {}
+    for one in handed:
+        starts.setdefault(one.queue_id, one.start)
+        offsets.setdefault(one.queue_id, []).extend(one.offsets())
+    for some in offsets.values():
+        some.sort()
+    return start_offsets(starts), message_offsets(offsets)
 
 
 def _order_counts(handed: Sequence[Handed]) -> str:

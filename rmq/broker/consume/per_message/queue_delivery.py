@@ -53,6 +53,15 @@ class TopicDelivery:
     has_more: bool = False
     """The last take found nothing, and has not looked at all messages."""
 
+    def turn_of(self, queue_id: int, count: int) -> Iterator[int]:
+        """The queues to take from: `queue_id`, or with a negative one all, another one first each time."""
+        if queue_id >= 0:
+            yield queue_id
+            return
+        first = self.turn = (self.turn + 1) % count if count else 0
+        yield from range(first, count)
+        yield from range(first)
+
 
 @define(eq=False, weakref_slot=False)
 class Batch:

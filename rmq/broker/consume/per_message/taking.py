@@ -61,6 +61,10 @@ class Handed:
         """The number of messages."""
         return self.mask.bit_count()
 
+    def text(self) -> str:
+        """The offsets of the messages, as the answer to a pop has them."""
+        return f"0 {self.queue_id} {','.join(map(str, self.offsets()))}"
+
     def offsets(self) -> list[int]:
         """The queue offsets of the messages."""
         mask = self.mask
@@ -71,7 +75,9 @@ class Handed:
 
 @define(eq=False)
 class Taking:
-    """State of a take: how much more it may get. Times of leases are seconds, wall times ms."""
+    """State of a take: how much more it may get, and its effects on other parts of the broker. Times of
+    leases are seconds, wall times ms.
+    """
 
     left: int
     bytes_left: int
@@ -84,17 +90,6 @@ class Taking:
     max_attempts: int
     reach: int | None
     handed: list[Handed] = field(factory=list)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it gets no more."""
-        return self.left <= 0 or self.bytes_left <= 0
-
-
-@define(eq=False)
-class Found:
-    """Effects of a take on what the broker keeps beside leases."""
-
     leased: list[Batch] = field(factory=list)
     postpone: list[tuple[Batch, int]] = field(factory=list)
     """Recovered batches that wait, and the wall time until which they do."""
@@ -105,9 +100,14 @@ class Found:
     dropped: int = 0
     """Messages that were out and are finished or gone."""
     has_more: bool = False
-    """The take has ended before the queue was read to its end, or the take was full."""
+    """The take has ended before a queue was read to its end."""
     is_cut: bool = False
     """There are messages behind those that may be read."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it gets no more."""
+        return self.left <= 0 or self.bytes_left <= 0
 
 
 class Taker:
@@ -118,21 +118,19 @@ class Taker:
         self._store = store
         self._beyond = beyond
 
-    def take(self, queue: QueueDelivery, taking: Taking) -> Found:
+    def take(self, queue: QueueDelivery, taking: Taking) -> None:
         """Take messages of a queue, redeliveries first."""
-        found = Found()
         if queue.ready:
-            self._take_ready(queue, taking, found)
+            self._take_ready(queue, taking)
         if queue.groups is not None:
-            self._take_ordered(queue, taking, found)
+            self._take_ordered(queue, taking)
         else:
             looks = LOOKS_OF_A_QUEUE
-            while not taking.is_full and self._take_new(queue, taking, found):
+            while not taking.is_full and self._take_new(queue, taking):
                 looks -= 1
                 if not looks:
-                    found.has_more = True
+                    taking.has_more = True
                     break
-        return found
 
     def record(self, queue: QueueDelivery, offset: int) -> memoryview | None:
         """The record of a message; None when it is gone."""
@@ -142,21 +140,21 @@ class Taker:
 
     # ---- messages that come again ----
 
-    def _take_ready(self, queue: QueueDelivery, taking: Taking, found: Found) -> None:
+    def _take_ready(self, queue: QueueDelivery, taking: Taking) -> None:
         while queue.ready and not taking.is_full:
             batch = queue.ready[0]
             if batch.state == READY:
-                self._take_some(queue, batch, taking, found)
+                self._take_some(queue, batch, taking)
             if batch.state == READY and batch.mask:
                 return  # the take is full
             if batch.state == READY:
                 queue.take_out(batch)
             queue.ready.popleft()
 
-    def _take_some(self, queue: QueueDelivery, batch: Batch, taking: Taking, found: Found) -> None:
+    def _take_some(self, queue: QueueDelivery, batch: Batch, taking: Taking) -> None:
         """Take some messages of a ready batch, and remove finished and deleted messages from the batch."""
         stale = queue.finished.bits(batch.start, batch.mask.bit_length()) & batch.mask
-        found.dropped += stale.bit_count()
+        taking.dropped += stale.bit_count()
         batch.mask &= ~stale
         if stale and batch.key is not None and queue.groups is not None:
             queue.groups.finished(batch.key)
@@ -167,14 +165,14 @@ class Taker:
                 break
             batch.mask &= ~(1 << offset - batch.start)
             if record is None:
-                found.dropped += 1
+                taking.dropped += 1
                 self._gone(queue, offset, batch.key)
                 continue
             taken.append((offset, record))
             taking.left -= 1
             taking.bytes_left -= len(record)
         if taken:
-            self._lease(queue, taken, batch.attempt + 1, taking, found, batch.key)
+            self._lease(queue, taken, batch.attempt + 1, taking, batch.key)
 
     def _gone(self, queue: QueueDelivery, offset: int, key: bytes | None) -> None:
         """A message is not in the log any more."""
@@ -188,7 +186,6 @@ class Taker:
         taken: list[tuple[int, Bytes]],
         attempt: int,
         taking: Taking,
-        found: Found,
         key: bytes | None,
     ) -> None:
         """Lease messages that were tried before, or a message of a message group."""
@@ -196,7 +193,7 @@ class Taker:
         mask = sum(1 << offset - start for offset, _ in taken)
         name = start if mask != 1 else ~start
         buffers = [_with_attempt(record, attempt) for _, record in taken]
-        self._leased(queue, start, mask, attempt, taking, found, name, buffers, key)
+        self._leased(queue, start, mask, attempt, taking, name, buffers, key)
 
     def _leased(
         self,
@@ -205,7 +202,6 @@ class Taker:
         mask: int,
         attempt: int,
         taking: Taking,
-        found: Found,
         name: int,
         buffers: Sequence[Bytes],
         key: bytes | None = None,
@@ -214,7 +210,7 @@ class Taker:
         until = taking.now + taking.invisible_ms / 1000
         batch = Batch(queue, start, mask, attempt, taken_ms, until, taking.owner, name, key)
         queue.lease(batch)
-        found.leased.append(batch)
+        taking.leased.append(batch)
         size = sum(map(len, buffers))
         # The lease ends `invisible_ms` after now, which may be a little before `taken_ms`.
         lasts_ms = taking.now_ms + taking.invisible_ms - taken_ms
@@ -237,6 +233,8 @@ class Taker:
                 plan.looks,
                 taking.reach,
             )
+            if result.status == "FOUND":
+                return result
             if result.status in ("OFFSET_OVERFLOW_ONE", "NO_MESSAGE_IN_QUEUE") and (
                 result.status == "OFFSET_OVERFLOW_ONE" or not queue.cursor
             ):
@@ -247,7 +245,7 @@ class Taker:
             return result
         return None
 
-    def _take_new(self, queue: QueueDelivery, taking: Taking, found: Found) -> bool:
+    def _take_new(self, queue: QueueDelivery, taking: Taking) -> bool:
         """Read on once; return whether there may be more."""
         length, attempts, available_ms = taking.left, 0, 0
         if queue.cursor < queue.recovered:
@@ -255,15 +253,22 @@ class Taker:
         start = queue.cursor
         result = self._get(queue, taking, length)
         if result is None or result.status in ("OFFSET_OVERFLOW_ONE", "NO_MESSAGE_IN_QUEUE"):
-            found.is_cut |= result is not None and result.is_cut
+            taking.is_cut |= result is not None and result.is_cut
             return False
-        found.is_cut |= result.is_cut
+        taking.is_cut |= result.is_cut
         if queue.cursor != start:  # it was corrected
             start, attempts = queue.cursor, 0
             length = taking.left if start >= queue.recovered else 1
         end = result.next_queue_offset
         buffers: Sequence[Bytes] = result.buffers
         mask = (1 << result.count) - 1
+        if mask and end - start == result.count and start >= queue.recovered:  # as most are
+            queue.pass_notes(end)
+            taking.new += result.count
+            taking.left -= result.count
+            taking.bytes_left -= result.size
+            self._leased(queue, start, mask, 1, taking, start, buffers)
+            return True
         if start < queue.recovered:
             end = min(end, start + length)
             mask, buffers = _within(buffers, start, end)
@@ -276,9 +281,7 @@ class Taker:
         queue.pass_notes(end)
         if mask:
             shift = (mask & -mask).bit_length() - 1
-            self._take_read(
-                queue, start + shift, mask >> shift, attempts, available_ms, taking, found, buffers
-            )
+            self._take_read(queue, start + shift, mask >> shift, attempts, available_ms, taking, buffers)
         return True
 
     def _pass_over(self, queue: QueueDelivery, start: int, end: int, mask: int) -> None:
@@ -296,27 +299,26 @@ class Taker:
         attempts: int,
         available_ms: int,
         taking: Taking,
-        found: Found,
         buffers: Sequence[Bytes],
     ) -> None:
         """Lease messages that were read, or postpone them: recovered messages may wait for their time."""
-        found.new += mask.bit_count()
+        taking.new += mask.bit_count()
         if attempts >= taking.max_attempts or available_ms > taking.now_ms:
             batch = Batch(queue, start, mask, attempts, taking.now_ms, 0.0, None, ~start, None, DYING)
             if attempts >= taking.max_attempts:
-                found.dying.append(batch)
+                taking.dying.append(batch)
             else:
-                found.postpone.append((batch, available_ms))
+                taking.postpone.append((batch, available_ms))
             return
         taking.left -= mask.bit_count()
         if attempts:
             buffers = [_with_attempt(record, attempts + 1) for record in _records(buffers)]
         taking.bytes_left -= sum(map(len, buffers))
-        self._leased(queue, start, mask, attempts + 1, taking, found, start, buffers)
+        self._leased(queue, start, mask, attempts + 1, taking, start, buffers)
 
     # ---- by message group ----
 
-    def _take_ordered(self, queue: QueueDelivery, taking: Taking, found: Found) -> None:
+    def _take_ordered(self, queue: QueueDelivery, taking: Taking) -> None:
         groups = queue.groups
         assert groups is not None
         while groups.free and not taking.is_full:
@@ -325,20 +327,20 @@ class Taker:
             if record is None:
                 self._gone(queue, offset, key)
             else:
-                self._take_one(queue, offset, record, key, taking, found)
+                self._take_one(queue, offset, record, key, taking)
         looks = ORDERED_LOOKS
         while looks > 0 and not taking.is_full and not groups.is_full:
             queue.cursor = queue.finished.next_missing(queue.cursor)
             result = self._get(queue, taking, min(looks, 32))
             if result is None or result.status in ("OFFSET_OVERFLOW_ONE", "NO_MESSAGE_IN_QUEUE"):
-                found.is_cut |= result is not None and result.is_cut
+                taking.is_cut |= result is not None and result.is_cut
                 return
-            found.is_cut |= result.is_cut
+            taking.is_cut |= result.is_cut
             start, end = queue.cursor, result.next_queue_offset
             if end <= start:
                 return
             looks -= end - start
-            found.has_more = looks <= 0
+            taking.has_more = looks <= 0
             passed = start
             for record in _records(result.buffers):
                 offset = offset_in(record)
@@ -347,12 +349,16 @@ class Taker:
                     queue.cursor = offset
                     return
                 passed = offset + 1
-                self._look_at(queue, offset, record, taking, found)
+                self._look_at(queue, offset, record, taking)
             queue.finished.add_range(passed, end)
             queue.cursor = end
 
     def _look_at(
-        self, queue: QueueDelivery, offset: int, record: memoryview, taking: Taking, found: Found
+        self,
+        queue: QueueDelivery,
+        offset: int,
+        record: memoryview,
+        taking: Taking,
     ) -> None:
         """Take the next message of the queue, unless an earlier message of its group is out."""
         groups = queue.groups
@@ -364,7 +370,7 @@ class Taker:
         except CorruptRecord:
             key = b""
         if groups.claim(key, offset):
-            self._take_one(queue, offset, record, key, taking, found)
+            self._take_one(queue, offset, record, key, taking)
 
     def _take_one(
         self,
@@ -373,22 +379,21 @@ class Taker:
         record: memoryview,
         key: bytes,
         taking: Taking,
-        found: Found,
     ) -> None:
         """Take the first message of a group."""
-        found.new += 1
+        taking.new += 1
         attempts, available_ms = queue.tried(offset)
         queue.notes.pop(offset, None)
         if attempts >= taking.max_attempts or available_ms > taking.now_ms:
             batch = Batch(queue, offset, 1, attempts, taking.now_ms, 0.0, None, ~offset, key, DYING)
             if attempts >= taking.max_attempts:
-                found.dying.append(batch)
+                taking.dying.append(batch)
             else:
-                found.postpone.append((batch, available_ms))
+                taking.postpone.append((batch, available_ms))
             return
         taking.left -= 1
         taking.bytes_left -= len(record)
-        self._lease(queue, [(offset, record)], attempts + 1, taking, found, key)
+        self._lease(queue, [(offset, record)], attempts + 1, taking, key)
 
 
 def offset_in(record: Bytes) -> int:
