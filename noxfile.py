@@ -89,6 +89,15 @@ def grpc(session: nox.Session) -> None:
 
 
 @nox.session
+def amqp(session: nox.Session) -> None:
+    """AMQP 1.0: the tests of the door, which need the extra `amqp`, and Qpid's JMS client (Maven)."""
+    session.install("-e", ".[test,amqp]")
+    session.run("python", "-m", "pytest", "tests/unit/amqp", *session.posargs)
+    clients = "tests/interop/test_amqp_clients.py"
+    session.run("python", "-m", "pytest", "-m", "interop", clients, *session.posargs)
+
+
+@nox.session
 def mqadmin(session: nox.Session) -> None:
     """All commands of RocketMQ's own mqadmin 4.9.7 against our servers; needs a JDK and Maven."""
     session.install("-e", ".[test]")

@@ -251,6 +251,10 @@ class DoorHost(Protocol):
     def now_ms(self) -> int:
         """Wall time in ms, as stamped on messages."""
 
+    @property
+    def has_accounts(self) -> bool:
+        """Whether logins are checked: a peer without an account may do little then."""
+
     def authenticate(self, user: str, secret: str, *, signed: bytes | None = None) -> None:
         """Have the connection work for an account.
 
@@ -263,6 +267,11 @@ class DoorHost(Protocol):
 
     def topic(self, name: str) -> TopicView | None:
         """The facts about a topic of this broker; None when there is no such topic."""
+
+    def make_topic(self, name: str) -> TopicView:
+        """The facts about a topic; where there is none it is made, if a first message would make it. Raises
+        AccessDenied, ResponseError.
+        """
 
     def append(
         self, message: Message, on_done: OnAppended | None = None, *, queue_id: int | None = None
@@ -316,11 +325,18 @@ class DoorHost(Protocol):
         """
 
     def give_back(
-        self, group: str, topic: str, handles: Sequence[str], after_ms: int | None = None
+        self,
+        group: str,
+        topic: str,
+        handles: Sequence[str],
+        after_ms: int | None = None,
+        *,
+        counts: bool = True,
     ) -> list[ResponseError | None]:
         """Have messages come again after `after_ms`; None: by the retry policy of the group. The attempt
-        counts: after the last one the message becomes a dead letter. Returns the outcome of each handle.
-        Raises AccessDenied, ResponseError.
+        counts: after the last one the message becomes a dead letter. Without `counts` it was no attempt: no
+        application has seen the message. Returns the outcome of each handle. Raises AccessDenied,
+        ResponseError.
         """
 
     def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:

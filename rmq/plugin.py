@@ -412,6 +412,11 @@ class Hooks:
             self._failed(self.actors[0], error)
             return False
 
+    @property
+    def has_accounts(self) -> bool:
+        """Whether any plug-in checks logins."""
+        return bool(self.logins)
+
     def authenticate(self, peer: Peer, user: str, secret: str, signed: bytes | None) -> None:
         """Have all plug-ins check the login of a door's peer. Raises AccessDenied; a check that breaks
         refuses, and so does a broker with gates of which none checks logins."""

@@ -185,6 +185,11 @@ class DoorClient:
         """Wall time in ms."""
         return self._broker.now_ms()
 
+    @property
+    def has_accounts(self) -> bool:
+        """As `rmq.doors.DoorHost.has_accounts`."""
+        return self._broker.hooks.has_accounts
+
     def authenticate(self, user: str, secret: str, *, signed: bytes | None = None) -> None:
         """As `rmq.doors.DoorHost.authenticate`."""
         self._broker.hooks.authenticate(self, user, secret, signed)

@@ -26,6 +26,7 @@ from rmq.doors import (
     TopicView,
 )
 from rmq.errors import (
+    AccessDenied,
     InvalidName,
     LocalProtocolError,
     ResponseError,
@@ -67,6 +68,19 @@ log = logging.getLogger("rmq.broker")
 
 class DoorPeer(DoorClient):
     """The `rmq.doors.DoorHost` of one client of a connection."""
+
+    def make_topic(self, name: str) -> TopicView:
+        """As `rmq.doors.DoorHost.make_topic`."""
+        view = self.topic(name)
+        if view is None:
+            if not (self.may(PUBLISH, name) or self.may(SUBSCRIBE, name)):
+                raise AccessDenied(remark=f"no permission to publish to {name} or to read it")
+            self._broker.append.make_topic(name, self._broker.settings.holders_of(self))
+            view = self.topic(name)
+            if view is None:
+                raise for_code(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+            self._broker.commit_soon()
+        return view
 
     def append(
         self, message: Message, on_done: OnAppended | None = None, *, queue_id: int | None = None
@@ -242,11 +256,17 @@ class DoorPeer(DoorClient):
         return self._broker.deliveries.extend(group, topic, handle, invisible_ms, self)
 
     def give_back(
-        self, group: str, topic: str, handles: Sequence[str], after_ms: int | None = None
+        self,
+        group: str,
+        topic: str,
+        handles: Sequence[str],
+        after_ms: int | None = None,
+        *,
+        counts: bool = True,
     ) -> list[ResponseError | None]:
         """As `rmq.doors.DoorHost.give_back`."""
         self._check(JOIN, group)
-        return self._broker.deliveries.give_back(group, topic, handles, after_ms)
+        return self._broker.deliveries.give_back(group, topic, handles, after_ms, counts=counts)
 
     def delivery_settings(self, group: str) -> DeliverySettings:
         """As `rmq.doors.DoorHost.delivery_settings`."""

@@ -65,6 +65,11 @@ class ServerDoorPeer:
         """The configuration of the server."""
         return self._server.config
 
+    @property
+    def has_accounts(self) -> bool:
+        """As `rmq.doors.DoorHost.has_accounts`."""
+        return self._server.hooks().has_accounts
+
     def authenticate(self, user: str, secret: str, *, signed: bytes | None = None) -> None:
         """As `rmq.doors.DoorHost.authenticate`."""
         self._server.hooks().authenticate(self, user, secret, signed)

@@ -579,6 +579,11 @@ class Append:
         if on_done is not None:
             self._acknowledgement.calls.append(Call(on_done, topic, queue_id, record))
 
+    def make_topic(self, topic: str, maker: Holders) -> None:
+        """Make a topic as a plug-in's first message would. Raises ResponseError."""
+        self.check_open()
+        self.admit(topic, lambda: self._made_for_plugin(topic, maker))
+
     def _made_for_plugin(self, topic: str, maker: Holders) -> TopicConfig | None:
         queues = self._settings.broker.default_topic_queue_nums
         return self._topics.create_for_send(topic, AUTO_CREATE_TOPIC, queues, "a plugin", maker=maker)

@@ -84,10 +84,14 @@ class Consumer:
         self.rig.broker.commit_pending()
         return outcomes
 
-    def nack(self, *taken: Taken, after: float | None = 0.0) -> list[ResponseError | None]:
+    def nack(
+        self, *taken: Taken, after: float | None = 0.0, counts: bool = True
+    ) -> list[ResponseError | None]:
         after_ms = None if after is None else round(after * 1000)
         handles = [one.handle for one in taken]
-        outcomes = self.rig.broker.deliveries.give_back(self.group, self.topic, handles, after_ms)
+        outcomes = self.rig.broker.deliveries.give_back(
+            self.group, self.topic, handles, after_ms, counts=counts
+        )
         self.rig.broker.commit_pending()
         return outcomes
 

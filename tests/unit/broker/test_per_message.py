@@ -10,6 +10,7 @@ import pytest
 from rmq.broker.consume.per_message import ledger
 from rmq.errors import ResponseError, StoreError
 from rmq.message import dlq_topic
+from rmq.protocol.bodies import SubscriptionGroupConfig
 from rmq.protocol.codes import ResponseCode
 from rmq.store.reader import GetResult
 from tests.unit.broker.rig import Rig, pull, send
@@ -88,6 +89,28 @@ def test_a_message_comes_again_at_the_time_its_lease_ends_with_its_attempt() -> 
     step(rig, 0.001)
     (again,) = consumer.found[0]  # type: ignore[misc]
     assert (again.body, again.attempt, again.told) == (b"0", 2, 1)  # type: ignore[attr-defined]
+
+
+def test_a_message_that_nobody_has_seen_is_given_back_without_an_attempt() -> None:
+    rig = filled(2)
+    rig.broker.groups.update(SubscriptionGroupConfig(GROUP, retry_max_times=0))
+    consumer = Consumer(rig)
+    for _ in range(3):
+        taken = consumer.take()
+        assert [(one.body, one.attempt) for one in taken] == [(b"0", 1), (b"1", 1)]
+        assert consumer.nack(*taken, counts=False) == [None, None]
+    rig = restarted(rig)
+    (first, _) = Consumer(rig).take()
+    assert first.attempt == 1
+
+
+def test_messages_that_come_again_are_in_order() -> None:
+    rig = filled(6)
+    consumer = Consumer(rig)
+    taken = consumer.take()
+    for number in (4, 1, 3, 0, 2, 5):
+        consumer.nack(taken[number])
+    assert consumer.bodies() == all_bodies(6)
 
 
 def test_one_slow_message_does_not_hold_its_queue() -> None:

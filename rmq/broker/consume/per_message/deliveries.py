@@ -372,12 +372,13 @@ class Deliveries:
         )
 
     def give_back(
-        self, group: str, topic: str, handles: Sequence[str], after_ms: int | None
+        self, group: str, topic: str, handles: Sequence[str], after_ms: int | None, *, counts: bool = True
     ) -> list[ResponseError | None]:
         """As `Leases.give_back`. Raises ResponseError."""
         self._check_keeps(handles)
         parsed = [_parsed(text) for text in handles]
-        outcomes = self._leases.give_back(self._table.get((group, topic)), parsed, after_ms)
+        known = self._table.get((group, topic))
+        outcomes = self._leases.give_back(known, parsed, after_ms, counts=counts)
         self._write_soon()
         return outcomes
 

@@ -242,10 +242,10 @@ class Leases:
         return handle_text(handle.offset, batch.taken_ms, lasts_ms, broker, queue.queue_id, handle.offset)
 
     def give_back(
-        self, topic: TopicDelivery | None, handles: Handles, after_ms: int | None
+        self, topic: TopicDelivery | None, handles: Handles, after_ms: int | None, *, counts: bool = True
     ) -> list[ResponseError | None]:
         """End the attempts of messages: deliver again after `after_ms`, None: by the policy of the group.
-        Return the outcome of each handle."""
+        Without `counts` the attempt is not counted. Return the outcome of each handle."""
         outcomes, changes = self._changes(topic, handles)
         for change in changes:
             batch = change.batch
@@ -254,6 +254,8 @@ class Leases:
             if batch.mask != change.mask:
                 batch = change.queue.part(batch, change.mask)
             self._remove(batch)
+            if not counts:
+                batch.attempt -= 1
             delay_ms = after_ms
             if delay_ms is None:
                 delay_ms = self._policy(change.queue.topic.group)[1].delay_ms(batch.attempt)

@@ -32,6 +32,8 @@ DYING: Final = 3
 """To become dead letters with the next write."""
 GONE: Final = 4
 BLOCK: Final = 256
+ORDERED_READY: Final = 256
+"""Among so many of the last ready batches a further one is put in order."""
 
 
 @define(eq=False)
@@ -90,6 +92,11 @@ class Batch:
     def count(self) -> int:
         """The number of messages left."""
         return self.mask.bit_count()
+
+    @property
+    def first(self) -> int:
+        """The offset of the first message left."""
+        return self.start + (self.mask & -self.mask).bit_length() - 1
 
     def offsets(self) -> Iterator[int]:
         """The offsets of the messages left."""
@@ -260,9 +267,14 @@ class QueueDelivery:
         self.waiting[batch] = None
 
     def make_ready(self, batch: Batch) -> None:
-        """Make a batch that was taken out available again."""
+        """Make a batch that was taken out available again, before the ready ones that lie behind it."""
         batch.state = READY
-        self.ready.append(batch)
+        ready = self.ready
+        at = len(ready)
+        lowest = max(0, at - ORDERED_READY)
+        while at > lowest and ready[at - 1].first > batch.first:
+            at -= 1
+        ready.insert(at, batch)
 
     def batches(self) -> list[Batch]:
         """All batches."""

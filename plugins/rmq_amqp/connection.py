@@ -1,0 +1,311 @@
+"""One connection: its login, its sessions and links, and the two tasks that read and write its bytes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from rmq.errors import AccessDenied
+from rmq_amqp import engine
+from rmq_amqp.attach import attach
+from rmq_amqp.conditions import EXPECTED, FORCED, INTERNAL_ERROR, INVALID_FIELD, RESOURCE_LIMIT, of_error
+from rmq_amqp.engine import Engine
+from rmq_amqp.sasl import ANONYMOUS, PLAIN, Login
+from rmq_amqp.settlements import Settlements
+
+if TYPE_CHECKING:
+    from rmq.plugin import DoorHost, DoorStream
+    from rmq_amqp.links import Link
+    from rmq_amqp.shared import Shared
+
+log = logging.getLogger("rmq.amqp")
+
+FRAME_BYTES: Final = 65_536
+CHANNELS: Final = 1_023
+LINKS_MAX: Final = 4_096
+IDLE_SECONDS: Final = 120.0
+"""A peer that sends nothing for so long, not even an empty frame, has ended."""
+TICK_SECONDS: Final = (0.05, 10.0)
+SESSION_BYTES: Final = 1 << 20
+"""Bytes of messages that a peer may send on a session before they are taken."""
+
+CAPABILITIES: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS", "sole-connection-for-container")
+
+
+class Connection:
+    """One connection of a peer."""
+
+    def __init__(
+        self, stream: DoorStream, host: DoorHost, shared: Shared, number: int, clock: Callable[[], float]
+    ) -> None:
+        self.stream = stream
+        self.host = host
+        self.shared = shared
+        self.number = number
+        self._clock = clock
+        mechanisms = [PLAIN] if host.has_accounts else [ANONYMOUS, PLAIN]
+        self._login = Login(mechanisms, self._check)
+        self._engine = Engine(
+            container=shared.container,
+            frame_bytes=FRAME_BYTES,
+            channels=CHANNELS,
+            idle_seconds=IDLE_SECONDS,
+        )
+        self.settlements = Settlements(host, self.wake)
+        self._links: dict[Any, Link] = {}
+        self._joined: dict[str, int] = {}
+        self._paused: dict[Link, None] = {}
+        self._changed = anyio.Event()
+        self._is_ended = False
+        self._has_opened = False
+        self.container = ""
+
+    # ---- tasks ----
+
+    async def serve(self) -> None:
+        """Serve the peer until its connection ends."""
+        failure: Exception | None = None
+        self.host.defer(TICK_SECONDS[0], self._tick)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._write)
+                try:
+                    while data := await self.stream.receive():
+                        self.feed(data)
+                        if self._is_ended:
+                            break
+                except Exception as error:
+                    failure = error
+                tasks.cancel_scope.cancel()
+        finally:
+            self.closed()
+        if failure is not None:
+            raise failure
+
+    async def _write(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed = anyio.Event()
+            self.flush()
+            await self.stream.drain()
+            paused, self._paused = self._paused, {}
+            for link in paused:
+                if not link.is_ended:
+                    link.resume()
+
+    def wake(self) -> None:
+        """Have the bytes for the peer sent soon."""
+        self._changed.set()
+
+    def pause(self, link: Link) -> None:
+        """Resume a link when the peer has taken what was sent."""
+        self._paused[link] = None
+        self.wake()
+
+    def flush(self) -> None:
+        """Write the bytes for the peer."""
+        if self._login.is_done and not self._is_ended:
+            data = self._engine.output()
+            if data:
+                self.stream.write(data)
+            if self._engine.is_done:
+                self._end(self._engine.error or "closed by the peer")
+
+    # ---- bytes ----
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes of the peer."""
+        if not self._login.is_done:
+            answer = self._login.feed(data)
+            if answer:
+                self.stream.write(answer)
+            if self._login.has_failed:
+                self._end("the login has failed")
+            if not self._login.is_done:
+                return
+            data = self._login.rest
+        self._engine.feed(data)
+        self._process()
+
+    def _process(self) -> None:
+        for kind, pointer in self._engine.events():
+            try:
+                self._handle(kind, pointer)
+            except EXPECTED as error:
+                self.refuse(*of_error(error))
+            except Exception as error:
+                log.error("a connection of %s failed", self.stream.peer_address, exc_info=error)
+                self.refuse(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
+        self.settlements.flush()
+        self.wake()
+
+    def _handle(self, kind: int, pointer: Any) -> None:
+        if kind == engine.DELIVERY:
+            link = self._links.get(engine.link_behind(pointer))
+            if link is not None:
+                link.on_delivery(pointer)
+        elif kind == engine.FLOW:
+            link = self._links.get(pointer)
+            if link is not None:
+                link.on_flow()
+        elif kind == engine.LINK_OPEN:
+            self._attached(pointer)
+        elif kind in (engine.LINK_CLOSE, engine.LINK_DETACH):
+            self._detached(pointer, is_closed=kind == engine.LINK_CLOSE)
+        elif kind == engine.SESSION_OPEN:
+            session = engine.session_of(pointer)
+            session.incoming_capacity = SESSION_BYTES
+            session.open()
+        elif kind == engine.SESSION_CLOSE:
+            self._session_ended(pointer)
+        elif kind == engine.OPEN:
+            self._opened()
+        elif kind == engine.CLOSE:
+            self._closed_by_peer()
+
+    # ---- the connection ----
+
+    def _check(self, mechanism: str, user: str, secret: str) -> bool:
+        if mechanism == ANONYMOUS:
+            return not self.host.has_accounts
+        try:
+            self.host.authenticate(user, secret)
+        except AccessDenied as error:
+            log.info("a login of %s was refused: %s", self.stream.peer_address, error)
+            return False
+        return True
+
+    def _opened(self) -> None:
+        connection = self._engine.connection
+        self.container = connection.remote_container or ""
+        capabilities = [engine.symbol(name) for name in CAPABILITIES]
+        connection.offered_capabilities = capabilities
+        properties = {"product": "rmq", "version": self.shared.version}
+        connection.properties = {engine.symbol(name): value for name, value in properties.items()}
+        self._has_opened = True
+        if not self.container:
+            connection.open()
+            self.refuse(INVALID_FIELD, "the container id is empty")
+            return
+        sole = "sole-connection-for-container" in engine.words(connection.remote_desired_capabilities)
+        if not self.shared.claim(self.container, self, is_sole=sole):
+            failed = {engine.symbol("amqp:connection-establishment-failed"): True}
+            connection.properties = failed
+            connection.open()
+            invalid = {engine.symbol("invalid-field"): engine.symbol("container-id")}
+            text = f"another connection has the client id {self.container} already"
+            self._engine.close(INVALID_FIELD, text, invalid)
+            return
+        connection.open()
+
+    def _closed_by_peer(self) -> None:
+        for link in list(self._links.values()):
+            self._drop(link, is_closed=False)
+        self._engine.close()
+
+    def refuse(self, condition: str, text: str) -> None:
+        """End the connection by an error."""
+        log.info("the connection of %s ends: %s: %s", self.stream.peer_address, condition, text)
+        self._engine.close(condition, text)
+        self.wake()
+
+    def goodbye(self) -> bytes:
+        """The last bytes for the peer when the broker stops."""
+        if self._is_ended or not self._has_opened:
+            return b""
+        self._engine.close(FORCED, "the broker stops; connect again, or to another broker of the set")
+        return self._engine.output()
+
+    def _end(self, reason: str) -> None:
+        if not self._is_ended:
+            self._is_ended = True
+            self.stream.close(reason)
+
+    def closed(self) -> None:
+        """The connection has ended."""
+        self._is_ended = True
+        for link in list(self._links.values()):
+            link.is_ended = True
+            link.on_lost()
+        self._links.clear()
+        self.shared.release(self)
+        self._engine.release()
+
+    def _tick(self) -> None:
+        now = self._clock()
+        at = self._engine.tick(now)
+        delay = max(TICK_SECONDS[0], min(at - now, TICK_SECONDS[1])) if at else TICK_SECONDS[1]
+        self.host.defer(delay, self._tick)
+        self.wake()
+
+    # ---- links ----
+
+    def _attached(self, pointer: Any) -> None:
+        proton_link = engine.link_of(pointer)
+        if len(self._links) >= LINKS_MAX:
+            engine.refuse_link(
+                proton_link, RESOURCE_LIMIT, f"a connection has at most {LINKS_MAX} links; close some first"
+            )
+            return
+        try:
+            link = attach(self, proton_link)
+        except EXPECTED as error:
+            engine.refuse_link(proton_link, *of_error(error))
+            return
+        self._links[pointer] = link
+        proton_link.open()
+        link.on_open()
+
+    def _detached(self, pointer: Any, *, is_closed: bool) -> None:
+        link = self._links.get(pointer)
+        if link is not None:
+            self._drop(link, is_closed=is_closed)
+        proton_link = engine.link_of(pointer)
+        if is_closed:
+            proton_link.close()
+        else:
+            proton_link.detach()
+        proton_link.free()
+
+    def end_link(self, link: Link, condition: str, text: str) -> None:
+        """End a link by an error."""
+        if not link.is_ended:
+            self._drop(link, is_closed=False)
+            engine.end_link(link.link, condition, text)
+            self.wake()
+
+    def _drop(self, link: Link, *, is_closed: bool) -> None:
+        self._links.pop(link.link._impl, None)
+        if not link.is_ended:
+            link.is_ended = True
+            link.on_end(is_closed=is_closed)
+
+    def _session_ended(self, pointer: Any) -> None:
+        session = engine.session_of(pointer)
+        for link in list(self._links.values()):
+            if link.link.session == session:
+                self._drop(link, is_closed=False)
+        session.close()
+        session.free()
+
+    # ---- memberships ----
+
+    def join(self, group: str, topic: str) -> Callable[[], None]:
+        """Be a member of a group for a link; returns the function that ends that. Raises AccessDenied,
+        ResponseError."""
+        if group not in self._joined:
+            self.host.join(group, f"amqp@{self.container}@{self.number}", {topic: "*"})
+            self._joined[group] = 0
+        self._joined[group] += 1
+        return partial(self._leave, group)
+
+    def _leave(self, group: str) -> None:
+        self._joined[group] -= 1
+        if not self._joined[group]:
+            del self._joined[group]
+            if not self._is_ended:
+                self.host.leave(group)

@@ -1,0 +1,269 @@
+"""The engine: qpid-proton as a machine of bytes, without its own input, output and event loop.
+
+Links, sessions and the connection are proton's objects. Deliveries, of which there are many, are C pointers:
+they are equal and hash alike while the delivery is not settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import cproton
+import proton
+from proton._data import dat2obj
+
+OPEN: Final = int(cproton.PN_CONNECTION_REMOTE_OPEN)
+CLOSE: Final = int(cproton.PN_CONNECTION_REMOTE_CLOSE)
+SESSION_OPEN: Final = int(cproton.PN_SESSION_REMOTE_OPEN)
+SESSION_CLOSE: Final = int(cproton.PN_SESSION_REMOTE_CLOSE)
+LINK_OPEN: Final = int(cproton.PN_LINK_REMOTE_OPEN)
+LINK_CLOSE: Final = int(cproton.PN_LINK_REMOTE_CLOSE)
+LINK_DETACH: Final = int(cproton.PN_LINK_REMOTE_DETACH)
+FLOW: Final = int(cproton.PN_LINK_FLOW)
+DELIVERY: Final = int(cproton.PN_DELIVERY)
+TRANSPORT_ERROR: Final = int(cproton.PN_TRANSPORT_ERROR)
+
+RECEIVED: Final = 0x23
+ACCEPTED: Final = 0x24
+REJECTED: Final = 0x25
+RELEASED: Final = 0x26
+MODIFIED: Final = 0x27
+TRANSACTIONAL: Final = 0x34
+DECLARED: Final = 0x33
+
+COORDINATOR: Final = int(cproton.PN_COORDINATOR)
+_CHUNK: Final = 65_536
+_LINK_EVENTS: Final = frozenset({LINK_OPEN, LINK_CLOSE, LINK_DETACH, FLOW})
+
+symbol = proton.symbol
+
+
+class Engine:
+    """One connection, the server's side. `now` is in seconds of any clock that only goes forward."""
+
+    def __init__(self, *, container: str, frame_bytes: int, channels: int, idle_seconds: float) -> None:
+        self._transport = proton.Transport(proton.Transport.SERVER)
+        self._transport.max_frame_size = frame_bytes
+        self._transport.channel_max = channels
+        self._transport.idle_timeout = idle_seconds
+        self.connection = proton.Connection()
+        self.connection.container = container
+        self._collector = proton.Collector()
+        self.connection.collect(self._collector)
+        self._transport.bind(self.connection)
+        self._has_failed = False
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes of the peer."""
+        at = 0
+        while at < len(data) and not self._has_failed:
+            room = self._transport.capacity()
+            if room <= 0:
+                self._has_failed = True  # a close that the peer has sent, or an error: nothing more is read
+                return
+            part = data[at : at + room]
+            at += len(part)
+            try:
+                self._transport.push(part)
+            except (proton.ProtonException, OverflowError):
+                self._has_failed = True
+
+    def events(self) -> Iterator[tuple[int, Any]]:
+        """The events so far, each with its link or delivery, as C pointers, or with None."""
+        collector = self._collector._impl
+        while True:
+            event = cproton.pn_collector_peek(collector)
+            if cproton.isnull(event):
+                return
+            kind = cproton.pn_event_type(event)
+            if kind == DELIVERY:
+                yield kind, cproton.pn_cast_pn_delivery(cproton.pn_event_context(event))
+            elif kind in _LINK_EVENTS:
+                yield kind, cproton.pn_cast_pn_link(cproton.pn_event_context(event))
+            elif kind in (SESSION_OPEN, SESSION_CLOSE):
+                yield kind, cproton.pn_cast_pn_session(cproton.pn_event_context(event))
+            elif kind in (OPEN, CLOSE, TRANSPORT_ERROR):
+                yield kind, None
+            cproton.pn_collector_pop(collector)
+
+    def output(self) -> bytes:
+        """The bytes for the peer."""
+        transport, parts = self._transport, []
+        while True:
+            try:
+                size = transport.pending()
+            except proton.ProtonException:
+                break
+            if size <= 0:
+                break
+            data = transport.peek(size)
+            if not data:
+                break
+            transport.pop(len(data))
+            parts.append(bytes(data))
+        return b"".join(parts)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more is sent: the connection was closed, or has failed."""
+        try:
+            return bool(self._transport.pending() < 0)
+        except proton.ProtonException:
+            return True
+
+    @property
+    def error(self) -> str:
+        """The reason for which the engine has ended the connection; empty without one."""
+        condition = self._transport.condition
+        return "" if condition is None else f"{condition.name}: {condition.description}"
+
+    def tick(self, now: float) -> float:
+        """Look at the idle time-outs; returns the time of the next look, 0 without one."""
+        try:
+            return float(self._transport.tick(now))
+        except proton.ProtonException:
+            return 0.0
+
+    def close(self, condition: str = "", text: str = "", info: dict[Any, Any] | None = None) -> None:
+        """Close the connection, with an error or without."""
+        if condition:
+            self.connection.condition = proton.Condition(condition, text, info)
+        self.connection.close()
+
+    def release(self) -> None:
+        """Let go of the connection: nothing of it is used any more."""
+        self._transport.unbind()
+        self.connection.free()
+        self._collector.release()
+
+
+# ---- links ----
+
+
+def link_of(pointer: Any) -> Any:
+    """proton's link of a pointer."""
+    return proton.Link.wrap(pointer)
+
+
+def session_of(pointer: Any) -> Any:
+    """proton's session of a pointer."""
+    return proton.Session.wrap(pointer)
+
+
+def accept_link(link: Any) -> None:
+    """Open a link as its peer has asked for it."""
+    link.source.copy(link.remote_source)
+    link.target.copy(link.remote_target)
+    link.snd_settle_mode = link.remote_snd_settle_mode
+    link.rcv_settle_mode = link.remote_rcv_settle_mode
+
+
+def refuse_link(link: Any, condition: str, text: str) -> None:
+    """Refuse a link: open it without a terminus, and close it by an error."""
+    for terminus in (link.source, link.target):
+        terminus.type = proton.Terminus.UNSPECIFIED
+    link.open()
+    end_link(link, condition, text)
+
+
+def end_link(link: Any, condition: str = "", text: str = "") -> None:
+    """Close a link, with an error or without."""
+    if condition:
+        link.condition = proton.Condition(condition, text)
+    link.close()
+
+
+def words(data: Any) -> list[str]:
+    """The symbols of a field of a terminus or of the connection."""
+    value = dat2obj(data._data) if hasattr(data, "_data") else data
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, proton.Array):
+        return [str(one) for one in value.elements]
+    return [str(one) for one in value] if isinstance(value, (list, tuple)) else []
+
+
+def fields_of(data: Any) -> Any:
+    """The first value of a field of a terminus; None without one."""
+    data.rewind()
+    return data.get_object() if data.next() else None
+
+
+# ---- deliveries of a peer ----
+
+
+link_behind = cproton.pn_delivery_link
+is_partial = cproton.pn_delivery_partial
+is_aborted = cproton.pn_delivery_aborted
+is_readable = cproton.pn_delivery_readable
+is_settled = cproton.pn_delivery_settled
+is_updated = cproton.pn_delivery_updated
+remote_state = cproton.pn_delivery_remote_state
+settle = cproton.pn_delivery_settle
+credit_of = cproton.pn_link_credit
+is_draining = cproton.pn_link_get_drain
+drained = cproton.pn_link_drained
+give_credit = cproton.pn_link_flow
+
+
+def receive(link: Any, inbox: bytearray) -> None:
+    """Take the bytes of the current delivery of a link."""
+    while True:
+        size, data = cproton.pn_link_recv(link, _CHUNK)
+        if size <= 0:
+            return
+        inbox += data
+
+
+def advance(link: Any) -> None:
+    """Go on to the next delivery of a link."""
+    cproton.pn_link_advance(link)
+
+
+def is_failed(delivery: Any) -> bool:
+    """Whether the peer says, by the outcome `modified`, that the delivery has failed."""
+    return bool(cproton.pn_disposition_is_failed(cproton.pn_delivery_remote(delivery)))
+
+
+def is_undeliverable(delivery: Any) -> bool:
+    """Whether the peer says, by the outcome `modified`, that it will not take the message."""
+    return bool(cproton.pn_disposition_is_undeliverable(cproton.pn_delivery_remote(delivery)))
+
+
+def state_of(delivery: Any) -> Any:
+    """The fields of the peer's state, where it is none of the outcomes."""
+    return dat2obj(cproton.pn_disposition_data(cproton.pn_delivery_remote(delivery)))
+
+
+def update(delivery: Any, state: int, condition: str = "", text: str = "", fields: Any = None) -> None:
+    """Tell the peer the state of a delivery, and settle it."""
+    local = cproton.pn_delivery_local(delivery)
+    if condition:
+        error = cproton.pn_disposition_condition(local)
+        cproton.pn_condition_set_name(error, condition)
+        cproton.pn_condition_set_description(error, text)
+    if fields is not None:
+        proton.Data(cproton.pn_disposition_data(local)).put_object(fields)
+    cproton.pn_delivery_update(delivery, state)
+    cproton.pn_delivery_settle(delivery)
+
+
+# ---- deliveries to a peer ----
+
+
+def send(link: Any, tag: bytes, data: bytes, *, is_settled: bool) -> Any:
+    """Send a message; returns its delivery, which must not be used any more when it is sent settled."""
+    delivery = cproton.pn_delivery(link, tag)
+    cproton.pn_link_send(link, data)
+    cproton.pn_link_advance(link)
+    if is_settled:
+        cproton.pn_delivery_settle(delivery)
+    return delivery
+
+
+def unsent(link: Any) -> int:
+    """Bytes of the link's session that wait to be sent."""
+    return int(cproton.pn_session_outgoing_bytes(cproton.pn_link_session(link)))

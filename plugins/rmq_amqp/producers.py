@@ -1,0 +1,170 @@
+"""Producers: links on which a peer sends messages to a topic, or to the topic that each message names."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from rmq.errors import AccessDenied, ResponseError
+from rmq.message import Message, java_hash
+from rmq.plugin import PUBLISH, Appended
+from rmq.protocol.codes import ResponseCode
+from rmq.protocol.properties import PROPERTY_SHARDING_KEY
+from rmq_amqp import engine
+from rmq_amqp.addresses import destination
+from rmq_amqp.conditions import (
+    DECODE_ERROR,
+    EXPECTED,
+    PRECONDITION_FAILED,
+    TOO_LONG,
+    Refused,
+    of_error,
+)
+from rmq_amqp.links import Link
+from rmq_amqp.messages import to_store
+from rmq_amqp.sections import Sections, parse
+from rmq_amqp.values import Malformed
+
+if TYPE_CHECKING:
+    from rmq_amqp.connection import Connection
+
+CREDIT: Final = 300
+"""Messages that a peer may send before it is answered."""
+MESSAGE_BYTES: Final = 8 << 20
+"""The longest message as it comes; the broker's maxMessageSize holds for its body."""
+RETRY_SECONDS: Final = 0.2
+"""A message for which the broker has no room now is stored so much later."""
+_BUSY: Final = (ResponseCode.SYSTEM_BUSY,)
+
+
+class Producer(Link):
+    """A link on which messages come. Without a topic each message names its own."""
+
+    def __init__(self, connection: Connection, link: Any, topic: str) -> None:
+        super().__init__(connection, link)
+        self._host = connection.host
+        self._topic = topic
+        self._inbox = bytearray()
+        self._waiting: deque[tuple[Any, Message]] = deque()
+        link.max_message_size = MESSAGE_BYTES
+        if topic:
+            if not self._host.may(PUBLISH, topic):
+                raise AccessDenied(remark=f"no permission to publish: {topic}")
+            self._host.make_topic(topic)
+
+    def on_open(self) -> None:
+        """Give the peer credit."""
+        engine.give_credit(self.pointer, CREDIT)
+
+    def on_delivery(self, delivery: Any) -> None:
+        """Take the bytes of a message; store the complete message."""
+        if not engine.is_readable(delivery) and not engine.is_aborted(delivery):
+            return
+        engine.receive(self.pointer, self._inbox)
+        if engine.is_aborted(delivery):
+            self._inbox.clear()
+            engine.settle(delivery)
+            self._grant()
+            return
+        if len(self._inbox) > MESSAGE_BYTES:
+            self.connection.end_link(self, TOO_LONG, f"a message has more than {MESSAGE_BYTES} bytes")
+            return
+        if engine.is_partial(delivery):
+            return
+        data = bytes(self._inbox)
+        self._inbox.clear()
+        engine.advance(self.pointer)
+        self._take(delivery, data)
+
+    def _take(self, delivery: Any, data: bytes) -> None:
+        try:
+            try:
+                sections = parse(data)
+            except Malformed as error:
+                raise Refused(DECODE_ERROR, f"the message cannot be decoded: {error}") from None
+            message = to_store(sections, self._topic_of(sections), self._host.now_ms())
+        except EXPECTED as error:
+            self._answer(delivery, *of_error(error))
+        else:
+            self._store(delivery, message)
+
+    def _topic_of(self, sections: Sections) -> str:
+        if self._topic:
+            return self._topic
+        if not sections.to:
+            raise Refused(PRECONDITION_FAILED, "neither the link nor the message names a destination (`to`)")
+        _, topic = destination(sections.to, [])
+        if not self._host.may(PUBLISH, topic):
+            raise AccessDenied(remark=f"no permission to publish: {topic}")
+        self._host.make_topic(topic)
+        return topic
+
+    # ---- to the broker ----
+
+    def _store(self, delivery: Any, message: Message) -> None:
+        if self._waiting:
+            self._waiting.append((delivery, message))
+            return
+        try:
+            self._append(delivery, message)
+        except ResponseError as error:
+            if error.code in _BUSY:
+                self._waiting.append((delivery, message))
+                self._host.defer(RETRY_SECONDS, self._retry)
+            else:
+                self._answer(delivery, *of_error(error))
+        except EXPECTED as error:
+            self._answer(delivery, *of_error(error))
+
+    def _append(self, delivery: Any, message: Message) -> None:
+        queue_id = self._queue_of(message)
+        self._host.append(message, partial(self._stored, delivery), queue_id=queue_id)
+
+    def _queue_of(self, message: Message) -> int:
+        """The queue of a message: the same for all messages of a connection, for their order."""
+        view = self._host.topic(message.topic)
+        queues = view.write_queues if view is not None else 0
+        group = message.properties.get(PROPERTY_SHARDING_KEY)
+        number = self.connection.number if group is None else abs(java_hash(group))
+        return number % queues if queues else 0
+
+    def _retry(self) -> None:
+        """Store the messages for which there was no room."""
+        while self._waiting and not self.is_ended:
+            delivery, message = self._waiting[0]
+            try:
+                self._append(delivery, message)
+            except ResponseError as error:
+                if error.code in _BUSY:
+                    self._host.defer(RETRY_SECONDS, self._retry)
+                    return
+                self._answer(delivery, *of_error(error))
+            except EXPECTED as error:
+                self._answer(delivery, *of_error(error))
+            self._waiting.popleft()
+
+    def _stored(self, delivery: Any, outcome: Appended) -> None:
+        if outcome.error is None:
+            self._answer(delivery)
+        else:
+            self._answer(delivery, *of_error(outcome.error))
+
+    def _answer(self, delivery: Any, condition: str = "", text: str = "") -> None:
+        """Tell the peer the outcome of a message; without a condition it is stored."""
+        if self.is_ended:
+            return
+        if engine.is_settled(delivery):
+            engine.settle(delivery)
+        elif condition:
+            engine.update(delivery, engine.REJECTED, condition, text)
+        else:
+            engine.update(delivery, engine.ACCEPTED)
+        self._grant()
+        self.connection.wake()
+
+    def _grant(self) -> None:
+        """Give new credit when half is used, but none while messages wait for room."""
+        left = engine.credit_of(self.pointer)
+        if left <= CREDIT // 2 and not self._waiting:
+            engine.give_credit(self.pointer, CREDIT - left)

@@ -1,0 +1,82 @@
+"""Settlements: the outcomes of deliveries, collected, so that many acknowledgements make a single request."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from rmq_amqp.conditions import EXPECTED
+
+if TYPE_CHECKING:
+    from rmq.errors import ResponseError
+    from rmq.plugin import DoorHost
+
+log = logging.getLogger("rmq.amqp")
+
+HANDLES_MAX: Final = 1_000
+"""Handles of one request."""
+
+OnSettled = Callable[["ResponseError | None"], None]
+"""Called when an acknowledgement is as safe as the broker's settings ask, or with its refusal."""
+
+
+class Settlements:
+    """The settlements of a connection. `flush` sends; `wake()` has answers written."""
+
+    def __init__(self, host: DoorHost, wake: Callable[[], None]) -> None:
+        self._host = host
+        self._wake = wake
+        self._accepted: dict[tuple[str, str], list[tuple[str, OnSettled | None]]] = {}
+
+    def accept(self, group: str, topic: str, handle: str, on_done: OnSettled | None = None) -> None:
+        """Acknowledge a message."""
+        self._accepted.setdefault((group, topic), []).append((handle, on_done))
+
+    def flush(self) -> None:
+        """Send the collected acknowledgements."""
+        if not self._accepted:
+            return
+        accepted, self._accepted = self._accepted, {}
+        for (group, topic), pairs in accepted.items():
+            for start in range(0, len(pairs), HANDLES_MAX):
+                part = pairs[start : start + HANDLES_MAX]
+                try:
+                    self._host.acknowledge(
+                        group, topic, [handle for handle, _ in part], partial(self._done, topic, part)
+                    )
+                except EXPECTED as error:
+                    # The messages come again when their connection ends.
+                    log.warning("%d messages of %s are not acknowledged: %s", len(part), topic, error)
+
+    def _done(
+        self,
+        topic: str,
+        pairs: Sequence[tuple[str, OnSettled | None]],
+        outcomes: Sequence[ResponseError | None],
+    ) -> None:
+        for (_, on_done), error in zip(pairs, outcomes, strict=True):
+            if error is not None:
+                log.info("a message of %s is not acknowledged: %s", topic, error)
+            if on_done is not None:
+                on_done(error)
+        self._wake()
+
+    def give_back(self, group: str, topic: str, handles: Sequence[str], *, counts: bool) -> None:
+        """Have messages redelivered at once; without `counts` no attempt has failed."""
+        self.flush()
+        for start in range(0, len(handles), HANDLES_MAX):
+            try:
+                self._host.give_back(group, topic, handles[start : start + HANDLES_MAX], 0, counts=counts)
+            except EXPECTED as error:
+                log.warning("messages of %s are given back only by their connection's end: %s", topic, error)
+                return
+
+    def dead_letter(self, group: str, topic: str, handle: str) -> None:
+        """Have a message become a dead letter."""
+        self.flush()
+        try:
+            self._host.dead_letter(group, topic, [handle], lambda outcomes: self._wake())
+        except EXPECTED as error:
+            log.warning("a message of %s did not become a dead letter: %s", topic, error)
