@@ -118,6 +118,25 @@ def clean(
     report_done("cleaned", run_admin(target, work))
 
 
+@operations.command()
+@click.argument("name")
+@yes_option
+@target_options
+def forget(target: Target, name: str, yes: bool) -> None:
+    """Forget a broker that is gone for good, so that `rmq doctor` misses it no more. NAME is its brokerName.
+
+    Brokers of the name that are there stay. A broker that was drained before it was stopped needs no
+    forgetting.
+    """
+    confirm(yes, f"Miss the brokers of the name {name} no more that are not there?")
+    found = run_admin(target, lambda admin: admin.forget_missing(name))
+    if not any(found.values()):
+        refuse(
+            f"no name server misses a broker of the name {name}; `rmq doctor` shows those that are missing"
+        )
+    echo(f"{name}: {max(found.values())} missing brokers are forgotten")
+
+
 @operations.command("wipe-write")
 @BROKER
 @yes_option

@@ -50,12 +50,13 @@ def operations() -> None:
 @output_option
 @target_options
 def status(target: Target, controllers: str, shows_all: bool, output: Format) -> None:
-    """Show the broker sets: epoch, master, replicas in sync and alive. Ends with 1 without a leader, or when
-    controllers differ in controllerLeaseMs.
+    """Show the broker sets: epoch, master, replicas in sync and alive. Ends with 1 when something is wrong:
+    no leader, a controller that does not answer, a set without a master, a dead or left-over replica.
 
     `reach` is the end of a replica's log on its disk, `lives` whether it was heard within a lease.
     """
-    from rmq.operate.controllers import is_member, leases
+    from rmq.operate.controllers import is_member
+    from rmq.operate.diagnosis import findings_of_controllers
 
     states = run(_with, target, controllers, lambda found: found.states())
     leading = next((one for one in states if one.is_leading), None)
@@ -65,31 +66,11 @@ def status(target: Target, controllers: str, shows_all: bool, output: Format) ->
         show([{key: row.get(key) for key in columns} for row in rows], output, columns=columns)
     elif leading is not None:
         show([_row(one, replica) for one in leading.sets for replica in one.replicas], output)
-        for one in leading.sets:
-            if stranded := one.stranded:
-                _say_stranded(one, stranded[0])
-    else:
-        for one in states:
-            echo(f"{one.address}: {one.problem}", err=True)
-    if leading is None:
-        echo("rmq: no controller leads: nobody elects masters", err=True)
+    wrong = [one for one in findings_of_controllers(states) if one.level == "wrong"]
+    for one in wrong:
+        echo(f"rmq: {one.where}: {one.what}; {one.what_to_do}", err=True)
+    if wrong:
         sys.exit(EXIT_FAILED)
-    if len(found := leases(states)) > 1:
-        each = ", ".join(f"{lease} at {address}" for lease, address in sorted(found.items()))
-        agreed = "?" if leading.agreed_lease_ms is None else leading.agreed_lease_ms
-        text = f"that of who leads counts, {agreed} now; make it the same"
-        echo(f"rmq: controllerLeaseMs is {each}: {text}", err=True)
-        sys.exit(EXIT_FAILED)
-
-
-def _say_stranded(one: ControlledSet, best: Replica) -> None:
-    missing = ", ".join(map(str, one.in_sync))
-    echo(
-        f"rmq: {one.name} has no master, since no replica in sync ({missing}) lives: start one. If their"
-        f" folders are gone for good, `rmq controller elect {one.name} {best.number} --unclean` goes on"
-        " without what only they had",
-        err=True,
-    )
 
 
 def _controller_row(one: ControllerState, leading: ControllerState | None) -> dict[str, Any]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import pathlib
 import sys
 from typing import TYPE_CHECKING
 
 import click
 from attrs import evolve
 
-from rmq.cli.output import EXIT_FAILED, Format, echo, output_option, progress_bar, show
+from rmq.cli.controller import CONTROLLERS
+from rmq.cli.output import EXIT_FAILED, Format, echo, fail, output_option, progress_bar, show
 from rmq.cli.target import Target, run, target_options
+from rmq.errors import RmqError
 
 if TYPE_CHECKING:
+    from rmq.operate.copies.manifest import Manifest
     from rmq.operate.diagnosis import Facts
 
 
@@ -24,23 +28,43 @@ if TYPE_CHECKING:
     show_default=True,
     help="Messages left that are wrong.",
 )
+@CONTROLLERS
+@click.option(
+    "--expect",
+    "expected",
+    type=click.Path(exists=True, dir_okay=False, path_type=pathlib.Path),
+    help="Compare with FILE, as `rmq export` wrote it.",
+)
 @output_option
 @target_options
-def doctor(target: Target, limit: int, output: Format) -> None:
+def doctor(
+    target: Target, limit: int, controllers: str, expected: pathlib.Path | None, output: Format
+) -> None:
     """Check a cluster; report problems and their remedies.
 
-    The command checks name servers, brokers and their addresses, disks, clocks, settings, topics on a single
-    broker only, and groups. It changes nothing, and ends with 1 when something is wrong; notes are worth a
+    The command checks name servers, brokers and their addresses, disks, clocks, settings, replicas and
+    controllers, topics on a single broker only, and groups. Brokers that left without a drain are missing
+    until they are back, or until `rmq broker forget`. With --expect all brokers, topics, groups and accounts
+    of a file must be there. It changes nothing, and ends with 1 when something is wrong; notes are worth a
     look.
     """
+    from rmq.operate.copies.manifest import Reader
     from rmq.operate.diagnosis import diagnose
 
-    facts = run(_examine, target, limit)
+    manifest = None
+    if expected is not None:
+        try:
+            manifest = Reader(expected.read_text("utf-8"), str(expected)).manifest()
+        except (RmqError, OSError, UnicodeDecodeError) as error:
+            fail(error)
+    facts = run(_examine, target, limit, controllers, manifest)
     found = diagnose(facts)
     if found or output != "table":
         show(found, output)
     if output == "table":
         servers = f"{len(facts.name_servers)} name servers, {len(facts.brokers)} brokers"
+        if facts.controllers:
+            servers += f", {len(facts.controllers)} controllers"
         seen = f"{servers}, {len(facts.topics)} topics"
         wrong = sum(finding.level == "wrong" for finding in found)
         rest = len(found) - wrong
@@ -51,11 +75,17 @@ def doctor(target: Target, limit: int, output: Format) -> None:
         sys.exit(EXIT_FAILED)
 
 
-async def _examine(target: Target, limit: int) -> Facts:
+async def _examine(target: Target, limit: int, controllers: str, expected: Manifest | None) -> Facts:
+    from rmq.config import parse_addresses
     from rmq.operate.examination import PARTS, examine
 
     addresses = target.namesrv.split(";")
     with progress_bar("looking", PARTS) as step:
         return await examine(
-            lambda some: evolve(target, namesrv=some).connect(), addresses, lag_limit=limit, step=step
+            lambda some: evolve(target, namesrv=some).connect(),
+            addresses,
+            lag_limit=limit,
+            controllers=parse_addresses(controllers, "controllers"),
+            expected=expected,
+            step=step,
         )

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from rmq.controller.controller import AddMember, Answer, Controller, ElectRequest, RemoveMember, Request
+from rmq.controller.elections import Elections
 from rmq.controller.heartbeat import Heartbeat
 from rmq.controller.raft import NotLeader
 from rmq.controller.sets import NOBODY, Adopt, AlterInSync, Register, Remove
@@ -38,6 +39,13 @@ Handler = Callable[[Command, Connection, int], Command | None]
 SIGNED_CODES: Final = frozenset((CONTROLLER_MESSAGE, CONTROLLER_ASK))
 """What only servers of the cluster ask: with a cluster secret these must be signed with it."""
 LEADER: Final = "leader"
+
+
+def _lives(elections: Elections, name: str, number: int, now: float) -> bool | None:
+    """Whether a replica lives; None when this controller has led for too short a time to know."""
+    if elections.lives(name, number, now):
+        return True
+    return None if elections.may_live(name, number, now) else False
 
 
 def needs_secret(request: Command, *, asks_accounts: bool) -> bool:
@@ -221,7 +229,7 @@ class ControllerRequests:
                     "identity": replica.identity,
                     "address": replica.address,
                     "haAddress": replica.ha_address,
-                    "lives": controller.elections.lives(name, number, now) if is_leading else None,
+                    "lives": _lives(controller.elections, name, number, now) if is_leading else None,
                     "reach": controller.elections.reach(name, number) if is_leading else None,
                 }
                 for number, replica in sorted(one.replicas.items())

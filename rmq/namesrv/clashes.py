@@ -50,7 +50,7 @@ class Clashes:
     def __init__(
         self,
         again: Callable[[Command, Connection], None],
-        refuse: Callable[[Command, Exception, Connection], None],
+        refuse: Callable[[Command, Clash, Connection], None],
         on_deadline: Callable[[], None] | None,
     ) -> None:
         self._again = again

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -32,10 +32,17 @@ from rmq.namesrv.clashes import Clashes
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.kvconfigs import NAMESPACE_ORDER_TOPIC_CONFIG, KvConfigs
 from rmq.namesrv.masters import Masters
-from rmq.namesrv.routes import Clash, Registration, RouteLimits, RouteTable
+from rmq.namesrv.missing import MissingBrokers
+from rmq.namesrv.routes import UNREGISTERED, Clash, Registration, RouteLimits, RouteTable
 from rmq.plugin import Hooks
 from rmq.protocol import headers
-from rmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicRouteData
+from rmq.protocol.bodies import (
+    ClusterReport,
+    DataVersion,
+    MissingBroker,
+    RegisterBrokerBody,
+    TopicRouteData,
+)
 from rmq.protocol.codes import LanguageCode, MQVersion, RequestCode, ResponseCode
 from rmq.protocol.command import SMALLEST_BODY_LIMIT, Command, check_body
 from rmq.protocol.fields import Body
@@ -113,7 +120,8 @@ class NameServer(Endpoint):
             config.max_brokers, config.max_queue_entries, topics_of_broker=config.max_topics_of_broker
         )
         of_address = by_address(Gateways(config.trusted_gateways))
-        self.routes = RouteTable(limits, lambda source: of_address(source.peer_address))
+        self._missing = MissingBrokers()
+        self.routes = RouteTable(limits, lambda source: of_address(source.peer_address), self._left)
         self.kv_configs = kv_configs
         self.acceptors: dict[str, Acceptor] = dict(acceptors or {})
         self.budget = budget or MemoryBudget()
@@ -121,7 +129,8 @@ class NameServer(Endpoint):
         self._clock = clock
         self._save_settings = save_settings
         self._on_lookup = on_lookup
-        self._next_scan_ms = now_ms() + SCAN_MS
+        self._started_ms = now_ms()
+        self._next_scan_ms = self._started_ms + SCAN_MS
         self._handlers = self.handlers()
         self._is_controller = False
         self.certificate_end: datetime | None = None
@@ -227,6 +236,7 @@ class NameServer(Endpoint):
     def handlers(self) -> dict[int, Handler]:
         """Request codes and their handlers."""
         routes, texts = self.routes, Texts(self.routes)
+        self._plain_cluster_info = texts.answering(routes.cluster_info)
         return {
             RequestCode.PUT_KV_CONFIG: self._put_kv,
             RequestCode.GET_KV_CONFIG: self._get_kv,
@@ -236,7 +246,7 @@ class NameServer(Endpoint):
             RequestCode.UNREGISTER_BROKER: self._unregister,
             RequestCode.QUERY_DATA_VERSION: self._query_data_version,
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
-            RequestCode.GET_BROKER_CLUSTER_INFO: texts.answering(routes.cluster_info),
+            RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,
             RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_permission,
             RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write_permission,
             RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
@@ -257,14 +267,7 @@ class NameServer(Endpoint):
         header = request.read(headers.RegisterBrokerRequestHeader)
         if header.body_crc32 and zlib.crc32(request.body) & CRC_BITS != header.body_crc32:
             raise SystemFailure(None, "crc32 not match")
-        who = Registration(
-            header.cluster_name,
-            header.broker_name,
-            header.broker_id,
-            header.broker_addr,
-            header.ha_server_addr,
-            _number(request.ext.get(headers.SET_EPOCH, "")),
-        )
+        who = _registrant(request)
         # A broker sends its whole table every 30 s; the digest spares reading the same again.
         digest = hashlib.blake2b(
             request.body, digest_size=16, person=str(header.compressed).encode()
@@ -276,13 +279,19 @@ class NameServer(Endpoint):
             if request.body:
                 body = RegisterBrokerBody.decode(request.body, compressed=header.compressed)
             is_whole = request.ext.get(headers.ALL_TOPICS) == "true"
-            self._masters.check(who, now_ms)
+            was_here = who.broker_addr in self.routes.broker_live_table
             try:
+                self._masters.check(who, now_ms)
                 result = self.routes.register(who, body, connection, now_ms, digest, is_whole=is_whole)
             except Clash as clash:
                 if self._clashes.wait(clash, request, connection, now_ms):
                     return None
+                self._missing.refused(who, clash.remark, now_ms)
                 raise
+            except SystemFailure as error:
+                self._missing.refused(who, error.remark, now_ms)
+                raise
+            self._missing.came(who, was_here=was_here)
             is_to_save = self._masters.registered(who)
         order = self.kv_configs.namespace(NAMESPACE_ORDER_TOPIC_CONFIG)
         response = request.reply(
@@ -299,12 +308,16 @@ class NameServer(Endpoint):
         if response is not None:
             self._respond(request, response, connection)
 
-    def _refuse(self, request: Command, error: Exception, connection: Connection) -> None:
+    def _refuse(self, request: Command, error: Clash, connection: Connection) -> None:
+        self._missing.refused(_registrant(request), error.remark, self._now_ms())
         self._respond(request, _error_response(request, error, connection), connection)
 
     def _with_masters(self, request: Command, connection: Connection, response: Command) -> Command | None:
         """The response, once the master is saved."""
         return self.deferred_saves.answer(request, connection, self._masters.save, lambda _: response)
+
+    def _left(self, who: Registration, why: str, writable: Sequence[str]) -> None:
+        self._missing.left(who, why, writable, self._now_ms(), is_stopped=why == UNREGISTERED)
 
     def _unregister(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
         header = request.read(headers.UnRegisterBrokerRequestHeader)
@@ -342,11 +355,37 @@ class NameServer(Endpoint):
             route.order_topic_conf = self.kv_configs.get(NAMESPACE_ORDER_TOPIC_CONFIG, header.topic)
         return route_response(request, route)
 
-    def _wipe_write_permission(self, request: Command, connection: Connection, now_ms: int) -> Command:
+    def _cluster_info(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
+        if request.ext.get(headers.WITH_MISSING) != "true":
+            return self._plain_cluster_info(request, connection, now_ms)
+        known = self.routes.cluster_info()
+        missing = {one.broker_addr: one for one in self._missing.missing(now_ms)}
+        for who in self._masters.awaited():
+            why = "it was the master when this name server stopped, and has not come back"
+            age = now_ms - self._started_ms
+            awaited = MissingBroker(who.cluster, who.broker_name, who.broker_id, who.broker_addr, age, why)
+            missing.setdefault(who.broker_addr, awaited)
+        refused = list(self._missing.refusals(now_ms))
+        report = ClusterReport(
+            known.broker_addr_table, known.cluster_addr_table, list(missing.values()), refused
+        )
+        return request.reply(body=report.to_json())
+
+    def _wipe_write_permission(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
         header = request.read(headers.WipeWritePermOfBrokerRequestHeader)
+        if request.ext.get(headers.FORGET_MISSING) == "true":
+            return self._forget_missing(header.broker_name, request, connection)
         count = self.routes.change_write_permission(header.broker_name, writable=False)
         log.info("%s wipes the write permission of %s", connection.peer_address, header.broker_name)
         return request.reply(header=headers.WipeWritePermOfBrokerResponseHeader(count))
+
+    def _forget_missing(self, name: str, request: Command, connection: Connection) -> Command | None:
+        count = self._missing.forget(name)
+        is_to_save = self._masters.forget(name)
+        log.info("%s forgets missing brokers of the name %s", connection.peer_address, name)
+        header = headers.WipeWritePermOfBrokerResponseHeader(count + is_to_save)
+        response = request.reply(header=header)
+        return self._with_masters(request, connection, response) if is_to_save else response
 
     def _add_write_permission(self, request: Command, connection: Connection, now_ms: int) -> Command:
         header = request.read(headers.AddWritePermOfBrokerRequestHeader)
@@ -430,6 +469,19 @@ class NameServer(Endpoint):
                 self._save_settings(canonical(changes, NamesrvConfig))
             except OSError as error:
                 raise SystemFailure(None, f"nothing was changed: it cannot be saved: {error}") from error
+
+
+def _registrant(request: Command) -> Registration:
+    """The broker that a request registers."""
+    header = request.read(headers.RegisterBrokerRequestHeader)
+    return Registration(
+        header.cluster_name,
+        header.broker_name,
+        header.broker_id,
+        header.broker_addr,
+        header.ha_server_addr,
+        _number(request.ext.get(headers.SET_EPOCH, "")),
+    )
 
 
 def _number(text: str) -> int:

@@ -60,6 +60,20 @@ class Masters:
                 f" to come back; if it leads now, start {who.broker_addr} as its slave",
             )
 
+    def awaited(self) -> list[Registration]:
+        """The masters of before this start that have not registered, nor unregistered, since."""
+        return [
+            Registration(key.rpartition("/")[0], key.rpartition("/")[2], MASTER_ID, self._last[key])
+            for key in sorted(self._waited_for & self._last.keys())
+            if "/" in key
+        ]
+
+    def forget(self, broker_name: str) -> bool:
+        """Wait no more for the last master of a name, which is gone for good; whether that is to be saved."""
+        gone = [key for key in self._waited_for & self._last.keys() if key.endswith(f"/{broker_name}")]
+        self._last = {key: address for key, address in self._last.items() if key not in gone}
+        return bool(gone)
+
     def registered(self, who: Registration) -> bool:
         """This broker has registered; whether that is to be saved."""
         if who.broker_id == MASTER_ID and self._save is not None:

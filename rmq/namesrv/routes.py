@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any, Final
 
 from attrs import define, evolve, frozen
@@ -41,6 +41,8 @@ CLASH_MS: Final = 60_000
 register every 10 to 60 s."""
 SHOWN_TOPICS: Final = 20
 """In a line of the log."""
+UNREGISTERED: Final = "it unregistered"
+"""Reason of a broker that was stopped in order."""
 
 _NAME: Final = re.compile(r"[^\x00-\x20\x7f;:,\"'{}\\/]{1,127}")
 _TOPIC: Final = re.compile(r"[^\x00-\x20\x7f\"'\\/]{1,255}")
@@ -100,19 +102,26 @@ class Clash(SystemFailure):
         self.held = held
 
 
+def _nobody_asks(who: Registration, why: str, writable: Sequence[str]) -> None:
+    return
+
+
 class RouteTable:
     """The tables of brokers, their topics and clusters. Queries give copies, so that callers may
     keep them. `holders_of(source)` says under which names the brokers of a connection count, and
-    their topics.
+    their topics. `on_left` is called for each broker that leaves, with the reason and, when it was the
+    master, the topics that took messages there.
     """
 
     def __init__(
         self,
         limits: RouteLimits | None = None,
         holders_of: Callable[[Any], Holders] = lambda source: NOBODY,
+        on_left: Callable[[Registration, str, Sequence[str]], None] = _nobody_asks,
     ) -> None:
         self.limits = limits or RouteLimits()
         self._holders_of = holders_of
+        self._on_left = on_left
         self.expiry_ms = EXPIRY_MS
         self.topic_queue_table: dict[str, dict[str, QueueData]] = {}
         self.broker_addr_table: dict[str, BrokerData] = {}
@@ -192,7 +201,7 @@ class RouteTable:
             return False
         if held.registration.broker_id != who.broker_id:
             return False  # another replica that has this address by mistake, or the master as it was
-        self._remove(who.broker_addr, "it unregistered")
+        self._remove(who.broker_addr, UNREGISTERED)
         return True
 
     def touch(self, broker_addr: str, now_ms: int) -> None:
@@ -376,6 +385,7 @@ class RouteTable:
         self.filter_server_table.pop(broker_addr, None)
         log.info("broker removed because %s: %s", why, held.registration)
         name = held.registration.broker_name
+        self._on_left(held.registration, why, self._writable(held.registration))
         data = self.broker_addr_table[name]
         del data.broker_addrs[held.registration.broker_id]
         self._note_last_master(held.registration.broker_id, held)
@@ -384,6 +394,17 @@ class RouteTable:
             del self.broker_addr_table[name]
             self._leave_cluster(data.cluster, name)
             self._drop_queues(name, list(self.topic_queue_table))
+
+    def _writable(self, who: Registration) -> list[str]:
+        """The topics that take messages at a master."""
+        if who.broker_id != MASTER_ID:
+            return []
+        name = who.broker_name
+        return [
+            topic
+            for topic, queues in self.topic_queue_table.items()
+            if name in queues and queues[name].perm & PERM_WRITE
+        ]
 
     def _note_last_master(self, broker_id: int, held: BrokerLiveInfo | None) -> None:
         """A broker has this id no more."""

@@ -9,27 +9,34 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Final
 
-from attrs import evolve
+from attrs import Factory, evolve, frozen
 
 from rmq.clock import wall_clock_ms
 from rmq.errors import ConsumerNotOnline, NoPermission, NoRoute, RmqError, TopicNotExist
 from rmq.message import dlq_topic
 from rmq.operate.accounts import differences
-from rmq.operate.diagnosis import BrokerFacts, Facts, GroupFacts
+from rmq.operate.controllers import Controllers
+from rmq.operate.copies.manifest import Manifest, group_settings, topic_settings
+from rmq.operate.copies.transfer import accounts, broker_entries, queue_ends
+from rmq.operate.diagnosis import BrokerFacts, Expectation, Facts, GroupFacts
 from rmq.operate.several import ask_each
+from rmq.protocol.bodies import ClusterReport
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
     from rmq.client.client import Client
+    from rmq.operate.controllers import ControllerState
+    from rmq.operate.copies.manifest import Settings
     from rmq.operate.overview import Overview
+    from rmq.protocol.bodies import MissingBroker, RefusedBroker
 
 Connect = Callable[[str], AbstractAsyncContextManager["Client"]]
 """A client of these name servers, several joined by ``;``."""
 Step = Callable[[int], object]
 """Called with the number of parts that are done since the last call."""
 
-PARTS: Final = 4
-"""Parts of an examination: name servers, brokers, topics, groups."""
+PARTS: Final = 5
+"""Parts of an examination: name servers, brokers, topics, groups, controllers."""
 VIP_PORT_DISTANCE: Final = 2
 
 
@@ -42,22 +49,36 @@ async def examine(
     name_servers: Sequence[str],
     *,
     lag_limit: int = 10_000,
+    controllers: Sequence[str] = (),
+    expected: Manifest | None = None,
     now_ms: Callable[[], int] = wall_clock_ms,
     step: Step = _skip,
 ) -> Facts:
     """Look at everything; a server or member that does not answer is a fact, not an error.
 
     `lag_limit` are the messages left that count as wrong; `step` is called as `PARTS` get done. Each member
-    of a group with several is asked for its subscriptions. Raises NoPermission: an account that is no
-    administrator would be told of faults that are none.
+    of a group with several is asked for its subscriptions. The controllers that are asked are the given ones,
+    name servers that are controllers, and those in the settings of brokers. `expected` is an exported cluster
+    to compare with. Raises NoPermission: an account that is no administrator would be told of faults that are
+    none.
     """
-    answers = {address: await _name_server(connect, address) for address in name_servers}
-    facts = Facts(answers, lag_limit=lag_limit)
+    reports = {address: await _name_server(connect, address) for address in name_servers}
+    answers: dict[str, list[str] | str] = {
+        address: report if isinstance(report, str) else sorted(report.broker_addr_table)
+        for address, report in reports.items()
+    }
+    missing, refused = _merged([one for one in reports.values() if isinstance(one, ClusterReport)])
+    facts = Facts(answers, lag_limit=lag_limit, missing=missing, refused=refused)
     step(1)
     alive = [address for address, answer in answers.items() if isinstance(answer, list)]
-    if alive:
-        async with connect(";".join(alive)) as client:
-            return await _cluster(client.admin, facts, now_ms, step)
+    if not alive:
+        return facts
+    async with connect(";".join(alive)) as client:
+        facts, tables = await _cluster(client.admin, facts, now_ms, step)
+        facts = evolve(facts, controllers=await _controllers(client.admin, facts, controllers))
+        if expected is not None:
+            facts = evolve(facts, expected=await _expectation(client.admin, expected, tables))
+    step(1)
     return facts
 
 
@@ -81,21 +102,53 @@ def facts_of(seen: Overview, lags: dict[str, int], *, asked_at: int, lag_limit: 
     ]
     known = sorted({one.name for one in seen.brokers})
     groups = [GroupFacts(name, lag, members=None) for name, lag in lags.items()]
-    return Facts(dict.fromkeys(seen.name_servers, known), brokers, {}, groups, lag_limit)
+    names = dict.fromkeys(seen.name_servers, known)
+    return Facts(names, brokers, {}, groups, lag_limit, missing=seen.missing, refused=seen.refused)
 
 
-async def _name_server(connect: Connect, address: str) -> list[str] | str:
-    """The names of the brokers that a name server knows, or why it did not answer. Raises NoPermission."""
+async def _name_server(connect: Connect, address: str) -> ClusterReport | str:
+    """The brokers that a name server knows, or why it did not answer. Raises NoPermission."""
     try:
         async with connect(address) as client:
-            return sorted((await client.admin.cluster_info()).broker_addr_table)
+            return await client.admin.cluster_report()
     except NoPermission:
         raise  # nothing is wrong there
     except RmqError as error:
         return str(error)
 
 
-async def _cluster(admin: Admin, facts: Facts, now_ms: Callable[[], int], step: Step) -> Facts:
+def _merged(reports: Sequence[ClusterReport]) -> tuple[list[MissingBroker], list[RefusedBroker]]:
+    """Missing and refused brokers of all name servers, each once. A broker that one of them knows is not
+    missing."""
+    there = {
+        address
+        for report in reports
+        for data in report.broker_addr_table.values()
+        for address in data.broker_addrs.values()
+    }
+    missing: dict[str, MissingBroker] = {}
+    refused: dict[str, RefusedBroker] = {}
+    for report in reports:
+        for one in report.missing_brokers:
+            if one.broker_addr not in there:
+                missing.setdefault(one.broker_addr, one)
+        for refusal in report.refused_brokers:
+            refused.setdefault(refusal.broker_addr, refusal)
+    return list(missing.values()), list(refused.values())
+
+
+@frozen
+class _Tables:
+    """The brokers' topics and groups as an export writes them: name -> broker -> settings."""
+
+    masters: list[str]
+    topics: dict[str, dict[str, Settings]] = Factory(dict)
+    groups: dict[str, dict[str, Settings]] = Factory(dict)
+
+
+async def _cluster(
+    admin: Admin, facts: Facts, now_ms: Callable[[], int], step: Step
+) -> tuple[Facts, _Tables]:
     places = [
         BrokerFacts(data.cluster, name, broker_id, address)
         for name, data in sorted((await admin.cluster_info()).broker_addr_table.items())
@@ -105,19 +158,42 @@ async def _cluster(admin: Admin, facts: Facts, now_ms: Callable[[], int], step: 
     brokers = list(seen.values())
     step(1)
     masters = [one for one in brokers if one.is_master and not one.error]
-    topics: dict[str, list[str]] = {}
-    groups: dict[str, None] = {}
+    tables = _Tables([one.name for one in masters])
     for broker in masters:
-        for topic in await admin.topic_configs(broker.address, system=False):
-            topics.setdefault(topic, []).append(broker.name)
-        groups |= dict.fromkeys(await admin.group_configs(broker.address, system=False))
-    accounts: list[str] = []
+        for topic, config in (await admin.topic_configs(broker.address, system=False)).items():
+            tables.topics.setdefault(topic, {})[broker.name] = topic_settings(config)
+        for group, setting in (await admin.group_configs(broker.address, system=False)).items():
+            tables.groups.setdefault(group, {})[broker.name] = group_settings(setting)
+    differing: list[str] = []
     if any(broker.config.get("aclEnable") == "true" for broker in brokers):
-        accounts = await _account_differences(admin)
+        differing = await _account_differences(admin)
     step(1)
-    seen_groups = list((await ask_each(groups, lambda name: _group(admin, name))).values())
+    seen_groups = list((await ask_each(tables.groups, lambda name: _group(admin, name))).values())
     step(1)
-    return evolve(facts, brokers=brokers, topics=topics, groups=seen_groups, account_differences=accounts)
+    topics = {name: list(places) for name, places in tables.topics.items()}
+    found = evolve(facts, brokers=brokers, topics=topics, groups=seen_groups, account_differences=differing)
+    return found, tables
+
+
+async def _controllers(admin: Admin, facts: Facts, given: Sequence[str]) -> Sequence[ControllerState]:
+    """The states of the controllers that are known here. Name servers that are no controllers are left out,
+    unless a controller counts them as members."""
+    settings = [one.config.get("controllerAddr", "") for one in facts.brokers]
+    named = list(dict.fromkeys([*given, *(one for text in settings for one in text.split(";") if one)]))
+    servers = [address for address in facts.name_servers if address not in named]
+    states = await Controllers([*named, *servers], admin.call).states()
+    return [one for one in states if not (one.address in servers and one.error)]
+
+
+async def _expectation(admin: Admin, wanted: Manifest, tables: _Tables) -> Expectation:
+    info = await admin.cluster_info()
+    present = Manifest(tables.topics, tables.groups, brokers=broker_entries(info))
+    if wanted.accounts:
+        for address in (await admin.acl_servers())[:1]:
+            present.accounts = await accounts(admin, address)
+    topics = {topic for found in wanted.offsets.values() for topic in found}
+    ends = await ask_each(sorted(topics), lambda topic: queue_ends(admin, topic))
+    return Expectation(wanted, present, tables.masters, ends)
 
 
 async def _broker(admin: Admin, place: BrokerFacts, now_ms: Callable[[], int]) -> BrokerFacts:

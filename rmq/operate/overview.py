@@ -14,6 +14,7 @@ from rmq.protocol.codes import MASTER_ID
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
+    from rmq.protocol.bodies import MissingBroker, RefusedBroker
 
 Role = Literal["master", "slave"]
 
@@ -81,10 +82,13 @@ class BrokerSet:
 
 @frozen
 class Overview:
-    """All brokers of one cluster or of all, by cluster, name and id."""
+    """All brokers of one cluster or of all, by cluster, name and id. `missing` are brokers that left without
+    a drain, `refused` those whose registration was refused lately; our name servers say so."""
 
     brokers: tuple[Broker, ...]
     name_servers: tuple[str, ...] = ()
+    missing: tuple[MissingBroker, ...] = ()
+    refused: tuple[RefusedBroker, ...] = ()
 
     @property
     def clusters(self) -> tuple[str, ...]:
@@ -116,7 +120,7 @@ async def overview(admin: Admin, cluster: str = "") -> Overview:
     A broker that does not answer has an `error` in its row. Raises Unreachable and the ResponseError of a
     name server.
     """
-    info = await admin.cluster_info()
+    info = await admin.cluster_report()
     places = [
         Broker(data.cluster, name, broker_id, address)
         for cluster_name, names in sorted(info.cluster_addr_table.items())
@@ -134,7 +138,12 @@ async def overview(admin: Admin, cluster: str = "") -> Overview:
         return _described(place, metrics)
 
     seen = await ask_each(range(len(places)), lambda number: look(places[number]))
-    return Overview(_with_lags(list(seen.values())), tuple(admin.name_servers))
+    return Overview(
+        _with_lags(list(seen.values())),
+        tuple(admin.name_servers),
+        tuple(one for one in info.missing_brokers if cluster in ("", one.cluster)),
+        tuple(one for one in info.refused_brokers if cluster in ("", one.cluster)),
+    )
 
 
 def _described(broker: Broker, metrics: Mapping[str, str]) -> Broker:

@@ -87,6 +87,44 @@ class ClusterInfo(Body):
 
 
 @frozen
+class MissingBroker(Body):
+    """A broker that left the name server without a drain, `left_ms` ago. `is_stopped`: it unregistered, as a
+    broker does that is stopped in order. `topics` are topics that took messages there, `topic_count` is their
+    number. Ours."""
+
+    cluster: str = ""
+    broker_name: str = ""
+    broker_id: Int64 = 0
+    broker_addr: str = ""
+    left_ms: Int64 = 0
+    why: str = ""
+    is_stopped: bool = False
+    topics: list[str] = field(factory=list)
+    topic_count: Int32 = 0
+
+
+@frozen
+class RefusedBroker(Body):
+    """A broker whose registration the name server refused `at_ms` ago. Ours."""
+
+    cluster: str = ""
+    broker_name: str = ""
+    broker_id: Int64 = 0
+    broker_addr: str = ""
+    at_ms: Int64 = 0
+    reason: str = ""
+
+
+@define
+class ClusterReport(ClusterInfo):
+    """All brokers, and those that are missing or refused: our name server's answer to a request with
+    `headers.WITH_MISSING`. Of RocketMQ's name server both lists are empty."""
+
+    missing_brokers: list[MissingBroker] = field(factory=list)
+    refused_brokers: list[RefusedBroker] = field(factory=list)
+
+
+@frozen
 class TopicCreation(Body):
     """The identity of a topic beyond its name, which tells the topic from an earlier topic of that name.
 

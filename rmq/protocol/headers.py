@@ -514,6 +514,15 @@ SET_EPOCH: Final = "setEpoch"
 """Another: the epoch of a master that controllers have elected, which registers only with a lease of them."""
 
 
+WITH_MISSING: Final = "rmqMissing"
+"""A field of ours in GET_BROKER_CLUSTER_INFO, "true" to have missing and refused brokers in the answer."""
+
+
+FORGET_MISSING: Final = "rmqForget"
+"""A field of ours in WIPE_WRITE_PERM_OF_BROKER, "true" to forget the missing brokers of the name, and to
+change nothing else."""
+
+
 @define
 class RegisterBrokerResponseHeader:
     """Header of the answer to REGISTER_BROKER (103)."""

@@ -379,6 +379,12 @@ def _soft_limit() -> float:
     return math.inf if soft == resource.RLIM_INFINITY else soft
 
 
+def descriptor_limit() -> int | None:
+    """How many files and connections this process may open; None without a limit."""
+    soft = _soft_limit()
+    return int(soft) if soft < math.inf else None
+
+
 def descriptors_for_connections() -> float:
     """Descriptors for connections; the rest, at most half, is reserved for files."""
     soft = _soft_limit()

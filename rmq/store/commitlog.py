@@ -268,6 +268,14 @@ class CommitLog:
                 self._note_synced()
             return self.flushed
 
+    def lost_file(self) -> str:
+        """Why the newest file is lost: it was deleted or replaced. Empty while it is there. Thread-safe."""
+        try:
+            self._check_there(self.end)
+        except StoreError as error:
+            return str(error)
+        return ""
+
     def _check_there(self, end: int) -> None:
         """Raise StoreError when the newest file was deleted or replaced: bytes synced to this file are lost
         with the process."""

@@ -122,6 +122,7 @@ class Store(StoreSync, ReplicaStore):
         self._raw_position = 0  # a slave's: up to where queues have the log's records
         self._raw_whole = 0  # a slave's: where the last whole record that came ends
         self._disk_looked_ms = -_DISK_LOOK_MS
+        self._lost_file = ""  # why the newest file of the log is not there
         self._disk_state = DiskState(0.0, 0)
 
     def _make_parts(self) -> None:
@@ -600,12 +601,14 @@ class Store(StoreSync, ReplicaStore):
     def disk_state(self) -> DiskState:
         """How full the disk is and whether records may be taken; looked at once a second.
 
-        After a failed sync none may be taken any more, whatever the disk says.
+        After a failed sync none may be taken any more, whatever the disk says, nor while the newest file is
+        not at its path: a broker without traffic syncs nothing that would fail.
         """
         now = self._now_ms()
         if not 0 <= now - self._disk_looked_ms < _DISK_LOOK_MS:
             self._disk_looked_ms = now
             self._disk_state = disk_state(self.disk.usage(self._log.segments.folder), self.config)
-        if self._log.failure:
-            return evolve(self._disk_state, is_writable=False, reason=self._log.failure)
+            self._lost_file = self._log.lost_file()
+        if reason := self._log.failure or self._lost_file:
+            return evolve(self._disk_state, is_writable=False, reason=reason)
         return self._disk_state

@@ -72,8 +72,8 @@ def test_failover_by_itself(tmp_path: pathlib.Path) -> None:
         for server in (first, second):
             server.end()
             server.start()
-        run.rmq("controller", "status")
         wait_until_in_sync(run)
+        run.rmq("controller", "status")
         run.rmq("doctor")
         traffic.go_on()
 

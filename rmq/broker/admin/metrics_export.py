@@ -16,6 +16,7 @@ from rmq.broker.tables.histograms import Histograms
 from rmq.broker.tables.versioned import Slices
 from rmq.message import SCHEDULE_TOPIC
 from rmq.metrics import Histogram, Kind, Metric, connection_metrics, single
+from rmq.remoting.acceptor import descriptor_limit
 from rmq.server.process import VERSION
 
 if TYPE_CHECKING:
@@ -116,6 +117,8 @@ def gauges_of(broker: Measured) -> dict[str, str]:
         "clientIdConflicts": str(broker.clients.conflicts.client_ids),
         "conflictsTotal": str(broker.clients.conflicts.found),
         "slaveLag": _slave_lag(broker),
+        "takesNoMessages": broker.store.ails,
+        "descriptorLimit": str(descriptor_limit() or ""),
         "rmqVersion": VERSION,
         "certificateEnd": end.isoformat() if (end := broker.registration.certificate_end) else "",
         **broker.replica.rows(),

@@ -20,13 +20,17 @@ from rmq.protocol.bodies import (
     BrokerData,
     BrokerStatsData,
     ClusterInfo,
+    ClusterReport,
     ConsumerOffsetSerializeWrapper,
     KVTable,
     TopicRouteData,
 )
 from rmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from rmq.protocol.fields import encode
 from rmq.protocol.headers import (
+    FORGET_MISSING,
+    WITH_MISSING,
     AddWritePermOfBrokerRequestHeader,
     AddWritePermOfBrokerResponseHeader,
     DeleteKVConfigRequestHeader,
@@ -70,6 +74,12 @@ class Cluster:
             raise for_code(response.code, response.remark, address)
         return response
 
+    async def call(self, address: str, request: Command) -> Command:
+        """Send a request as it is to a server; returns the answer, whatever its code. Raises the errors of
+        the network."""
+        brokers = self._session.brokers
+        return await brokers.pool.call(address, request, brokers.timeout)
+
     async def _ask_names(self, code: RequestCode, header: Any = None) -> Command:
         """Send a request to the name servers in order until one can be reached."""
         failures: dict[str, Exception] = {}
@@ -97,6 +107,28 @@ class Cluster:
         """All brokers with their addresses, and which cluster they belong to."""
         answer = await self._ask_names(RequestCode.GET_BROKER_CLUSTER_INFO)
         return ClusterInfo.from_json(answer.body)
+
+    async def cluster_report(self) -> ClusterReport:
+        """As `cluster_info`, with the brokers that are missing, and those that are refused. RocketMQ's name
+        server knows of neither."""
+        answer = await self._ask_names(RequestCode.GET_BROKER_CLUSTER_INFO, {WITH_MISSING: "true"})
+        return ClusterReport.from_json(answer.body)
+
+    async def forget_missing(self, broker_name: str) -> dict[str, int]:
+        """Have every name server forget the missing brokers of a name, which are gone for good. Returns name
+        server -> brokers that it forgot. A name server that misses none is not told: RocketMQ's would take
+        the write permission of a broker that is there."""
+        fields = {**encode(WipeWritePermOfBrokerRequestHeader(broker_name)), FORGET_MISSING: "true"}
+
+        async def forget(address: str) -> int:
+            answer = await self._ask(address, RequestCode.GET_BROKER_CLUSTER_INFO, {WITH_MISSING: "true"})
+            missing = ClusterReport.from_json(answer.body).missing_brokers
+            if not any(one.broker_name == broker_name for one in missing):
+                return 0
+            answer = await self._ask(address, RequestCode.WIPE_WRITE_PERM_OF_BROKER, fields)
+            return answer.read(WipeWritePermOfBrokerResponseHeader).wipe_topic_count
+
+        return await each(self.name_servers, forget)
 
     async def topic_route(self, topic: str) -> TopicRouteData:
         """Where the queues of a topic are. Raises NoRoute."""

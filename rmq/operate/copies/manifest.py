@@ -1,6 +1,8 @@
 """The YAML file of `rmq export` and `rmq import`: topics, groups, offsets and accounts of a cluster.
 
     version: 1
+    brokers:
+      broker-a: {cluster: DefaultCluster, replicas: 3}        # for `rmq doctor --expect`, not for the import
     topics:
       Orders: {read_queues: 8, write_queues: 8, perm: rw}     # the same on every master
       Old:
@@ -59,6 +61,7 @@ ACCOUNT_FIELDS: Final[dict[str, Any]] = {
     "group_perms": [],
     "proof": "",
 }
+BROKER_FIELDS: Final[dict[str, Any]] = {"cluster": "DefaultCluster", "replicas": 1}
 EVERYWHERE: Final = "*"
 """In place of a broker's name: every master."""
 
@@ -67,13 +70,15 @@ Settings = dict[str, Any]
 
 @define
 class Manifest:
-    """What a file says. `topics` and `groups`: name -> broker's name or `EVERYWHERE` -> all fields;
-    `offsets`: group -> topic -> broker's name -> queue -> offset."""
+    """Content of a file. `brokers`: name -> cluster, and number of brokers; `topics` and `groups`: name ->
+    broker's name or `EVERYWHERE` -> all fields; `offsets`: group -> topic -> broker's name -> queue ->
+    offset."""
 
     topics: dict[str, dict[str, Settings]] = field(factory=dict)
     groups: dict[str, dict[str, Settings]] = field(factory=dict)
     offsets: dict[str, dict[str, dict[str, dict[int, int]]]] = field(factory=dict)
     accounts: dict[str, Settings] = field(factory=dict)
+    brokers: dict[str, Settings] = field(factory=dict)
 
 
 # --- writing ---
@@ -117,6 +122,7 @@ def text_of(manifest: Manifest) -> str:
     """The file's text; what stands at its default is left out."""
     tree = {
         "version": VERSION,
+        "brokers": manifest.brokers,
         "topics": {name: _written(places, TOPIC_FIELDS) for name, places in manifest.topics.items()},
         "groups": {name: _written(places, GROUP_FIELDS) for name, places in manifest.groups.items()},
         "offsets": manifest.offsets,
@@ -156,7 +162,7 @@ class Reader:
 
     def manifest(self) -> Manifest:
         """The whole file. Raises ConfigError with file and line."""
-        top = self._fields(self.root, ("version", "topics", "groups", "offsets", "accounts"))
+        top = self._fields(self.root, ("version", "brokers", "topics", "groups", "offsets", "accounts"))
         if "version" not in top or self._value(top["version"], int) != VERSION:
             raise self._wrong(self.root, "version", f"version: {VERSION} at the top")
         return Manifest(
@@ -170,6 +176,7 @@ class Reader:
                 for group, topics in self._entries(top.get("offsets"))
             },
             {name: self._settings(node, ACCOUNT_FIELDS) for name, node in self._entries(top.get("accounts"))},
+            {name: self._settings(node, BROKER_FIELDS) for name, node in self._entries(top.get("brokers"))},
         )
 
     def _entries(self, node: yaml.Node | None) -> list[tuple[str, yaml.Node]]:

@@ -26,6 +26,7 @@ from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
+    from rmq.protocol.bodies import ClusterInfo
 
 Step = Callable[[int], object]
 """Called with the number of changes that are made since the last call."""
@@ -36,7 +37,7 @@ async def read_cluster(admin: Admin, cluster: str, *, offsets: bool) -> Manifest
     addresses = await masters(admin, cluster=cluster)
     topics: dict[str, dict[str, Settings]] = {}
     groups: dict[str, dict[str, Settings]] = {}
-    manifest = Manifest()
+    manifest = Manifest(brokers=broker_entries(await admin.cluster_info(), cluster))
     for name, address in addresses.items():
         for topic, config in (await admin.topic_configs(address, system=False)).items():
             topics.setdefault(topic, {})[name] = topic_settings(config)
@@ -49,6 +50,15 @@ async def read_cluster(admin: Admin, cluster: str, *, offsets: bool) -> Manifest
     for address in list(addresses.values())[:1]:
         manifest.accounts = await accounts(admin, address)
     return manifest
+
+
+def broker_entries(info: ClusterInfo, cluster: str = "") -> dict[str, Settings]:
+    """The brokers of a cluster, or of all, as the file names them."""
+    return {
+        name: {"cluster": data.cluster, "replicas": len(data.broker_addrs)}
+        for name, data in sorted(info.broker_addr_table.items())
+        if cluster in ("", data.cluster)
+    }
 
 
 def _add_offsets(manifest: Manifest, broker: str, table: dict[str, dict[int, int]]) -> None:
@@ -118,7 +128,7 @@ async def compare(admin: Admin, manifest: Manifest, cluster: str) -> Plan:
                     plan.changes.append(Change(kind, name, broker, was, settings))
     for group, topics in manifest.offsets.items():
         for topic, brokers in topics.items():
-            ends = await _ends(admin, topic)
+            ends = await queue_ends(admin, topic)
             for broker, offsets in brokers.items():
                 before = there.offsets.get(group, {}).get(topic, {}).get(broker, {})
                 _compare_offsets(plan, (group, topic, broker), before, offsets, ends)
@@ -135,7 +145,7 @@ def _by_broker(places: dict[str, Settings], addresses: dict[str, str]) -> dict[s
     return places
 
 
-async def _ends(admin: Admin, topic: str) -> dict[tuple[str, int], int]:
+async def queue_ends(admin: Admin, topic: str) -> dict[tuple[str, int], int]:
     """Broker and queue -> the end of that queue; nothing for a topic that is not there yet."""
     try:
         stats = await admin.topic_stats(topic)

@@ -185,6 +185,19 @@ def test_the_doctor_finds_what_is_wrong(cluster: Shell, topic: str) -> None:
     assert sum("durability is memory" in what for what in notes) == 2
 
 
+def test_the_doctor_misses_what_an_export_had(cluster: Shell, topic: str, tmp_path: pathlib.Path) -> None:
+    file = str(tmp_path / "all.yaml")
+    cluster.ok("export", file, "--no-offsets")
+    cluster.ok("doctor", "--expect", file)
+    cluster.ok("topic", "delete", topic, "--yes")
+    done = cluster.run("doctor", "--expect", file, "-o", "json")
+    assert done.exit_code == 1
+    whats = [row["what"] for row in json.loads(done.stdout) if row["where"] == f"topic {topic}"]
+    assert whats == ["ought to be on broker-a, and is not", "ought to be on broker-b, and is not"]
+    done = cluster.run("broker", "forget", "broker-a", "--yes")
+    assert (done.exit_code, "no name server misses a broker" in done.stderr) == (1, True)
+
+
 def test_brokers_are_looked_at_and_changed(cluster: Shell) -> None:
     rows = cluster.rows("cluster", "list")
     assert [(row["broker"], row["id"], row["version"]) for row in rows] == [

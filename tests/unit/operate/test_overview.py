@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import rmq
 from rmq.errors import ConnectionLost, NoPermission, RmqError, for_code
 from rmq.operate.overview import overview
-from rmq.protocol.bodies import BrokerData, ClusterInfo
+from rmq.protocol.bodies import BrokerData, ClusterReport
 from rmq.testing.cluster import Cluster
 
 from .conftest import send
@@ -42,9 +42,9 @@ class Answers:
     def __init__(self, brokers: Mapping[int, Mapping[str, str] | RmqError]) -> None:
         self.brokers = brokers
 
-    async def cluster_info(self) -> ClusterInfo:
+    async def cluster_report(self) -> ClusterReport:
         addresses = {number: f"h{number}:1" for number in self.brokers}
-        return ClusterInfo({"s": BrokerData("C", "s", addresses)}, {"C": ["s"]})
+        return ClusterReport({"s": BrokerData("C", "s", addresses)}, {"C": ["s"]})
 
     async def broker_runtime(self, address: str) -> Mapping[str, str]:
         answer = self.brokers[int(address[1])]

@@ -1,0 +1,137 @@
+"""Missing brokers: brokers that left without a drain, and registrations that are refused, for operators.
+
+RocketMQ's name server forgets a broker when its connection ends, with all topics of its name: afterwards a
+cluster without the broker looks well. This table remembers such a broker until the broker is back or
+replaced, or an operator says that the broker is gone for good. Pure: times are of the caller's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeVar
+
+from attrs import frozen
+
+from rmq.namesrv.routes import Registration
+from rmq.protocol.bodies import MissingBroker, RefusedBroker
+from rmq.protocol.codes import MASTER_ID
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+MOST: Final = 1_000
+"""Missing brokers, and refused registrations, that are kept; the oldest makes room."""
+KEPT_MS: Final = 7 * 86_400_000
+"""So long a missing broker is remembered."""
+REFUSED_MS: Final = 120_000
+"""So long a refusal is shown. A broker that is refused registers again within seconds."""
+SHOWN_TOPICS: Final = 100
+"""Topics of a missing broker that are named."""
+
+
+@frozen
+class _Missing:
+    who: Registration
+    left_ms: int
+    why: str
+    is_stopped: bool
+    topics: tuple[str, ...]
+    topic_count: int
+
+
+@frozen
+class _Refused:
+    who: Registration
+    at_ms: int
+    reason: str
+
+
+class MissingBrokers:
+    """The table of missing brokers by address, and of refused registrations by name, id and address."""
+
+    def __init__(self) -> None:
+        self._missing: dict[str, _Missing] = {}
+        self._refused: dict[tuple[str, int, str], _Refused] = {}
+
+    def left(
+        self, who: Registration, why: str, writable: Iterable[str], now_ms: int, *, is_stopped: bool
+    ) -> None:
+        """Note a broker that left. `writable` are the topics that took messages at this master, `is_stopped`
+        says that the broker unregistered. A drained master that unregisters is not missing: no client sends
+        to a drained master."""
+        names = sorted(writable)
+        if is_stopped and who.broker_id == MASTER_ID and not names:
+            self._missing.pop(who.broker_addr, None)
+            return
+        self._missing.pop(who.broker_addr, None)  # the newest comes last
+        self._missing[who.broker_addr] = _Missing(
+            who, now_ms, why, is_stopped, tuple(names[:SHOWN_TOPICS]), len(names)
+        )
+        _bound(self._missing)
+
+    def came(self, who: Registration, *, was_here: bool) -> None:
+        """Forget a broker that registers. Another address in the same place replaces a missing broker, unless
+        the newcomer had another place before (`was_here`, or missing itself): a slave that became master does
+        not make its former master come back."""
+        own = self._missing.pop(who.broker_addr, None)
+        self._refused.pop(_key(who), None)
+        if own is None and not was_here:
+            for address, one in list(self._missing.items()):
+                if _place(one.who) == _place(who):
+                    del self._missing[address]
+
+    def refused(self, who: Registration, reason: str, now_ms: int) -> None:
+        """Note a registration that was refused."""
+        self._refused.pop(_key(who), None)
+        self._refused[_key(who)] = _Refused(who, now_ms, reason)
+        _bound(self._refused)
+
+    def forget(self, broker_name: str) -> int:
+        """Forget the missing brokers of a name, which are gone for good; returns their number."""
+        gone = [address for address, one in self._missing.items() if one.who.broker_name == broker_name]
+        for address in gone:
+            del self._missing[address]
+        return len(gone)
+
+    def missing(self, now_ms: int) -> Iterator[MissingBroker]:
+        """The missing brokers, the last that left at the end."""
+        for address, one in list(self._missing.items()):
+            age = now_ms - one.left_ms
+            if age > KEPT_MS:
+                del self._missing[address]
+                continue
+            who = one.who
+            yield MissingBroker(
+                who.cluster,
+                who.broker_name,
+                who.broker_id,
+                address,
+                age,
+                one.why,
+                one.is_stopped,
+                list(one.topics),
+                one.topic_count,
+            )
+
+    def refusals(self, now_ms: int) -> Iterator[RefusedBroker]:
+        """The registrations that were refused lately."""
+        for key, one in list(self._refused.items()):
+            age = now_ms - one.at_ms
+            if age > REFUSED_MS:
+                del self._refused[key]
+                continue
+            who = one.who
+            yield RefusedBroker(who.cluster, who.broker_name, who.broker_id, who.broker_addr, age, one.reason)
+
+
+def _key(who: Registration) -> tuple[str, int, str]:
+    return who.broker_name, who.broker_id, who.broker_addr
+
+
+def _place(who: Registration) -> tuple[str, str, int]:
+    return who.cluster, who.broker_name, who.broker_id
+
+
+def _bound(table: dict[K, V]) -> None:
+    if len(table) > MOST:
+        del table[next(iter(table))]

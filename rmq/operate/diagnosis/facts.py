@@ -1,0 +1,113 @@
+"""Facts about a cluster, and findings about the facts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from attrs import Factory, define, frozen
+
+from rmq.protocol.codes import MASTER_ID
+
+if TYPE_CHECKING:
+    from rmq.operate.controllers import ControllerState
+    from rmq.operate.copies.manifest import Manifest
+    from rmq.protocol.bodies import MissingBroker, RefusedBroker
+
+Level = Literal["wrong", "note"]
+
+
+@frozen
+class Finding:
+    """Something to know: `wrong` needs an act, a `note` is worth a look."""
+
+    level: Level
+    where: str
+    what: str
+    what_to_do: str
+
+    @property
+    def subject(self) -> tuple[str, str]:
+        """Kind and name of the thing: ``("broker", "a")``, ``("group", "billing")``, ``("accounts", "")``."""
+        kind, _, name = self.where.removesuffix(")").partition(" ")
+        if kind == "name":
+            return "name server", name.removeprefix("server ")
+        return kind, name.partition(" (slave ")[0]
+
+
+@define
+class BrokerFacts:
+    """Facts about a broker; `error` without an answer. Times are ms."""
+
+    cluster: str
+    name: str
+    broker_id: int
+    address: str
+    error: str = ""
+    vip_error: str = ""
+    runtime: Mapping[str, str] = Factory(dict)
+    config: Mapping[str, str] = Factory(dict)
+    asked_at: int = 0
+
+    @property
+    def is_master(self) -> bool:
+        """Whether it is the master of its name."""
+        return self.broker_id == MASTER_ID
+
+
+@define
+class GroupFacts:
+    """Facts about a group: messages left, dead letters, members (None when not counted), and the
+    subscriptions of each member."""
+
+    name: str
+    lag: int = 0
+    members: int | None = 0
+    dead_letters: int = 0
+    error: str = ""
+    subscriptions: Mapping[str, Mapping[str, str]] = Factory(dict)
+
+
+@frozen
+class Expectation:
+    """An exported cluster, and the same part of the present cluster. `masters` are the names of the masters
+    that answered: topics and groups are known of these only. `ends`: topic -> (broker, queue) -> the end of
+    that queue, of topics with exported offsets."""
+
+    wanted: Manifest
+    present: Manifest
+    masters: Collection[str]
+    ends: Mapping[str, Mapping[tuple[str, int], int]] = Factory(dict)
+
+
+@define
+class Facts:
+    """Facts about a cluster. `name_servers`: address -> the known brokers, or the error; `topics`: topic ->
+    the masters with the topic. `controllers` are the states of controllers, `missing` the brokers that left
+    without a drain, `refused` the brokers that name servers refuse, `expected` an export to compare with."""
+
+    name_servers: Mapping[str, list[str] | str] = Factory(dict)
+    brokers: list[BrokerFacts] = Factory(list)
+    topics: Mapping[str, list[str]] = Factory(dict)
+    groups: list[GroupFacts] = Factory(list)
+    lag_limit: int = 10_000
+    account_differences: list[str] = Factory(list)
+    controllers: Sequence[ControllerState] = ()
+    missing: Sequence[MissingBroker] = ()
+    refused: Sequence[RefusedBroker] = ()
+    expected: Expectation | None = None
+
+    @property
+    def leading(self) -> ControllerState | None:
+        """The controller that leads."""
+        return next((one for one in self.controllers if one.is_leading), None)
+
+
+def where_is(broker: BrokerFacts) -> str:
+    """A broker in the column of places."""
+    return place_of(broker.name, broker.broker_id)
+
+
+def place_of(name: str, broker_id: int) -> str:
+    """A broker's name and id in the column of places."""
+    return f"broker {name}" + ("" if broker_id == MASTER_ID else f" (slave {broker_id})")
