@@ -390,7 +390,8 @@ class DoorHost(Protocol):
     def another_client(self) -> DoorHost:
         """The host for another client of the same connection, where the peer's protocol lets several share
         one: its account, its memberships and the messages that it has taken are its own. It ends with the
-        connection, or by `end_client`.
+        connection, or by `end_client`. Raises ResponseError when the account or address has its share of such
+        clients.
         """
 
     def end_client(self) -> None:

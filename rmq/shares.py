@@ -54,6 +54,15 @@ class Shares:
             allowed *= 2
         return ""
 
+    def room(self, holders: Holders) -> int:
+        """How many more there may be."""
+        free = self.most - self.used
+        left, allowed, held = free, free, self._held
+        for name in holders:
+            left = min(left, allowed - held.get(name, 0))
+            allowed *= 2
+        return max(0, left)
+
     def take(self, holders: Holders, count: int = 1) -> bool:
         """Count `count` more, if there is room."""
         if self.full(holders, count):

@@ -39,6 +39,8 @@ UNAVAILABLE: Final = 14
 
 CALLS_MAX: Final = 1_000
 """Calls of one connection at a time."""
+CALL_BYTES: Final = 2_048
+"""What a call without a whole request counts among the bytes that connections hold."""
 HEADER_BYTES: Final = 16 * 1024
 """All headers of a call."""
 WINDOW_BYTES: Final = 1 << 20
@@ -139,7 +141,7 @@ class Calls:
         self._most_bytes = most_bytes
         self._open: dict[int, Call] = {}
         self._waiting: dict[int, Call] = {}  # whose answers wait for the peer's flow control
-        self._request_bytes = self._answer_bytes = 0
+        self._request_bytes = self._answer_bytes = self._incomplete = 0
         self._strikes, self._strikes_since = 0, clock()
         self._is_stopping = False
         config = h2.config.H2Configuration(
@@ -175,6 +177,7 @@ class Calls:
             raise RemoteProtocolError(f"HTTP/2: {error or type(error).__name__}") from None
         for event in events:
             self._take(event)
+        self._hold()
         self._flush()
         if self._strikes > STRIKES_MAX:
             self._h2.close_connection(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
@@ -220,6 +223,7 @@ class Calls:
         headers = dict(event.headers)
         call = Call(self, event.stream_id, headers.get(":path", ""), headers, self._clock())
         self._open[event.stream_id] = call
+        self._incomplete += 1
         kind = headers.get("content-type", "")
         if headers.get(":method") != "POST" or not kind.startswith("application/grpc"):
             self._refuse_http(call, kind)
@@ -251,7 +255,9 @@ class Calls:
             self._serve(call, message)
         if self._request_bytes > REQUESTS_BYTES and not call.is_over:
             call.finish(RESOURCE_EXHAUSTED, f"{REQUESTS_BYTES} bytes of unfinished requests wait already")
-        self._stream.hold(self._request_bytes + self._answer_bytes)
+
+    def _hold(self) -> None:
+        self._stream.hold(self._request_bytes + self._answer_bytes + CALL_BYTES * self._incomplete)
 
     def _acknowledge(self, count: int, stream_id: int) -> None:
         try:
@@ -293,6 +299,7 @@ class Calls:
         return data
 
     def _serve(self, call: Call, message: bytes) -> None:
+        self._incomplete -= not call.has_begun
         call.has_begun = True
         try:
             self._service.handle(call, message)
@@ -383,6 +390,7 @@ class Calls:
         self._waiting.pop(call.stream_id, None)
         self._request_bytes -= len(call._inflow)
         self._answer_bytes -= len(call._outbox)
+        self._incomplete -= not call.has_begun
         call._inflow.clear()
         call._outbox.clear()
         was_over, call.is_over = call.is_over, True
@@ -395,6 +403,7 @@ class Calls:
         for call in list(self._open.values()):
             if not call.has_begun and not call.is_over and now - call.began > REQUEST_SECONDS:
                 call.finish(DEADLINE_EXCEEDED, f"the request was not complete after {REQUEST_SECONDS:g} s")
+        self._hold()
 
     def closed(self) -> None:
         """The connection has ended: its calls are given up."""

@@ -347,6 +347,7 @@ class Broker(Endpoint):
         self.deferrals = DeferredCalls(self.clock, self._on_deadline)
         self.door_connections: dict[str, int] = {}
         self.door_sends = Shares(0)
+        self.door_clients = Shares(0)
         """Messages of doors that wait to be acknowledged."""
         self.client_requests = ClientRequests(self.settings, self.store, self.clients, self.pending_requests)
         self.request_reply = RequestReply(

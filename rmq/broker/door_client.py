@@ -38,7 +38,10 @@ if TYPE_CHECKING:
     from rmq.broker.broker import Broker
     from rmq.broker.config import BrokerConfig
     from rmq.doors import OnCheck, OnCommitted
+    from rmq.shares import Holders
 
+CLIENTS_MAX: Final = 100_000
+"""Clients of doors beyond the first of each connection."""
 HEARTBEAT_SECONDS: Final = 30.0
 """How often the broker renews the memberships of a connection that stands."""
 
@@ -80,7 +83,7 @@ class DoorClient:
         self.peer_address, self.local_address = stream.peer_address, stream.local_address
         self.state = stream.state if connection is None else dict(stream.state)
         self._connection = connection
-        self._others: dict[DoorClient, None] = {}  # further clients of the connection
+        self._others: dict[DoorClient, Holders] = {}  # further clients of the connection
         self._client_id = ""
         self._joined: dict[str, tuple[ConsumerData, Callable[[str], None]]] = {}
         self._producing: dict[str, OnCheck] = {}
@@ -101,15 +104,21 @@ class DoorClient:
     def another_client(self) -> Self:
         """As `rmq.doors.DoorHost.another_client`."""
         first = self._connection or self
+        holders = self._broker.settings.holders_of(first)
+        shares = self._broker.door_clients
+        shares.most = CLIENTS_MAX
+        if full := shares.full(holders):
+            raise for_code(ResponseCode.SYSTEM_BUSY, f"of the clients that share connections {full}")
+        shares.add(holders)
         other = type(self)(self._broker, self._door, self._stream, first)
-        first._others[other] = None
+        first._others[other] = holders
         return other
 
     def end_client(self) -> None:
         """As `rmq.doors.DoorHost.end_client`."""
         first = self._connection
         if first is not None and not self._is_ended:
-            del first._others[self]
+            self._broker.door_clients.give(first._others.pop(self))
             self._is_ended = True
             self.closed()
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rmq.client.admin import Admin
 from rmq.dashboard.access.roles import Role, Roles, read_roles
-from rmq.dashboard.access.sessions import Identity, LoginLimit
+from rmq.dashboard.access.sessions import Identity, LoginLimit, place_of_address, place_of_name
 from rmq.dashboard.clusters import Clusters
 from rmq.dashboard.config import DashboardConfig
 from rmq.dashboard.errors import LoginFailed, TooMany
@@ -63,7 +63,7 @@ class Logins:
 
     async def by_password(self, name: str, password: str, cluster: str, address: str) -> Identity:
         """A user of the roles file, else an account of `cluster`. Raises LoginFailed, TooMany."""
-        places = (f"address {address}", f"name {name}")
+        places = place_of_address(address), place_of_name(name)
         if (wait := self._limit.wait_seconds(*places)) > 0:
             raise TooMany(f"too many failed logins: wait {wait:.0f} s")
         # Noted before the check, so that many tries at once count too.
@@ -100,7 +100,7 @@ class Logins:
 
     def by_link(self, token: str, address: str) -> Identity:
         """Whoever has the link that was printed at the start. Raises LoginFailed, TooMany."""
-        place = f"link {address}"
+        place = place_of_address(address)
         if self._limit.wait_seconds(place) > 0:
             raise TooMany("too many failed logins: wait a minute")
         known = self._config.link_token
@@ -114,7 +114,7 @@ class Logins:
         Raises LoginFailed, TooMany."""
         scheme, _, proof = header.partition(" ")
         if scheme.lower() == "bearer":
-            place = f"token {address}"
+            place = place_of_address(address)
             if self._limit.wait_seconds(place) > 0:
                 raise TooMany("too many wrong tokens: wait a minute")
             token = self._file.current().token(proof.strip())

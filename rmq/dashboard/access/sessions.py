@@ -12,10 +12,13 @@ from attrs import define, field, frozen
 
 from rmq.dashboard.access.roles import Role
 from rmq.protocol.signature import Credentials
+from rmq.shares import by_address
 
 IDLE_SECONDS: Final = 30 * 60
 LONGEST_SECONDS: Final = 12 * 3600
 SESSIONS_MAX: Final = 1000
+SESSIONS_OF_ONE: Final = 50
+"""Sessions of one identity."""
 NOTICES_MAX: Final = 8
 
 
@@ -34,6 +37,11 @@ class Identity:
     """An account is one of this cluster only; empty: of all."""
     credentials: Credentials | None = field(default=None, repr=False)
     own: bool = False
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """The same for each login of one user or account."""
+        return self.kind, self.name, self.cluster
 
     @property
     def is_logged_in(self) -> bool:
@@ -74,7 +82,9 @@ class Session:
 
 
 class Sessions:
-    """All sessions. `now` is monotonic, in seconds. Over `SESSIONS_MAX` the one idle for longest ends."""
+    """All sessions. `now` is monotonic, in seconds. Over `SESSIONS_OF_ONE` the idlest session of the same
+    identity ends, so that nobody ends the sessions of others; over `SESSIONS_MAX` the idlest session of
+    all."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -87,6 +97,9 @@ class Sessions:
         """Make a session, under a new id."""
         now = self._now()
         session = Session(secrets.token_urlsafe(32), identity, secrets.token_urlsafe(32), now, now)
+        mine = [one.id for one in self._table.values() if one.identity.key == identity.key]
+        if len(mine) >= SESSIONS_OF_ONE:
+            del self._table[mine[0]]
         self._table[session.id] = session
         while len(self._table) > SESSIONS_MAX:
             self._table.popitem(last=False)
@@ -111,38 +124,61 @@ class Sessions:
 
 
 ATTEMPTS: Final = 5
+"""Failed logins of an address."""
+ATTEMPTS_OF_A_NAME: Final = 60
+"""Failed logins for a name, from all addresses. A stranger does not lock the user out by a few attempts."""
 WINDOW_SECONDS: Final = 60.0
 PLACES_MAX: Final = 4096
 
 
+Place = tuple[str, int]
+"""The place of a login, an address or a name, and the failures that it may have."""
+
+
+def place_of_address(address: str) -> Place:
+    """The place of an IPv4 address, or of an IPv6 network of 64 bits."""
+    holders = _holders_of(f"[{address}]:0" if ":" in address else f"{address}:0")
+    return f"address {holders[0] if holders else address}", ATTEMPTS
+
+
+def place_of_name(name: str) -> Place:
+    """The place of a user or account."""
+    return f"name {name}", ATTEMPTS_OF_A_NAME
+
+
+_holders_of = by_address()
+
+
 class LoginLimit:
-    """Counts failed logins by address and by name: after `ATTEMPTS` within `WINDOW_SECONDS`, more are
-    refused. It remembers at most `PLACES_MAX` entries; the oldest are forgotten first."""
+    """Counts failed logins by place, an address or a name: after so many within `WINDOW_SECONDS`, more are
+    refused. It remembers at most `PLACES_MAX` places; the oldest are forgotten first."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
+        self._failures: OrderedDict[Place, deque[float]] = OrderedDict()
 
-    def wait_seconds(self, *places: str) -> float:
-        """How long these have to wait; 0: they may try."""
+    def wait_seconds(self, *places: Place) -> float:
+        """How long a login from these places has to wait; 0: no time."""
         return max((self._wait(place) for place in places), default=0.0)
 
-    def _wait(self, place: str) -> float:
+    def _wait(self, place: Place) -> float:
         times = self._failures.get(place)
-        if not times or len(times) < ATTEMPTS:
+        if not times or len(times) < place[1]:
             return 0.0
         return max(times[0] + WINDOW_SECONDS - self._now(), 0.0)
 
-    def failed(self, *places: str) -> None:
+    def failed(self, *places: Place) -> None:
         """Note a failure."""
         for place in places:
-            times = self._failures.setdefault(place, deque(maxlen=ATTEMPTS))
+            times = self._failures.setdefault(place, deque(maxlen=place[1]))
             times.append(self._now())
             self._failures.move_to_end(place)
         while len(self._failures) > PLACES_MAX:
             self._failures.popitem(last=False)
 
-    def succeeded(self, *places: str) -> None:
-        """Forget the failures of these."""
+    def succeeded(self, *places: Place) -> None:
+        """Take the last failure of each place back, which was noted before the check: a right login between
+        wrong logins does not buy more attempts."""
         for place in places:
-            self._failures.pop(place, None)
+            if times := self._failures.get(place):
+                times.pop()

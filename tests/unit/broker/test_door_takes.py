@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from rmq.broker import door_client
 from rmq.broker.doors import DoorPeer
 from rmq.doors import TakenMessage, TakeRequest
 from rmq.errors import AccessDenied, ResponseError
@@ -124,3 +125,22 @@ def test_a_peer_without_permission_takes_nothing(rig: Rig, monkeypatch: pytest.M
     ):
         with pytest.raises(AccessDenied):
             call()
+
+
+def test_clients_that_share_connections_have_a_share_of_all(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_client, "CLIENTS_MAX", 16)
+    made = []
+    for host, most in (("10.0.0.1", 8), ("10.0.0.2", 4)):
+        for number in range(most):
+            peer = DoorPeer(rig.broker, "test", Stream(f"{host}:{number}"))
+            made.append((peer, peer.another_client()))
+        with pytest.raises(ResponseError, match=f"are taken by {host}"):
+            DoorPeer(rig.broker, "test", Stream(f"{host}:99")).another_client()
+    assert DoorPeer(rig.broker, "test", Stream("10.0.1.1:1")).another_client()
+    for peer, client in made[-2:]:
+        client.end_client()
+        peer.closed()
+    made[0][0].closed()
+    assert DoorPeer(rig.broker, "test", Stream("10.0.0.2:99")).another_client()

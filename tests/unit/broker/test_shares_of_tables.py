@@ -11,6 +11,7 @@ from rmq.broker.filtering import filters as filter_module
 from rmq.broker.membership import client_requests
 from rmq.broker.tables import queue_locks, topics
 from rmq.message import MessageQueue
+from rmq.protocol import codes
 from rmq.protocol.bodies import (
     ConsumerData,
     HeartbeatData,
@@ -38,6 +39,7 @@ from rmq.protocol.headers import (
     UpdateConsumerOffsetRequestHeader,
     encode_send_v2,
 )
+from rmq.protocol.pop import PopMessageRequestHeader
 from rmq.protocol.record import encode_batch
 from rmq.store.config import FlushDiskType
 
@@ -125,6 +127,14 @@ def recalls(rig: Rig, wire: Wire, number: int) -> list[Command]:
     return rig.ask(Command.request(RECALL_MESSAGE, header), wire=wire)
 
 
+def takes(rig: Rig, wire: Wire, number: int) -> list[Command]:
+    group = f"t-{wire.peer_address}-{number}".replace(".", "-").replace(":", "-")
+    header = PopMessageRequestHeader(group, "Orders", -1, 1, 30_000, 0, 0, 0, "TAG", "*")
+    (answer,) = rig.ask(Command.request(codes.POP_MESSAGE, header), wire=wire)
+    answer.code = 2 if answer.code == codes.POLLING_TIMEOUT else answer.code
+    return [answer]
+
+
 def waits_for_the_disk(rig: Rig, wire: Wire, number: int) -> list[Command]:
     return rig.ask(send("Orders"), wire=wire)
 
@@ -139,6 +149,7 @@ TABLES: dict[str, tuple[Ask, dict[str, object]]] = {
     "groups": (makes_group, {"max_auto_created_groups": 64}),
     "requests to clients": (is_passed_on, {}),
     "idempotent sends": (sends_once, {"idempotent_send_keep_time": 3_600_000, "idempotent_sends_max": 64}),
+    "taken messages": (takes, {"max_taken_messages": 64}),
     "timed messages": (sends_for_later, {}),
     "recalls": (recalls, {}),
     "sends that wait for the disk": (waits_for_the_disk, {"send_thread_pool_queue_capacity": 64}),
@@ -165,6 +176,8 @@ def made(name: str) -> Rig:
     rig = Rig(store=syncs, **settings)  # type: ignore[arg-type]
     rig.broker.timers.limit = 64
     rig.topic("Orders")
+    if name == "taken messages":
+        rig.put("Orders", 0, b"to be taken")
     rig.ask(beat("taker", consumer("readers")), wire=Wire("10.0.2.1:1"))
     return rig
 

@@ -172,7 +172,8 @@ class Deliveries:
         limits, now_ms = self._settings.store, self._now_ms()
         most = 1 if reading.is_busy else limits.max_transfer_count_on_message_in_memory
         room = min(
-            config.max_taken_messages_of_group - topic.out, config.max_taken_messages - self._leases.out
+            config.max_taken_messages_of_group - topic.out,
+            self._leases.room(topic, self._settings.holders_of(reading), config.max_taken_messages),
         )
         taking = Taking(
             min(request.max_msg_nums, most, max(0, room)),

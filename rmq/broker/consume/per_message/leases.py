@@ -28,6 +28,7 @@ from rmq.broker.consume.per_message.queue_delivery import (
     TopicDelivery,
 )
 from rmq.errors import ResponseError, StoreError
+from rmq.shares import Holders, Shares
 
 if TYPE_CHECKING:
     from rmq.broker.consume.per_message.ledger import Ledger
@@ -76,8 +77,7 @@ class Leases:
         self._on_ready = on_ready
         self._on_base = on_base
         self._on_deadline = on_deadline
-        self.out = 0
-        """Messages of all groups that were taken and are not finished."""
+        self._shares = Shares(0)
         self.dead_letters = 0
         self._times: list[tuple[float, int, Batch]] = []
         self._most_times = _TIMES
@@ -93,10 +93,23 @@ class Leases:
         self._owned.setdefault(batch.owner, {})[batch] = None
         self._at(batch)
 
+    @property
+    def out(self) -> int:
+        """Messages of all groups that were taken and are not finished."""
+        return self._shares.used
+
+    def room(self, topic: TopicDelivery, taker: Holders, most: int) -> int:
+        """How many more messages of a topic may be taken, of `most` in all, by the shares of the holders that
+        have taken the others; a topic of which none is out counts for `taker` from now on."""
+        if not topic.out:
+            topic.holders = taker
+        self._shares.most = most
+        return self._shares.room(topic.holders)
+
     def count_out(self, topic: TopicDelivery, count: int) -> None:
         """So many messages of a topic are out more, or less with a negative number."""
         topic.out += count
-        self.out += count
+        self._shares.add(topic.holders, count)
 
     def postpone(self, batch: Batch, until_ms: int) -> None:
         """Keep a recovered batch until a wall time."""

@@ -19,6 +19,7 @@ from attrs import field
 
 from rmq.broker.consume.per_message.message_groups import MessageGroups
 from rmq.broker.consume.per_message.offset_set import OffsetSet
+from rmq.shares import NOBODY, Holders
 
 if TYPE_CHECKING:
     from attrs import define
@@ -45,6 +46,8 @@ class TopicDelivery:
     queues: dict[int, QueueDelivery] = field(factory=dict, repr=False)
     out: int = 0
     """Messages that were taken at least once and are not finished."""
+    holders: Holders = NOBODY
+    """The holders for whom these messages count: the first taker's while some are out."""
     turn: int = 0
     """The queue from which the next messages are taken first."""
     used_at: float = 0.0
