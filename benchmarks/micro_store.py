@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from rmq.protocol.record import Record
 from rmq.store.config import StoreConfig
-from rmq.store.disk import RealDisk
+from rmq.store.files.disk import RealDisk
 from rmq.store.store import Store
 
 CHUNK = 64

@@ -103,7 +103,7 @@ class Tuples(DataSource):
         return "tuples"
 
     def schema(self) -> StructType:
-        from rmq.spark.schema import spark_schema
+        from rmq.spark.formats.schema import spark_schema
 
         return spark_schema()
 
@@ -116,8 +116,8 @@ class TupleReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> Sequence[InputPartition]:
+        from rmq.spark.formats.schema import spark_schema
         from rmq.spark.options import store_options
-        from rmq.spark.schema import spark_schema
         from rmq.spark.store_source import StoreReader
 
         options = store_options({"path": self.options["path"], "chunkBytes": "64m"})
@@ -127,7 +127,7 @@ class TupleReader(DataSourceReader):
         from datetime import UTC, datetime
 
         from rmq.protocol.record import decode_record
-        from rmq.spark.records import Batch
+        from rmq.spark.formats.records import Batch
         from rmq.spark.store_files import ChunkScan, give_back
 
         buffer = partition.file.map()

@@ -91,8 +91,8 @@ if TYPE_CHECKING:
     from rmq.message import Message as Message
     from rmq.message import MessageQueue as MessageQueue
     from rmq.message import StoredMessage as StoredMessage
-    from rmq.protocol.signature import Credentials as Credentials
-    from rmq.remoting.tls import TlsConfig as TlsConfig
+    from rmq.protocol.auth.signature import Credentials as Credentials
+    from rmq.remoting.transports.tls import TlsConfig as TlsConfig
 
 _MODULES = {
     "rmq.client.app": "App",
@@ -130,8 +130,8 @@ _MODULES = {
         " WindowFull"
     ),
     "rmq.message": "Message MessageQueue StoredMessage",
-    "rmq.protocol.signature": "Credentials",
-    "rmq.remoting.tls": "TlsConfig",
+    "rmq.protocol.auth.signature": "Credentials",
+    "rmq.remoting.transports.tls": "TlsConfig",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 

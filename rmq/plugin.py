@@ -189,8 +189,8 @@ class Run(Protocol):
 
     def signed(self) -> list[tuple[bytes, bytes, str, str]]:
         """Of each, in their order, if there is an account: all that its signature or proof covers
-        (rmq.protocol.signature); the signature or proof that it brings; nonce and time of a proof, empty for
-        a signature."""
+        (rmq.protocol.auth.signature); the signature or proof that it brings; nonce and time of a proof,
+        empty for a signature."""
 
 
 Handler = Callable[["Command", Peer, int], "Command | None"]

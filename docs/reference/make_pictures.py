@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from rmq.spark import profile_topics, report_lag, session
+from rmq.spark.formats.schema import spark_schema
 from rmq.spark.pipelines.lag import LagSample, write_samples
 from rmq.spark.pipelines.profile import COLUMNS
-from rmq.spark.schema import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

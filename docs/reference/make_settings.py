@@ -15,7 +15,7 @@ from rmq.client.config import ClientConfig
 from rmq.config import Description, describe
 from rmq.controller.config import ControllerConfig
 from rmq.namesrv.config import NamesrvConfig
-from rmq.remoting.tls import TlsConfig
+from rmq.remoting.transports.tls import TlsConfig
 from rmq.server.settings import ServerSettings
 from rmq.store.config import StoreConfig
 

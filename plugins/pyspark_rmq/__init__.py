@@ -26,8 +26,8 @@ class DefaultSource(DataSource):
         return "rmq"
 
     def schema(self) -> StructType:
+        from rmq.spark.formats.schema import spark_schema
         from rmq.spark.options import columns, null_columns
-        from rmq.spark.schema import spark_schema
 
         return spark_schema(columns(self.options), nullable=null_columns(self.options))
 

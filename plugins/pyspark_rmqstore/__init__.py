@@ -23,8 +23,8 @@ class DefaultSource(DataSource):
         return "rmqstore"
 
     def schema(self) -> StructType:
+        from rmq.spark.formats.schema import spark_schema
         from rmq.spark.options import store_options
-        from rmq.spark.schema import spark_schema
 
         return spark_schema(nullable=store_options(self.options).may_be_null)
 

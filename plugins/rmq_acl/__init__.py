@@ -20,8 +20,8 @@ import anyio
 from rmq.errors import AccessDenied, RemoteProtocolError
 from rmq.message import TRACE_TOPIC
 from rmq.plugin import ACCOUNT, JOIN, PUBLISH, SUBSCRIBE, Handler, Host, Peer, Plugin, Run
+from rmq.protocol.auth.signature import ACCESS_KEY, PROOF, SIGNATURE
 from rmq.protocol.command import Command
-from rmq.protocol.signature import ACCESS_KEY, PROOF, SIGNATURE
 from rmq.remoting.limits import AddressRate
 from rmq.server.profile import SECURE
 from rmq_acl.accounts import Account

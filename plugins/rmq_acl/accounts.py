@@ -18,7 +18,7 @@ from rmq.message import (
     TRANS_HALF_TOPIC,
     TRANS_OP_HALF_TOPIC,
 )
-from rmq.protocol.signature import Key
+from rmq.protocol.auth.signature import Key
 from rmq_acl import permissions
 from rmq_acl.addresses import WhiteAddress
 
@@ -28,7 +28,8 @@ INTERNAL_TOPICS: Final = frozenset(
 """They hold messages of all topics: a default permission does not reach them, only an entry of their own."""
 
 REQUIRED: Final = "required"
-"""An account's requests must be proved (rmq.protocol.signature): clients of RocketMQ cannot work for it."""
+"""An account's requests must be proved (rmq.protocol.auth.signature): clients of RocketMQ cannot work for
+it."""
 SHOWN: Final = "shown"
 """They must be from its first proved one on, for as long as the server runs."""
 OPTIONAL: Final = "optional"

@@ -19,9 +19,9 @@ from attrs import define
 
 from rmq.config import parse_properties
 from rmq.protocol import codes
+from rmq.protocol.auth.signature import ACCESS_KEY
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
-from rmq.protocol.signature import ACCESS_KEY
 from rmq.server.log_limit import LogFormat
 
 LINES_MAX: Final = 50

@@ -7,8 +7,8 @@ from typing import Final
 
 from rmq.errors import AccessDenied
 from rmq.plugin import ACCOUNT, Peer, Run
+from rmq.protocol.auth.signature import ACCESS_KEY, PROOF, SIGNATURE
 from rmq.protocol.command import Command
-from rmq.protocol.signature import ACCESS_KEY, PROOF, SIGNATURE
 from rmq_acl.accounts import Account, Accounts
 from rmq_acl.addresses import host_of
 from rmq_acl.login_throttle import LoginThrottle

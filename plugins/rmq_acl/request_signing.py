@@ -1,5 +1,5 @@
 """Request signing: which requests need a proof, and whether a proof is new rather than a replay. See
-rmq.protocol.signature.
+rmq.protocol.auth.signature.
 
 A session's numbers grow, so a number that is not above its last was used before. Forgotten sessions leave the
 time of their last request: an unknown session must begin after it.
@@ -14,7 +14,7 @@ from typing import Final
 from attrs import define, field
 
 from rmq.errors import AccessDenied
-from rmq.protocol.signature import MARK_LENGTH, NONCE, SESSION_LENGTH, TIME, WINDOW_MS
+from rmq.protocol.auth.signature import MARK_LENGTH, NONCE, SESSION_LENGTH, TIME, WINDOW_MS
 from rmq_acl.accounts import OPTIONAL, REQUIRED, SHOWN, Account
 
 SESSIONS_MAX: Final = 10_000

@@ -13,9 +13,9 @@ from attrs import frozen
 
 from rmq.errors import AccessDenied
 from rmq.plugin import Run
+from rmq.protocol.auth.signature import ACCESS_KEY, PROOF, SIGNATURE, Key, order_of, proof, signature_of
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
-from rmq.protocol.signature import ACCESS_KEY, PROOF, SIGNATURE, Key, order_of, proof, signature_of
 from rmq_acl.accounts import Account, Accounts
 from rmq_acl.addresses import host_of
 from rmq_acl.request_signing import SignedRequests

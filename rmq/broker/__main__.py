@@ -22,7 +22,7 @@ from rmq.config import is_loopback, load_all, with_changes
 from rmq.controller.epochs import FILE as EPOCHS_FILE
 from rmq.errors import ConfigError
 from rmq.protocol import engine
-from rmq.remoting.tls import TlsConfig, with_file
+from rmq.remoting.transports.tls import TlsConfig, with_file
 from rmq.server.health import Health
 from rmq.server.main import Program, Start, given_settings, run_until_signalled
 from rmq.server.profile import applied, exposure

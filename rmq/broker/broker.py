@@ -75,10 +75,10 @@ if TYPE_CHECKING:
     from rmq.broker.membership.members import MemberConnection
     from rmq.message import Message
     from rmq.plugin import OnAppended, Peer
+    from rmq.protocol.auth.server_auth import ServerAuth
     from rmq.protocol.command import Command
-    from rmq.protocol.server_auth import ServerAuth
-    from rmq.remoting.acceptor import Acceptor
     from rmq.remoting.connection import Connection
+    from rmq.remoting.serving.acceptor import Acceptor
     from rmq.shares import Holders, Holding
     from rmq.store.reader import GetResult
     from rmq.store.store import Arrival, Store

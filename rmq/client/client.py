@@ -44,14 +44,14 @@ from rmq.clock import wall_clock_ms
 from rmq.errors import ConfigError, InvalidType, LocalProtocolError, check_callable, check_number, check_type
 from rmq.message import UniqueIds, validate_group, validate_topic, with_namespace
 from rmq.protocol import engine
+from rmq.protocol.auth.signature import Credentials, Prover
 from rmq.protocol.command import Command
-from rmq.protocol.signature import Credentials, Prover
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Limits
 from rmq.remoting.loop import AsyncResource, TaskGroupScope, check_loop, running_loop
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
-from rmq.remoting.tls import TlsConfig
+from rmq.remoting.transports.tls import TlsConfig
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin

@@ -15,7 +15,7 @@ from rmq.config import from_options, is_loopback, load_all
 from rmq.controller.config import ControllerConfig, check_reach
 from rmq.controller.service import run
 from rmq.errors import PortInUse, StoreLocked
-from rmq.remoting.tls import TlsConfig, with_file
+from rmq.remoting.transports.tls import TlsConfig, with_file
 from rmq.server.health import Health
 from rmq.server.main import Program, Start, run_until_signalled
 from rmq.server.profile import applied, exposure

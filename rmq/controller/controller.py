@@ -13,9 +13,9 @@ from functools import partial
 from attrs import frozen
 
 from rmq.config import is_loopback, parse_addresses
+from rmq.controller.consensus.raft import ChangeUnderWay, NotLeader, Raft
 from rmq.controller.elections import Elections
 from rmq.controller.heartbeat import UNKNOWN, Heartbeat
-from rmq.controller.raft import ChangeUnderWay, NotLeader, Raft
 from rmq.controller.sets import (
     NOBODY,
     Adopt,

@@ -12,13 +12,13 @@ from rmq.controller.requests import ControllerRequests, needs_secret
 from rmq.errors import ResponseError
 from rmq.metrics import connection_metrics
 from rmq.plugin import Hooks
+from rmq.protocol.auth.server_auth import ServerAuth
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import Command, check_body
-from rmq.protocol.server_auth import ServerAuth
-from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import MemoryBudget
+from rmq.remoting.serving.acceptor import Acceptor
 from rmq.server.deferred import DeferredSaves, error_response
 from rmq.server.plugin_host import NoMessages, PluginHost, at_once
 from rmq.shares import Gateways, by_account_and_address

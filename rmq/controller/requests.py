@@ -13,13 +13,14 @@ from typing import Any, Final
 
 import msgspec
 
+from rmq.controller.consensus.raft import NotLeader
 from rmq.controller.controller import AddMember, Answer, Controller, ElectRequest, RemoveMember, Request
 from rmq.controller.elections import Elections
 from rmq.controller.heartbeat import Heartbeat
-from rmq.controller.raft import NotLeader
 from rmq.controller.sets import NOBODY, Adopt, AlterInSync, Register, Remove
 from rmq.errors import RemoteProtocolError
 from rmq.metrics import Metric, single
+from rmq.protocol.auth.server_auth import PROOF
 from rmq.protocol.codes import (
     CONTROLLER_ASK,
     CONTROLLER_MESSAGE,
@@ -29,7 +30,6 @@ from rmq.protocol.codes import (
     ResponseCode,
 )
 from rmq.protocol.command import Command
-from rmq.protocol.server_auth import PROOF
 from rmq.remoting.connection import Connection
 
 log = logging.getLogger("rmq.controller")

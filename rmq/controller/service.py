@@ -26,11 +26,11 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from rmq.clock import lease_clock, wall_clock_ms
 from rmq.controller.config import ControllerConfig, ControllerSettings, own_address
+from rmq.controller.consensus.journal import Journal
+from rmq.controller.consensus.raft import Raft, Timing
 from rmq.controller.controller import Controller
 from rmq.controller.elections import Elections
 from rmq.controller.endpoint import ControllerEndpoint
-from rmq.controller.journal import Journal
-from rmq.controller.raft import Raft, Timing
 from rmq.controller.requests import ControllerRequests
 from rmq.controller.sets import BrokerSets
 from rmq.errors import (
@@ -41,23 +41,23 @@ from rmq.errors import (
     StoreError,
 )
 from rmq.plugin import load, named
+from rmq.protocol.auth.server_auth import ClusterSecret, ServerAuth
 from rmq.protocol.codes import CONTROLLER_MESSAGE
 from rmq.protocol.command import Command
-from rmq.protocol.server_auth import ClusterSecret, ServerAuth
 from rmq.remoting.address import join_address
 from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.limits import MemoryBudget
 from rmq.remoting.loop import Wakeup, supervise, unwrap_groups
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
-from rmq.remoting.server import serve
-from rmq.remoting.tls import TlsConfig
+from rmq.remoting.serving.server import serve
+from rmq.remoting.transports.tls import TlsConfig
 from rmq.server.health import Health, Stop
 from rmq.server.http import served_pages
 from rmq.server.ports import CLIENTS, acceptor, client_limits, plugin_doors, web_socket_access
 from rmq.server.profile import applied, cluster_secret
 from rmq.server.saving import keep_writing
-from rmq.store.disk import Disk, RealDisk
+from rmq.store.files.disk import Disk, RealDisk
 
 log = logging.getLogger("rmq.controller")
 

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 from attrs import evolve, field, frozen
 
-from rmq.controller.machine import UnknownCommand
+from rmq.controller.consensus.machine import UnknownCommand
 from rmq.server.process import VERSION as RELEASE
 
 NOBODY: Final = 0

@@ -17,7 +17,7 @@ from rmq.client.client import Client, connect
 from rmq.client.settings.target import Target
 from rmq.dashboard.access.sessions import Identity
 from rmq.dashboard.errors import UnknownCluster
-from rmq.protocol.signature import Credentials
+from rmq.protocol.auth.signature import Credentials
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from rmq.dashboard.clusters import Clusters
 from rmq.dashboard.config import DashboardConfig
 from rmq.dashboard.errors import LoginFailed, TooMany
 from rmq.errors import NETWORK_ERRORS, ResponseError
-from rmq.protocol.signature import Credentials
+from rmq.protocol.auth.signature import Credentials
 
 ANONYMOUS: Final = Identity("anonymous", Role.READER, "anonymous")
 NOBODY: Final = Identity("nobody", Role.READER, "anonymous")

@@ -16,7 +16,7 @@ from rmq.controller.config import check_reach
 from rmq.errors import PortInUse
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.service import run
-from rmq.remoting.tls import TlsConfig, with_file
+from rmq.remoting.transports.tls import TlsConfig, with_file
 from rmq.server.health import Health
 from rmq.server.main import Program, Start, given_settings, run_until_signalled
 from rmq.server.profile import applied, exposure

@@ -36,6 +36,7 @@ from rmq.namesrv.missing import MissingBrokers
 from rmq.namesrv.routes import UNREGISTERED, Clash, Registration, RouteLimits, RouteTable
 from rmq.plugin import Hooks
 from rmq.protocol import headers
+from rmq.protocol.auth.server_auth import ServerAuth
 from rmq.protocol.bodies import (
     ClusterReport,
     DataVersion,
@@ -46,11 +47,10 @@ from rmq.protocol.bodies import (
 from rmq.protocol.codes import LanguageCode, MQVersion, RequestCode, ResponseCode
 from rmq.protocol.command import SMALLEST_BODY_LIMIT, Command, check_body
 from rmq.protocol.fields import Body
-from rmq.protocol.server_auth import ServerAuth
-from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import MemoryBudget, turn_is_over
+from rmq.remoting.serving.acceptor import Acceptor
 from rmq.server.deferred import DeferredSaves, error_response
 from rmq.shares import Gateways, by_account_and_address, by_address
 

@@ -38,26 +38,26 @@ from rmq.namesrv.host import plugin_host
 from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.namesrv.masters import Masters
 from rmq.plugin import load, named
+from rmq.protocol.auth.server_auth import ServerAuth
 from rmq.protocol.bodies import TopicRouteData
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import GetRouteInfoRequestHeader
-from rmq.protocol.server_auth import ServerAuth
-from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import join_address
 from rmq.remoting.endpoint import ClientOnlyEndpoint, Endpoint
 from rmq.remoting.limits import MemoryBudget
 from rmq.remoting.loop import Wakeup, current_loop, supervise, unwrap_groups
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
-from rmq.remoting.server import serve
-from rmq.remoting.tls import TlsConfig, certificate_end
+from rmq.remoting.serving.acceptor import Acceptor
+from rmq.remoting.serving.server import serve
+from rmq.remoting.transports.tls import TlsConfig, certificate_end
 from rmq.server.health import Health, Stop
 from rmq.server.http import served_pages
 from rmq.server.ports import CLIENTS, acceptor, client_limits, plugin_doors, web_socket_access
 from rmq.server.profile import applied, cluster_secret
 from rmq.server.saving import keep_writing
-from rmq.store.disk import Disk
+from rmq.store.files.disk import Disk
 
 CERTIFICATE_SECONDS = 600.0
 LOOKUP_SECONDS = 3.0

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 from attrs import field, frozen
 
+from rmq.controller.consensus.raft import NotLeader
 from rmq.controller.controller import AddMember, Answer, ElectRequest, RemoveMember, Request
-from rmq.controller.raft import NotLeader
 from rmq.controller.requests import answer_of, request_of
 from rmq.controller.sets import Remove
 from rmq.errors import NETWORK_ERRORS, RemoteProtocolError, RequestCodeNotSupported, RmqError, for_code
@@ -27,9 +27,9 @@ from rmq.protocol.codes import CONTROLLER_NOT_LEADER, CONTROLLER_STATUS
 from rmq.protocol.command import Command
 
 if TYPE_CHECKING:
-    from rmq.protocol.signature import Credentials
+    from rmq.protocol.auth.signature import Credentials
     from rmq.remoting.network import Network
-    from rmq.remoting.tls import TlsConfig
+    from rmq.remoting.transports.tls import TlsConfig
 
 Call = Callable[[str, Command], Awaitable[Command]]
 """Sends a request to an address and returns the answer; raises the errors of the network."""

@@ -31,7 +31,7 @@ from rmq.plugin import METRICS, Answer, Asked, Page
 from rmq.remoting.address import split_address
 from rmq.remoting.loop import unwrap_groups
 from rmq.remoting.network import TcpNetwork
-from rmq.remoting.tls import TlsConfig
+from rmq.remoting.transports.tls import TlsConfig
 from rmq.server.health import Health
 from rmq.server.http import served_pages, tell_supervisor
 from rmq.server.main import EXIT_FAILED, EXIT_SETTINGS, EXIT_TAKEN

@@ -1,6 +1,6 @@
 # Many records at once as the buffers of Arrow arrays: a part of `_engine.pyx`, which includes it.
 #
-# `find_records` and `read_columns` stand for `rmq.spark.records.find_records` and what `Records` there makes of
+# `find_records` and `read_columns` stand for `rmq.spark.formats.records.find_records` and what `Records` there makes of
 # records with two IPv4 hosts; what is damaged, malformed or rare they leave to those.
 
 from cpython.ref cimport Py_DECREF, Py_INCREF

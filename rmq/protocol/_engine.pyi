@@ -25,9 +25,9 @@ class SendRun:
         """Where they go to, each once."""
 
     def signed(self) -> list[tuple[bytes, bytes, str, str]]:
-        """Of each, in their order: all that its signature or proof covers, as rmq.protocol.signature has it;
-        the signature or proof that it brings; and of a proof nonce and time, empty for a signature. Nothing
-        where there is no account.
+        """Of each, in their order: all that its signature or proof covers, as rmq.protocol.auth.signature
+        has it; the signature or proof that it brings; and of a proof nonce and time, empty for a signature.
+        Nothing where there is no account.
         """
 
     def __len__(self) -> int:
@@ -132,7 +132,7 @@ class Rows:
         """Those of the first so many records, and the others. These rows are not to be used any more."""
 
 def key_rows(entries: Sequence[tuple[str, tuple[str, ...], int, int] | Rows]) -> Rows:
-    """As `rmq.store.index.KeyHash.rows`; entries may be rows already."""
+    """As `rmq.store.files.index.KeyHash.rows`; entries may be rows already."""
 
 def pack_entries(
     view: memoryview,
@@ -143,7 +143,7 @@ def pack_entries(
     begin: int,
     entries_at: int,
 ) -> tuple[int, int]:
-    """As `rmq.store.index.pack_entries`."""
+    """As `rmq.store.files.index.pack_entries`."""
 
 def build_batch(
     batch: bytes,
@@ -233,7 +233,7 @@ _Texts: TypeAlias = tuple[bytes | None, int, bytes, bytes]
 this machine after a 0; the bytes of all."""
 
 def find_records(data: Any, at: int, end: int, magic: int, least: int) -> tuple[bytes, int]:
-    """As `rmq.spark.records.find_records`, with the places as 64-bit numbers of this machine."""
+    """As `rmq.spark.formats.records.find_records`, with the places as 64-bit numbers of this machine."""
 
 def read_columns(
     data: Any,

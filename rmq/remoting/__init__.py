@@ -12,12 +12,12 @@ from rmq.remoting.endpoint import ClientOnlyEndpoint, Endpoint
 from rmq.remoting.limits import Limits
 from rmq.remoting.network import Network, TcpNetwork, open_stream
 from rmq.remoting.pool import Pool
-from rmq.remoting.stream import Listener, Stream
-from rmq.remoting.tls import TlsConfig
+from rmq.remoting.transports.stream import Listener, Stream
+from rmq.remoting.transports.tls import TlsConfig
 
 if TYPE_CHECKING:
-    from rmq.remoting.acceptor import Acceptor
-    from rmq.remoting.server import open_listeners, serve, serve_listeners
+    from rmq.remoting.serving.acceptor import Acceptor
+    from rmq.remoting.serving.server import open_listeners, serve, serve_listeners
 
 __all__ = [
     "Acceptor",
@@ -45,5 +45,5 @@ def __getattr__(name: str) -> Any:
     """Names for servers, which clients do not load: they need trio."""
     if name not in ("Acceptor", "open_listeners", "serve", "serve_listeners"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module("rmq.remoting.server"), name)
+    value = globals()[name] = getattr(import_module("rmq.remoting.serving.server"), name)
     return value

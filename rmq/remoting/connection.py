@@ -38,7 +38,7 @@ from rmq.remoting.limits import (
 )
 from rmq.remoting.loop import Waiter, current_loop, disconnect_or_close_errors, unwrap_groups
 from rmq.remoting.pending_requests import Deadlines, PendingRequest, Silence
-from rmq.remoting.stream import Buffer, Outbox, Stream
+from rmq.remoting.transports.stream import Buffer, Outbox, Stream
 
 if TYPE_CHECKING:
     from rmq.remoting.asyncio_poller import AsyncioPoller

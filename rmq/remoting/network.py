@@ -17,8 +17,9 @@ from rmq.remoting import tcp
 from rmq.remoting.address import Address, split_address
 from rmq.remoting.limits import Limits
 from rmq.remoting.loop import current_loop, disconnect_errors, unwrap_groups
-from rmq.remoting.stream import Listener, Stream
-from rmq.remoting.tls import TlsConfig, TlsContexts, tls_client
+from rmq.remoting.transports import tcp
+from rmq.remoting.transports.stream import Listener, Stream
+from rmq.remoting.transports.tls import TlsConfig, TlsContexts, tls_client
 
 if TYPE_CHECKING:
     import trio

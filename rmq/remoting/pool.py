@@ -34,8 +34,8 @@ from rmq.remoting.loop import (
     unwrap_groups,
 )
 from rmq.remoting.network import Network, open_stream
-from rmq.remoting.stream import Stream
-from rmq.remoting.tls import TlsConfig, TlsContexts
+from rmq.remoting.transports.stream import Stream
+from rmq.remoting.transports.tls import TlsConfig, TlsContexts
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import outcome
 import trio
 
 from rmq.remoting.loop import Loop
-from rmq.remoting.stream import Stream
+from rmq.remoting.transports.stream import Stream
 
 
 class TrioWaiter:

@@ -17,7 +17,7 @@ from rmq.plugin import METRICS, Answer, Asked, Page
 from rmq.remoting.address import join_address
 from rmq.remoting.loop import unwrap_groups
 from rmq.remoting.network import Network
-from rmq.remoting.websocket_policy import WebSocketAccess
+from rmq.remoting.transports.websocket_policy import WebSocketAccess
 from rmq.server.health import Health
 from rmq.server.process import Supervisor
 from rmq.server.settings import ServerSettings

@@ -14,8 +14,8 @@ import trio
 from rmq.config import dump_properties, from_options, read_file
 from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
 from rmq.plugin import PluginRefused
-from rmq.remoting.acceptor import raise_descriptor_limit
 from rmq.remoting.loop import unwrap_groups
+from rmq.remoting.serving.acceptor import raise_descriptor_limit
 from rmq.server.health import Health
 from rmq.server.http import tell_supervisor
 from rmq.server.log_limit import start_log

@@ -10,10 +10,10 @@ import anyio
 import h11
 
 from rmq.plugin import Answer, Asked, Page
-from rmq.remoting.acceptor import Acceptor, Guest
 from rmq.remoting.loop import disconnect_errors
-from rmq.remoting.stream import Listener, Stream
-from rmq.remoting.websocket_policy import WebSocketAccess
+from rmq.remoting.serving.acceptor import Acceptor, Guest
+from rmq.remoting.transports.stream import Listener, Stream
+from rmq.remoting.transports.websocket_policy import WebSocketAccess
 from rmq.server.http import PROBES
 
 READ_BYTES: Final = 4096

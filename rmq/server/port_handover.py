@@ -12,7 +12,7 @@ import anyio
 
 from rmq.remoting.address import split_address
 from rmq.remoting.network import Network
-from rmq.remoting.stream import Listener, Stream
+from rmq.remoting.transports.stream import Listener, Stream
 
 
 class KeptPorts(Network):

@@ -12,17 +12,17 @@ import anyio.abc
 
 from rmq.doors import Door
 from rmq.errors import PortInUse
-from rmq.remoting.accept import accept_stream
-from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import join_address
-from rmq.remoting.doors import DoorConnection, DoorServer, Visitor, serve_doors
 from rmq.remoting.limits import Limits, MemoryBudget
 from rmq.remoting.loop import Wakeup
 from rmq.remoting.network import Network
-from rmq.remoting.server import open_listeners
-from rmq.remoting.stream import Listener
-from rmq.remoting.tls import TlsConfig, TlsContexts
-from rmq.remoting.websocket_policy import WebSocketAccess
+from rmq.remoting.serving.accept import accept_stream
+from rmq.remoting.serving.acceptor import Acceptor
+from rmq.remoting.serving.doors import DoorConnection, DoorServer, Visitor, serve_doors
+from rmq.remoting.serving.server import open_listeners
+from rmq.remoting.transports.stream import Listener
+from rmq.remoting.transports.tls import TlsConfig, TlsContexts
+from rmq.remoting.transports.websocket_policy import WebSocketAccess
 from rmq.server.deferred import DeferredCalls
 from rmq.server.door_host import ServerDoorPeer, ServerOfDoors
 from rmq.server.profile import connection_rate

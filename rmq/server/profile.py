@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 import attrs
 
 from rmq.errors import ConfigError
-from rmq.protocol.server_auth import SECRET_BYTES_MIN, ClusterSecret
-from rmq.remoting.tls import TlsConfig
+from rmq.protocol.auth.server_auth import SECRET_BYTES_MIN, ClusterSecret
+from rmq.remoting.transports.tls import TlsConfig
 from rmq.server.settings import ServerSettings
 
 COMPAT: Final = "compat"

@@ -1,7 +1,7 @@
 """decoded(): bodies of messages as values, by a schema in JSON, Avro or Protobuf; and what cannot be read.
 
 JSON and Avro are done by Spark's own expressions: no row goes through Python. Of Protobuf see
-`rmq.spark.protobuf`.
+`rmq.spark.formats.protobuf`.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _protobuf(schema: str, message: str, framed: bool) -> Column:
     from pyspark.sql import functions as F
 
     try:
-        from rmq.spark.protobuf import description_of, reader, schema_of
+        from rmq.spark.formats.protobuf import description_of, reader, schema_of
 
         description = description_of(_bytes(schema))
     except ImportError:

@@ -21,8 +21,8 @@ from rmq.client.consume.subscription import ALL, Sql
 from rmq.config import at_least, between, java_key, load, one_of, parse_addresses, setting
 from rmq.errors import ConfigError
 from rmq.message import MessageQueue, validate_group, validate_topic
-from rmq.protocol.signature import Credentials
-from rmq.remoting.tls import TlsConfig
+from rmq.protocol.auth.signature import Credentials
+from rmq.remoting.transports.tls import TlsConfig
 from rmq.spark.offsets import EARLIEST, LATEST, Offsets, parse_offsets
 from rmq.spark.option_parsing import load_options, names_in
 

@@ -29,11 +29,11 @@ from rmq.protocol.codes import ResponseCode
 from rmq.protocol.record import decode_record
 from rmq.remoting.loop import unwrap_groups
 from rmq.spark.cluster import Loop, client_of
+from rmq.spark.formats.records import decode_batch, each_fitting, record_starts
+from rmq.spark.formats.schema import arrow_schema
 from rmq.spark.offsets import QueueRange, lost
 from rmq.spark.options import ReadOptions
-from rmq.spark.records import decode_batch, each_fitting, record_starts
 from rmq.spark.runtime import prepare_worker
-from rmq.spark.schema import arrow_schema
 
 REMOVING = "MESSAGE_WAS_REMOVING"
 PASSING = (*NETWORK_ERRORS, NoRoute, SystemBusy, ServiceNotAvailable)

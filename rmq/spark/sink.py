@@ -44,7 +44,7 @@ from rmq.message import MessageQueue, validate_topic
 from rmq.protocol.codes import IDEMPOTENT_SEND
 from rmq.protocol.headers import PRODUCER_ID, SEQUENCE
 from rmq.spark.cluster import Loop, brokers_away, client_of
-from rmq.spark.encoding import (
+from rmq.spark.formats.encoding import (
     ColumnKeys,
     Keys,
     RowKeys,

@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from rmq.message import MessageQueue
 from rmq.spark.cluster import BrokersAway, Cluster
+from rmq.spark.formats.schema import asked_schema, own_names, renamed
 from rmq.spark.offsets import (
     Bounds,
     Offsets,
@@ -34,7 +35,6 @@ from rmq.spark.offsets import (
 from rmq.spark.options import ReadOptions, read_options
 from rmq.spark.pushdown import SPARE_MS, Conditions, Filter, Span, clipped, is_ensured
 from rmq.spark.ranges import batch_bounds, first_offsets
-from rmq.spark.schema import asked_schema, own_names, renamed
 
 try:
     from pyspark.sql.streaming.datasource import (

@@ -20,10 +20,10 @@ from attrs import frozen
 
 from rmq.errors import ConfigError, CorruptRecord, StoreError
 from rmq.protocol.record import offset_of
-from rmq.spark.arrays import Array, at_every_byte
-from rmq.spark.records import MAGIC, Batch, Records, Take, each_fitting, find_records
-from rmq.store.consumequeue import LEFT_INSIDE, UNIT, is_unit
-from rmq.store.scan import is_blank, parse
+from rmq.spark.formats.arrays import Array, at_every_byte
+from rmq.spark.formats.records import MAGIC, Batch, Records, Take, each_fitting, find_records
+from rmq.store.files.consumequeue import LEFT_INSIDE, UNIT, is_unit
+from rmq.store.files.scan import is_blank, parse
 
 _NAME: Final = re.compile(r"[0-9]{20}")
 _BACKWARDS: Final = 1 << 20

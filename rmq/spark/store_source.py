@@ -19,12 +19,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from rmq.errors import ConfigError, CorruptRecord
-from rmq.spark.arrays import Array, gather
+from rmq.spark.formats.arrays import Array, gather
+from rmq.spark.formats.records import HEAD, Batch, Records, decode_batch, each_fitting
+from rmq.spark.formats.schema import asked_schema, own_names, renamed
 from rmq.spark.options import StoreOptions
 from rmq.spark.pushdown import SPARE_MS, Conditions, Filter, Span
-from rmq.spark.records import HEAD, Batch, Records, decode_batch, each_fitting
 from rmq.spark.runtime import prepare_worker
-from rmq.spark.schema import asked_schema, own_names, renamed
 from rmq.spark.store_files import (
     ChunkScan,
     Damage,
@@ -38,7 +38,7 @@ from rmq.spark.store_files import (
     queue_range,
     queue_units,
 )
-from rmq.store.scan import parse
+from rmq.store.files.scan import parse
 
 log = logging.getLogger("rmq.spark")
 

@@ -14,9 +14,9 @@ import re
 from typing import Final
 
 from rmq.errors import StoreError
-from rmq.store.abort import mark_of
-from rmq.store.checkpoint import Checkpoint
-from rmq.store.disk import Disk
+from rmq.store.files.abort import mark_of
+from rmq.store.files.checkpoint import Checkpoint
+from rmq.store.files.disk import Disk
 
 log = logging.getLogger("rmq.store")
 

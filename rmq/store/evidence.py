@@ -35,15 +35,15 @@ from rmq.message import (
     PROPERTY_UNIQUE_KEY,
     PROPERTY_WAIT_STORE,
 )
-from rmq.store.abort import ALL
-from rmq.store.scan import Scan, why_no_record
-from rmq.store.segments import Segments
+from rmq.store.files.abort import ALL
+from rmq.store.files.scan import Scan, why_no_record
+from rmq.store.files.segments import Segments
 
 if TYPE_CHECKING:
     from attrs import frozen
 
-    from rmq.store.checkpoint import Checkpoint
-    from rmq.store.consumequeue import ConsumeQueue
+    from rmq.store.files.checkpoint import Checkpoint
+    from rmq.store.files.consumequeue import ConsumeQueue
 else:
     from rmq.lazy_attrs import frozen
 

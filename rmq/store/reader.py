@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from attrs import field
 
-from rmq.store.commitlog import CommitLog
-from rmq.store.consumequeue import UNIT, UNIT_FORM, ConsumeQueue
-from rmq.store.disk import Bytes
+from rmq.store.files.commitlog import CommitLog
+from rmq.store.files.consumequeue import UNIT, UNIT_FORM, ConsumeQueue
+from rmq.store.files.disk import Bytes
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -16,9 +16,6 @@ from attrs import field
 
 from rmq.errors import CorruptRecord
 from rmq.protocol.properties import has_unit, unit_code
-from rmq.store.checkpoint import Checkpoint
-from rmq.store.commitlog import CommitLog
-from rmq.store.consumequeue import FILLER_SIZE, ConsumeQueue, Unit
 from rmq.store.evidence import (
     START_WAY_ON,
     WAY_ON,
@@ -28,9 +25,12 @@ from rmq.store.evidence import (
     missing_start,
     zeroed_id,
 )
-from rmq.store.known_topics import KnownTopics
-from rmq.store.queues import Key, Queues
-from rmq.store.scan import (
+from rmq.store.files.checkpoint import Checkpoint
+from rmq.store.files.commitlog import CommitLog
+from rmq.store.files.consumequeue import FILLER_SIZE, ConsumeQueue, Unit
+from rmq.store.files.known_topics import KnownTopics
+from rmq.store.files.queues import Key, Queues
+from rmq.store.files.scan import (
     BLANK_SIZE,
     SECTOR,
     Scan,
@@ -42,7 +42,7 @@ from rmq.store.scan import (
     next_good,
     record_at,
 )
-from rmq.store.segments import Progress, no_progress
+from rmq.store.files.segments import Progress, no_progress
 
 if TYPE_CHECKING:
     from attrs import define, frozen

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 from rmq.errors import CorruptRecord, StoreError
 from rmq.protocol.properties import has_unit, unit_code
-from rmq.store.abort import AbortFile
 from rmq.store.aside import find_aside, move_aside
-from rmq.store.checkpoint import Checkpoint
-from rmq.store.consumequeue import ConsumeQueue, Unit
-from rmq.store.disk import Bytes, Disk
-from rmq.store.index import Entry
-from rmq.store.queues import Arrival
+from rmq.store.files.abort import AbortFile
+from rmq.store.files.checkpoint import Checkpoint
+from rmq.store.files.consumequeue import ConsumeQueue, Unit
+from rmq.store.files.disk import Bytes, Disk
+from rmq.store.files.index import Entry
+from rmq.store.files.queues import Arrival
+from rmq.store.files.scan import Scan, Scanned, why_no_record
+from rmq.store.files.segments import Progress, no_progress
 from rmq.store.recovery import Recovery
 from rmq.store.reput import entries_of
 from rmq.store.retention import Retention
-from rmq.store.scan import Scan, Scanned, why_no_record
-from rmq.store.segments import Progress, no_progress
 from rmq.store.view import StoreView
 
 if TYPE_CHECKING:

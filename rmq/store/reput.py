@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from rmq.errors import StoreError
 from rmq.protocol.properties import index_keys, is_indexed
-from rmq.store.commitlog import CommitLog
-from rmq.store.index import Entry, Index
-from rmq.store.scan import Scan, Scanned, next_good
+from rmq.store.files.commitlog import CommitLog
+from rmq.store.files.index import Entry, Index
+from rmq.store.files.scan import Scan, Scanned, next_good
 
 if TYPE_CHECKING:
     from rmq.protocol._engine import Rows

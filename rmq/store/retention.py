@@ -8,17 +8,17 @@ import time
 from typing import TYPE_CHECKING
 
 from rmq.errors import StoreError
-from rmq.store.commitlog import CommitLog
 from rmq.store.config import StoreConfig
-from rmq.store.consumequeue import LEFT_INSIDE
-from rmq.store.disk import Disk, DiskUsage
+from rmq.store.files.commitlog import CommitLog
+from rmq.store.files.consumequeue import LEFT_INSIDE
+from rmq.store.files.disk import Disk, DiskUsage
 
 if TYPE_CHECKING:
     from attrs import frozen
 
     from rmq.store.clock_watch import ClockWatch
-    from rmq.store.index import Index
-    from rmq.store.queues import Queues
+    from rmq.store.files.index import Index
+    from rmq.store.files.queues import Queues
     from rmq.store.reput import Reput
 else:
     from rmq.lazy_attrs import frozen

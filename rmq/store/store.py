@@ -27,23 +27,23 @@ from rmq.protocol import engine
 from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_HOST_BITS, SYS_PREPARED, SYS_STOREHOST_V6
 from rmq.protocol.properties import MARKERS, TagsAndKeys, due_time, is_indexed, property_value
 from rmq.protocol.record import FIXED_SIZE, PROPERTIES_MAX, Record, build_batch, build_record
-from rmq.store.abort import AbortFile
-from rmq.store.checkpoint import Checkpoint
 from rmq.store.clock_watch import ClockWatch
-from rmq.store.commitlog import CommitLog
 from rmq.store.config import BrokerRole, StoreConfig, delay_table, physical_memory
-from rmq.store.consumequeue import UNIT_FORM, ConsumeQueue, Unit
-from rmq.store.disk import Disk, Lock
-from rmq.store.files import ConfigFiles
-from rmq.store.index import Entry, Index
-from rmq.store.known_topics import read_topics
-from rmq.store.queues import Arrival, EncodedUnits, Queues
+from rmq.store.files.abort import AbortFile
+from rmq.store.files.checkpoint import Checkpoint
+from rmq.store.files.commitlog import CommitLog
+from rmq.store.files.config_files import ConfigFiles
+from rmq.store.files.consumequeue import UNIT_FORM, ConsumeQueue, Unit
+from rmq.store.files.disk import Disk, Lock
+from rmq.store.files.index import Entry, Index
+from rmq.store.files.known_topics import read_topics
+from rmq.store.files.queues import Arrival, EncodedUnits, Queues
+from rmq.store.files.segments import Progress, no_progress
 from rmq.store.reader import Limits
 from rmq.store.recovery import Recoverer, Recovery, known_synced
 from rmq.store.replica import ReplicaStore
 from rmq.store.reput import Reput
 from rmq.store.retention import MOST_FILES, CleanReport, DiskState, Retention, disk_state
-from rmq.store.segments import Progress, no_progress
 from rmq.store.sync import StoreSync
 from rmq.store.view import COUNT_BACKLOG, Lookup
 

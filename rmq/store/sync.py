@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 from rmq.errors import StoreError
-from rmq.store.checkpoint import Checkpoint
-from rmq.store.commitlog import CommitLog
-from rmq.store.disk import Disk
-from rmq.store.files import ConfigFiles
-from rmq.store.index import Index
-from rmq.store.queues import Queues
+from rmq.store.files.checkpoint import Checkpoint
+from rmq.store.files.commitlog import CommitLog
+from rmq.store.files.config_files import ConfigFiles
+from rmq.store.files.disk import Disk
+from rmq.store.files.index import Index
+from rmq.store.files.queues import Queues
 
 
 class StoreSync:

@@ -10,11 +10,12 @@ from rmq.errors import CorruptRecord, OffsetOutOfRange
 from rmq.message import StoredMessage
 from rmq.protocol.json import JAVA
 from rmq.protocol.record import decode_record, property_bytes
-from rmq.store.commitlog import CommitLog
 from rmq.store.config import BrokerRole, StoreConfig
-from rmq.store.consumequeue import ConsumeQueue
-from rmq.store.index import Index
-from rmq.store.queues import Queues
+from rmq.store.files.commitlog import CommitLog
+from rmq.store.files.consumequeue import ConsumeQueue
+from rmq.store.files.index import Index
+from rmq.store.files.queues import Queues
+from rmq.store.files.scan import parse
 from rmq.store.reader import (
     OFFSET_OVERFLOW_ONE,
     GetResult,
@@ -28,7 +29,6 @@ from rmq.store.reader import (
     readable_end,
 )
 from rmq.store.reput import Reput
-from rmq.store.scan import parse
 
 if TYPE_CHECKING:
     from types import ModuleType

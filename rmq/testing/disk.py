@@ -1,9 +1,9 @@
 """MemoryDisk: a disk in memory that forgets unsynced bytes, fills up, breaks and flips bits, all from a seed.
 
-It keeps the contract of `rmq.store.disk.Disk`, proved by the tests that run on both. `crash()` is a power
-cut: synced bytes stay, and of the 4 KiB pages written since a random part; with `tears` also parts of pages,
-in sectors of 512 bytes. A file whose creation was never synced may be gone. Names (`replace`, `remove`) are
-kept in order and at once, as by a journal.
+It keeps the contract of `rmq.store.files.disk.Disk`, proved by the tests that run on both. `crash()` is a
+power cut: synced bytes stay, and of the 4 KiB pages written since a random part; with `tears` also parts of
+pages, in sectors of 512 bytes. A file whose creation was never synced may be gone. Names (`replace`,
+`remove`) are kept in order and at once, as by a journal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TypeVar
 from attrs import define
 
 from rmq.errors import DiskFull, StoreError, StoreLocked
-from rmq.store.disk import Bytes, DiskUsage, wrong_size
+from rmq.store.files.disk import Bytes, DiskUsage, wrong_size
 from rmq.testing import hanging
 
 T = TypeVar("T")

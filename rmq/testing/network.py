@@ -32,7 +32,7 @@ from attrs import frozen
 from rmq.errors import PortInUse
 from rmq.remoting.address import join_address, split_address
 from rmq.remoting.loop import Waiter, broken, closed, current_loop
-from rmq.remoting.stream import Buffer, ByteStream
+from rmq.remoting.transports.stream import Buffer, ByteStream
 
 WINDOW_BYTES = 64 * 1024
 _OWN = ("127.0.0.1", "localhost", "0.0.0.0", "::", "::1")

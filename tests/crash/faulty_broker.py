@@ -17,7 +17,7 @@ import time
 
 import rmq.broker.runtime.service
 from rmq.broker.__main__ import main
-from rmq.store.disk import Bytes, Lock, RealDisk, RealSegment, Segment, store_error
+from rmq.store.files.disk import Bytes, Lock, RealDisk, RealSegment, Segment, store_error
 
 ERRORS = {"full": errno.ENOSPC, "eio": errno.EIO, "sync": errno.EIO, "readonly": errno.EROFS}
 SLOW_SECONDS = 0.2

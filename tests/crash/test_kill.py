@@ -30,7 +30,7 @@ from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.store.config import StoreConfig
-from rmq.store.disk import RealDisk
+from rmq.store.files.disk import RealDisk
 from rmq.store.store import Store
 from tests.interop.rocketmq import BROKER_SETTINGS, Process, Processes, free_port
 

@@ -22,12 +22,13 @@ from rmq.broker.tables import offsets
 from rmq.broker.transactions import Transactions
 from rmq.errors import CorruptRecord, RemoteProtocolError, RmqError, StoreError
 from rmq.protocol.record import Record
-from rmq.store import recovery, scan
-from rmq.store.commitlog import CommitLog
+from rmq.store import recovery
 from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
-from rmq.store.files import ConfigFiles
-from rmq.store.queues import Queues
-from rmq.store.segments import Segments
+from rmq.store.files import scan
+from rmq.store.files.commitlog import CommitLog
+from rmq.store.files.config_files import ConfigFiles
+from rmq.store.files.queues import Queues
+from rmq.store.files.segments import Segments
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 from tests.unit.broker.rig import Rig, send

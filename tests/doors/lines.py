@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from rmq.remoting.network import Network
-from rmq.remoting.stream import Stream
+from rmq.remoting.transports.stream import Stream
 
 PACKAGE = pathlib.Path(__file__).parent / "package"
 

@@ -21,7 +21,7 @@ from rmq.plugin import PUBLISH, Door, Plugin, PluginRefused, hooks_of
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.headers import GetConsumerConnectionListRequestHeader
 from rmq.remoting.network import TcpNetwork, open_stream
-from rmq.remoting.tls import TlsConfig, TlsContexts
+from rmq.remoting.transports.tls import TlsConfig, TlsContexts
 from rmq.store.config import FlushDiskType
 from rmq.testing.cluster import Cluster
 from rmq.testing.front import Wire

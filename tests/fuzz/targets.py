@@ -26,15 +26,15 @@ from rmq.broker.replication.sessions import FRAME, REPORT, Challenge, MasterSess
 from rmq.errors import RemoteProtocolError, RmqError
 from rmq.plugin import hooks_of
 from rmq.protocol import bodies, trace
+from rmq.protocol.auth.signature import Credentials, signed
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.record import decode_records
-from rmq.protocol.signature import Credentials, signed
 from rmq.remoting import TlsConfig, serve
 from rmq.remoting.endpoint import Endpoint
-from rmq.store.audit import check
+from rmq.store.audit.audit import check
 from rmq.store.config import BrokerRole
-from rmq.store.disk import RealDisk
+from rmq.store.files.disk import RealDisk
 from rmq.store.store import Store
 from rmq.testing import MemoryNetwork
 from rmq.testing.disk import MemoryDisk

@@ -25,6 +25,7 @@ from attrs import define, field
 
 from rmq.errors import RmqError
 from rmq.message import parse_offset_message_id
+from rmq.protocol.auth.signature import Credentials, signed
 from rmq.protocol.bodies import (
     CheckClientRequestBody,
     ConsumerData,
@@ -43,7 +44,6 @@ from rmq.protocol.headers import (
     ViewMessageRequestHeader,
 )
 from rmq.protocol.record import Record, encode_record
-from rmq.protocol.signature import Credentials, signed
 from tests.unit.broker.rig import batch, pull, send
 
 TOPIC: Final = "Low"

@@ -27,11 +27,11 @@ from typing import Final
 
 from attrs import define, field
 
+from rmq.protocol.auth.signature import Credentials, signed
 from rmq.protocol.codes import PULL_SUBSCRIPTION
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.record import decode_records
-from rmq.protocol.signature import Credentials, signed
 from tests.interop.rocketmq import free_port
 from tests.system.closed.cluster import ENVIRONMENT, ROOT, Closed, _name_contexts, _prepare
 from tests.unit.broker.rig import pull, send

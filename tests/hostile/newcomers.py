@@ -18,11 +18,11 @@ from rmq.broker.replication.sessions import (
     REPORT,
     Challenge,
 )
+from rmq.protocol.auth.signature import Credentials, signed
 from rmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from rmq.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
-from rmq.protocol.signature import Credentials, signed
 from tests.unit.broker.rig import pull, send
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import trio
 
 import rmq
 from rmq.errors import RmqError
-from rmq.protocol.signature import Credentials
+from rmq.protocol.auth.signature import Credentials
 from tests.interop.rocketmq import Process, Processes, free_port, wait_until
 
 pytestmark = pytest.mark.interop

@@ -10,7 +10,7 @@ import trio
 from click.testing import CliRunner
 
 import rmq
-from rmq.cli.certs import certs
+from rmq.cli.local.certs import certs
 from rmq.remoting import TlsConfig
 
 from .rocketmq import Processes, free_port

@@ -26,7 +26,7 @@ from rmq.controller.replica import Replica
 from rmq.message import SCHEDULE_TOPIC
 from rmq.protocol.codes import SYS_COMMIT
 from rmq.protocol.headers import EndTransactionRequestHeader
-from rmq.store.queues import Queues
+from rmq.store.files.queues import Queues
 from tests.sim.brokers import Node, Set
 from tests.sim.bugs import Bug, planted
 from tests.sim.set_bugs import SET_BUGS

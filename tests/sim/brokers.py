@@ -28,8 +28,8 @@ from rmq.broker.config import BrokerConfig
 from rmq.broker.runtime import failover_service
 from rmq.client.client import Client
 from rmq.client.produce.producer import Producer
+from rmq.controller.consensus.raft import NotLeader
 from rmq.controller.controller import ElectRequest
-from rmq.controller.raft import NotLeader
 from rmq.controller.requests import answer_of, request_of
 from rmq.errors import RmqError, StoreError
 from rmq.message import Message, StoredMessage
@@ -38,7 +38,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.record import decode_record
 from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.pool import Pool
-from rmq.store.audit import check as audit
+from rmq.store.audit.audit import check as audit
 from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rmq.testing.cluster import SELDOM_MS, STORE, Cluster
 from rmq.testing.disk import MemoryDisk

@@ -14,10 +14,10 @@ from unittest import mock
 import msgspec
 from attrs import evolve
 
-from rmq.controller import journal, raft
-from rmq.controller.journal import COMMAND, Entry, Frame, Journal
-from rmq.controller.messages import Message
-from rmq.controller.raft import Raft, Role
+from rmq.controller.consensus import journal, raft
+from rmq.controller.consensus.journal import COMMAND, Entry, Frame, Journal
+from rmq.controller.consensus.messages import Message
+from rmq.controller.consensus.raft import Raft, Role
 from rmq.testing.disk import MemoryDisk
 from tests.sim.controllers import Member
 

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 from attrs import define, field
 
-from rmq.controller.journal import MEMBERS, Journal
-from rmq.controller.raft import ENTRIES_MAX, ChangeUnderWay, NotLeader, Raft, Role, Timing
+from rmq.controller.consensus.journal import MEMBERS, Journal
+from rmq.controller.consensus.raft import ENTRIES_MAX, ChangeUnderWay, NotLeader, Raft, Role, Timing
 from rmq.errors import CorruptRecord, RemoteProtocolError, StoreError
 from rmq.testing.disk import MemoryDisk
 

@@ -14,7 +14,7 @@ from collections import Counter
 import trio
 
 from rmq.client.produce.producer import Producer
-from rmq.store.audit import check as audit
+from rmq.store.audit.audit import check as audit
 from tests.sim.broker_traffic import Violation
 from tests.sim.brokers import Node, Set, controlled_set
 from tests.sim.pauses import pausable

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rmq.controller import journal
+from rmq.controller.consensus import journal
+from rmq.controller.consensus.recall import Recall
 from rmq.controller.evidence import Evidence
-from rmq.controller.recall import Recall
 from tests.sim.bugs import Bug, planted
 
 OLD_BUGS: dict[str, Bug] = {

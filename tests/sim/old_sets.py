@@ -15,7 +15,7 @@ from typing import Any
 
 from attrs import define
 
-from rmq.controller.journal import Journal
+from rmq.controller.consensus.journal import Journal
 from rmq.controller.replica import Epochs, Replica
 from rmq.errors import CorruptRecord
 from tests.sim.sets import Broker, SetSimulation

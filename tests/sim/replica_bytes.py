@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rmq.store.compare import first_difference, open_log
+from rmq.store.audit.compare import first_difference, open_log
 from rmq.testing.disk import MemoryDisk
 from tests.sim.broker_traffic import Violation
 

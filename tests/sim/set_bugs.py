@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from rmq.controller.consensus.raft import Raft, Role
 from rmq.controller.elections import Elections
 from rmq.controller.evidence import Evidence
 from rmq.controller.heartbeat import UNKNOWN, Heartbeat
-from rmq.controller.raft import Raft, Role
 from rmq.controller.replica import Epochs, Replica
 from rmq.controller.sets import BrokerSet, BrokerSets, Elect
 from tests.sim import sets

@@ -17,10 +17,10 @@ from typing import Any
 
 from attrs import define, field
 
+from rmq.controller.consensus.raft import NotLeader, Raft
 from rmq.controller.controller import Answer, Controller, ElectRequest, Request
 from rmq.controller.elections import Elections
 from rmq.controller.heartbeat import Heartbeat
-from rmq.controller.raft import NotLeader, Raft
 from rmq.controller.replica import Epochs, Replica, common_end
 from rmq.controller.sets import Adopt, AlterInSync, BrokerSets, Register
 from rmq.controller.sets import Replica as Registered

@@ -35,7 +35,7 @@ from rmq.protocol.headers import (
 )
 from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.pool import Pool
-from rmq.store.audit import check as audit
+from rmq.store.audit.audit import check as audit
 from rmq.store.config import BrokerRole
 from rmq.store.store import Store
 from rmq.testing.cluster import STORE

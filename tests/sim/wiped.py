@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from rmq.controller.journal import Journal
+from rmq.controller.consensus.journal import Journal
 from rmq.errors import CorruptRecord
 from rmq.testing.disk import MemoryDisk
 from tests.sim.controllers import Simulation

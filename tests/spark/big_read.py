@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from rmq.message import MessageQueue
+from rmq.spark.formats.schema import arrow_schema
 from rmq.spark.offsets import QueueRange
 from rmq.spark.options import read_options
 from rmq.spark.pull import read_ranges
-from rmq.spark.schema import arrow_schema
 
 
 def main(names: str, topic: str, count: int) -> None:

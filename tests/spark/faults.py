@@ -13,9 +13,9 @@ from rmq.message import tags_code
 from rmq.protocol.codes import CompressionType
 from rmq.protocol.properties import encode_properties
 from rmq.protocol.record import Record, compress, compressed_flag, encode_batch
-from rmq.store import audit_rules as rules
-from rmq.store.disk import RealDisk
-from rmq.store.scan import Scanned, parse
+from rmq.store.audit import rules
+from rmq.store.files.disk import RealDisk
+from rmq.store.files.scan import Scanned, parse
 from rmq.store.store import Store
 from tests.spark.records import V4, V6
 from tests.unit.store.stores import Clock, make_store

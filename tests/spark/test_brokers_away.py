@@ -22,10 +22,10 @@ from rmq.errors import ConfigError
 from rmq.protocol.bodies import TopicConfig
 from rmq.spark import cluster
 from rmq.spark.cluster import BrokersAway
+from rmq.spark.formats.schema import arrow_schema
 from rmq.spark.offsets import DataLoss, Offsets, offsets_of, offsets_tree, places_of
 from rmq.spark.options import read_options
 from rmq.spark.pipelines.lag import record_lag
-from rmq.spark.schema import arrow_schema
 from rmq.spark.source import BatchReader, StreamReader
 from tests.spark.cluster import Pair, another_broker, running
 

@@ -17,9 +17,9 @@ from rmq.errors import CorruptRecord
 from rmq.protocol import engine
 from rmq.protocol.codes import SYS_COMPRESSED
 from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, Record
-from rmq.spark.plain_records import plain_batch
-from rmq.spark.records import Records, _found_by_chains
-from rmq.spark.schema import COLUMNS, MORE_COLUMNS, arrow_schema
+from rmq.spark.formats.plain_records import plain_batch
+from rmq.spark.formats.records import Records, _found_by_chains
+from rmq.spark.formats.schema import COLUMNS, MORE_COLUMNS, arrow_schema
 from tests.compiled import COMPILED, HAS_COMPILED
 from tests.spark.records import V4, V6, encoded, records
 

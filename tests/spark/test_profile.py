@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from rmq.spark.formats.schema import spark_schema
 from rmq.spark.pipelines.profile import body_form, profile_topics
-from rmq.spark.schema import spark_schema
 
 BEGIN = datetime(2026, 11, 21, tzinfo=UTC)
 FORMS = {

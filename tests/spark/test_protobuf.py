@@ -25,7 +25,7 @@ from google.protobuf.descriptor_pb2 import (
 
 from rmq.errors import ConfigError
 from rmq.spark import decoded
-from rmq.spark.protobuf import description_of, reader, schema_of
+from rmq.spark.formats.protobuf import description_of, reader, schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,7 +99,7 @@ OLD = description_of(
 
 def made(**values: Any) -> Any:
     """A message, by the library."""
-    from rmq.spark.protobuf import _message_type
+    from rmq.spark.formats.protobuf import _message_type
 
     return _message_type(ORDER, "shop.Order")(**values)
 

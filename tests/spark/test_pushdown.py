@@ -19,12 +19,12 @@ from rmq.errors import ConfigError
 from rmq.message import MessageQueue
 from rmq.protocol.record import Record
 from rmq.spark import source, store_source
+from rmq.spark.formats.schema import spark_schema
 from rmq.spark.options import read_options, store_options
 from rmq.spark.pushdown import SPARE_MS, Conditions, Span
-from rmq.spark.schema import spark_schema
 from rmq.spark.source import BatchReader, PushdownBatchReader
 from rmq.spark.store_source import PushdownStoreReader, StoreReader
-from rmq.store.disk import RealDisk
+from rmq.store.files.disk import RealDisk
 from tests.spark.cluster import Pair, running
 from tests.spark.records import V4
 from tests.unit.store.stores import Clock, open_store

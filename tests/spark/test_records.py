@@ -21,8 +21,8 @@ from rmq.errors import ConfigError, CorruptRecord
 from rmq.protocol import engine
 from rmq.protocol.codes import SYS_COMPRESSED
 from rmq.protocol.record import Record
-from rmq.spark.records import decode_batch, record_starts
-from rmq.spark.schema import COLUMNS, arrow_schema, asked_schema, own_names, renamed, spark_schema
+from rmq.spark.formats.records import decode_batch, record_starts
+from rmq.spark.formats.schema import COLUMNS, arrow_schema, asked_schema, own_names, renamed, spark_schema
 from tests.compiled import COMPILED
 from tests.spark.records import MAGIC, V4, V6, encoded, records, rows_of
 

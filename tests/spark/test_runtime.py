@@ -145,7 +145,8 @@ def test_the_environment_is_as_before_when_spark_runs(monkeypatch: pytest.Monkey
 
 def test_what_spark_imports_to_find_the_source_is_light() -> None:
     """Spark imports it in a process of its own before the first read of any Python source."""
-    code = "import sys, pyspark_rmqstore; print({'pyarrow', 'trio', 'rmq.spark.schema'} & set(sys.modules))"
+    modules = "{'pyarrow', 'trio', 'rmq.spark.formats.schema'}"
+    code = f"import sys, pyspark_rmqstore; print({modules} & set(sys.modules))"
     with runtime.environment(Path("/java")):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

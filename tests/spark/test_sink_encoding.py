@@ -15,7 +15,7 @@ from rmq.errors import ConfigError, MessageIllegal
 from rmq.protocol.properties import decode_properties
 from rmq.protocol.record import decode_batch, encode_batch
 from rmq.spark import sink
-from rmq.spark.encoding import (
+from rmq.spark.formats.encoding import (
     RowKeys,
     bodies,
     check_write_columns,

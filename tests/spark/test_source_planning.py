@@ -12,9 +12,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from rmq.message import MessageQueue
 from rmq.spark import source
+from rmq.spark.formats.schema import arrow_schema
 from rmq.spark.offsets import DataLoss, Offsets, Places, QueueRange, offsets_of, offsets_tree, places_of
 from rmq.spark.options import read_options
-from rmq.spark.schema import arrow_schema
 from rmq.spark.source import StreamReader, UntoldStreamReader
 
 A, B, C = (MessageQueue("T", "broker-a", number) for number in (0, 1, 2))

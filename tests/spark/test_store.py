@@ -28,10 +28,10 @@ from rmq.errors import ConfigError, CorruptRecord, StoreError
 from rmq.protocol.codes import SYS_COMPRESSED, CompressionType
 from rmq.protocol.record import Record, compress, encode_record
 from rmq.spark import store_files
+from rmq.spark.formats.schema import COLUMNS, spark_schema
 from rmq.spark.options import StoreOptions, store_options
-from rmq.spark.schema import COLUMNS, spark_schema
 from rmq.spark.store_source import StoreReader, chunk_size
-from rmq.store.disk import RealDisk
+from rmq.store.files.disk import RealDisk
 from tests.spark.records import V4, V6, records, rows_of
 from tests.unit.store.stores import open_store
 
@@ -224,7 +224,7 @@ def test_a_task_needs_little_memory_whatever_bodies_grow_to(tmp_path: Path) -> N
     (folder / f"{0:020d}").write_bytes(b"".join(parts))
     code = (
         "import sys; from pathlib import Path\n"
-        "from rmq.spark.schema import spark_schema\n"
+        "from rmq.spark.formats.schema import spark_schema\n"
         "from rmq.spark.options import StoreOptions\n"
         "from rmq.spark.store_source import chunk_size, StoreReader\n"
         "reader = StoreReader(StoreOptions(path=sys.argv[1]), spark_schema())\n"

@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 
 from rmq.errors import ConfigError
 from rmq.spark.pipelines.audit import StoreAudit, audit_store
-from rmq.store import audit_rules as rules
-from rmq.store.audit import check
-from rmq.store.disk import ReadOnlyDisk, RealDisk
-from rmq.store.repair import accept_start
+from rmq.store.audit import rules
+from rmq.store.audit.audit import check
+from rmq.store.audit.repair import accept_start
+from rmq.store.files.disk import ReadOnlyDisk, RealDisk
 from tests.spark.faults import (
     LOG_FILE,
     QUEUES,

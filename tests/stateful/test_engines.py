@@ -36,8 +36,8 @@ from rmq.protocol.headers import PullMessageRequestHeader, SendMessageRequestHea
 from rmq.protocol.properties import TagsAndKeys
 from rmq.protocol.record import build_batch, encode_batch, host_bytes
 from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
-from rmq.store.consumequeue import UNIT_FORM
-from rmq.store.index import KeyHash, pack_entries
+from rmq.store.files.consumequeue import UNIT_FORM
+from rmq.store.files.index import KeyHash, pack_entries
 from rmq.store.reader import choose
 from rmq.store.store import Batch, Store
 from rmq.testing.disk import MemoryDisk

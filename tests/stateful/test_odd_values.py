@@ -42,7 +42,7 @@ from rmq.protocol.headers import (
     SendMessageRequestHeader,
 )
 from rmq.protocol.record import decode_record, encode_batch
-from rmq.store.audit import check
+from rmq.store.audit.audit import check
 from rmq.store.config import BrokerRole
 from rmq.testing.disk import MemoryDisk
 from tests.unit.broker.odd_values import (

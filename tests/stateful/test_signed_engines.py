@@ -18,10 +18,19 @@ from rmq_acl.authentication import Authentication
 
 from rmq.broker.plugin_host import plugin_host
 from rmq.plugin import hooks_of
+from rmq.protocol.auth.signature import (
+    NONCE,
+    PROOF,
+    SIGNATURE,
+    Credentials,
+    Prover,
+    _covered,
+    order_of,
+    signed,
+)
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder
-from rmq.protocol.signature import NONCE, PROOF, SIGNATURE, Credentials, Prover, _covered, order_of, signed
 from rmq.server.plugin_host import PluginHost
 from tests.compiled import COMPILED, HAS_COMPILED
 from tests.stateful.test_engines import SHORT, START, Side, _text, binary_frame, json_frame

@@ -14,9 +14,9 @@ import yaml
 from click.testing import CliRunner
 
 import rmq
-from rmq.cli.acl import acl
+from rmq.cli.clusters.acl import acl
 from rmq.errors import RmqError
-from rmq.protocol.signature import Credentials
+from rmq.protocol.auth.signature import Credentials
 
 ROOT = Path(__file__).parents[2]
 SECRET = "admin-secret-1"

@@ -16,7 +16,7 @@ import yaml
 from rmq.broker.config import BrokerConfig
 from rmq.config import describe, load
 from rmq.namesrv.config import NamesrvConfig
-from rmq.remoting.tls import TlsConfig
+from rmq.remoting.transports.tls import TlsConfig
 from rmq.store.config import StoreConfig
 from tests.system.chart import CHART, VALUES, containers, digest, golden, objects, of_kind, rendered
 from tests.system.containers import USER, image_environment

@@ -17,6 +17,7 @@ from rmq.errors import CorruptRecord, RmqError
 from rmq.message import parse_offset_message_id
 from rmq.namesrv.config import NamesrvConfig
 from rmq.plugin import hooks_of
+from rmq.protocol.auth.signature import Credentials, signed
 from rmq.protocol.bodies import (
     ConsumerData,
     DataVersion,
@@ -33,8 +34,7 @@ from rmq.protocol.headers import (
     DeleteTopicRequestHeader,
 )
 from rmq.protocol.record import Record, encode_record
-from rmq.protocol.signature import Credentials, signed
-from rmq.remoting.tls import TlsConfig
+from rmq.remoting.transports.tls import TlsConfig
 from rmq.store.config import BrokerRole, StoreConfig
 from tests.unit.broker.rig import Rig, Wire, batch, pull, send
 from tests.unit.namesrv.test_handlers import Host

@@ -15,7 +15,7 @@ from rmq.broker.config import BrokerConfig
 from rmq.errors import ConfigError
 from rmq.namesrv.config import NamesrvConfig
 from rmq.protocol import engine
-from rmq.remoting.tls import TlsConfig
+from rmq.remoting.transports.tls import TlsConfig
 from rmq.server.profile import applied, protect_files
 from rmq.store.config import BrokerRole, StoreConfig
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from rmq.broker.tables.stats import Stats
     from rmq.broker.tables.topics import Topics
     from rmq.broker.transactions import Transactions
-    from rmq.remoting.acceptor import Acceptor
     from rmq.remoting.limits import MemoryBudget
+    from rmq.remoting.serving.acceptor import Acceptor
     from rmq.store.store import Store
 
 Row = tuple[tuple[str, ...], float]

@@ -31,6 +31,7 @@ from rmq.message import (
     MessageQueue,
     parse_offset_message_id,
 )
+from rmq.protocol.auth.signature import unsigned
 from rmq.protocol.bodies import GetConsumerStatusBody
 from rmq.protocol.codes import FLAG_ONEWAY, SYS_OF_SENDERS, RequestCode, ResponseCode
 from rmq.protocol.command import Command
@@ -44,7 +45,6 @@ from rmq.protocol.headers import (
     SendMessageResponseHeader,
 )
 from rmq.protocol.properties import decode_properties, encode_properties
-from rmq.protocol.signature import unsigned
 from rmq.server.deferred import Deferred, Row
 from rmq.shares import Holders, HoldersOf, Shares, by_account_and_address
 

@@ -23,7 +23,7 @@ from rmq.protocol import json
 
 if TYPE_CHECKING:
     from rmq.plugin import Plugin
-    from rmq.protocol.server_auth import ClusterSecret
+    from rmq.protocol.auth.server_auth import ClusterSecret
 
 TEXT_MAX: Final = 2 << 20
 """Bytes of one text: sealed and encoded it must fit a frame of the link."""

@@ -24,8 +24,8 @@ from rmq.store.config import BrokerRole, FlushDiskType
 
 if TYPE_CHECKING:
     from rmq.broker.role import Role
+    from rmq.protocol.auth.server_auth import ServerAuth
     from rmq.protocol.command import Command
-    from rmq.protocol.server_auth import ServerAuth
     from rmq.store.store import Store
 
     Handler = Callable[[Command, Any, int], Command | None]

@@ -38,8 +38,8 @@ from rmq.broker.runtime.request_forwarding import RequestForwarder
 from rmq.broker.runtime.startup import DISK_SECONDS, STORE, open_ports
 from rmq.clock import lease_clock, wall_clock_ms
 from rmq.config import parse_addresses
+from rmq.controller.consensus.raft import NotLeader
 from rmq.controller.controller import Answer, Request
-from rmq.controller.raft import NotLeader
 from rmq.controller.requests import answer_of, request_of
 from rmq.errors import (
     ConfigError,
@@ -57,14 +57,14 @@ from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.loop import Wakeup, unwrap_groups
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
-from rmq.remoting.tls import TlsConfig
+from rmq.remoting.transports.tls import TlsConfig
 from rmq.server.health import Health, Stop
 from rmq.server.http import served_pages
 from rmq.server.port_handover import KeptPorts
 from rmq.server.profile import applied, cluster_secret
 from rmq.store.aside import give_up
 from rmq.store.config import BrokerRole, Durability, FlushDiskType, StoreConfig
-from rmq.store.disk import Disk, RealDisk
+from rmq.store.files.disk import Disk, RealDisk
 
 log = logging.getLogger("rmq.broker")
 

@@ -23,10 +23,10 @@ from rmq.broker.replication.sessions import (
     decode_note,
 )
 from rmq.errors import RemoteProtocolError
-from rmq.remoting.accept import remove_tls
 from rmq.remoting.loop import disconnect_or_close_errors
-from rmq.remoting.stream import PrefixedStream, Stream
-from rmq.remoting.tls import TlsContexts
+from rmq.remoting.serving.accept import remove_tls
+from rmq.remoting.transports.stream import PrefixedStream, Stream
+from rmq.remoting.transports.tls import TlsContexts
 
 HANDSHAKE_SECONDS: Final = 20.0
 """For TLS and proof together; a slave without TLS says nothing for its first 5 s."""

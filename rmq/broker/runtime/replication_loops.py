@@ -66,12 +66,12 @@ from rmq.protocol.bodies import KVTable
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ViewMessageRequestHeader
-from rmq.remoting.acceptor import Acceptor, Guest
 from rmq.remoting.address import port_before, with_scheme
 from rmq.remoting.loop import Wakeup, run_cooperatively
 from rmq.remoting.network import Network, open_stream
 from rmq.remoting.pool import Pool
-from rmq.remoting.stream import Listener, Stream, close_at_once
+from rmq.remoting.serving.acceptor import Acceptor, Guest
+from rmq.remoting.transports.stream import Listener, Stream, close_at_once
 from rmq.store.config import DivergedLog
 from rmq.store.store import Store
 

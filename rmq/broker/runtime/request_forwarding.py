@@ -19,9 +19,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from rmq.errors import ConnectionLost, ResponseError, RmqError, for_code
+from rmq.protocol.auth.signature import PROOF
 from rmq.protocol.codes import LANGUAGE, RequestCode, ResponseCode
 from rmq.protocol.command import Command, check_body, next_opaque
-from rmq.protocol.signature import PROOF
 from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.server.deferred import Deferred
 from rmq.shares import NOBODY, Holders

@@ -73,20 +73,20 @@ from rmq.errors import (
     StoreError,
 )
 from rmq.metrics import Histogram
-from rmq.remoting.doors import serve_doors
 from rmq.remoting.endpoint import ClientOnlyEndpoint, Endpoint
 from rmq.remoting.loop import Wakeup, current_loop, run_cooperatively, supervise, unwrap_groups
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.poller import Poller
 from rmq.remoting.pool import Pool
-from rmq.remoting.server import serve_listeners
-from rmq.remoting.tls import TlsConfig, certificate_end
+from rmq.remoting.serving.doors import serve_doors
+from rmq.remoting.serving.server import serve_listeners
+from rmq.remoting.transports.tls import TlsConfig, certificate_end
 from rmq.server.health import Health, Stop
 from rmq.server.http import served_pages
 from rmq.server.ports import CLIENTS, client_limits, door_addresses, own_ports
 from rmq.server.profile import applied
 from rmq.store.config import StoreConfig
-from rmq.store.disk import Disk, RealDisk
+from rmq.store.files.disk import Disk, RealDisk
 from rmq.store.retention import MOST_FILES
 
 CERTIFICATE_SECONDS: Final = 600.0

@@ -30,19 +30,19 @@ from rmq.broker.send_batches import make_broker
 from rmq.clock import lease_clock
 from rmq.errors import ConfigError, PortInUse, StoreError
 from rmq.plugin import load, named
+from rmq.protocol.auth.server_auth import ClusterSecret, ServerAuth
 from rmq.protocol.codes import MASTER_ID
 from rmq.protocol.record import host_bytes
-from rmq.protocol.server_auth import ClusterSecret, ServerAuth
-from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import is_literal, join_address, split_address
-from rmq.remoting.doors import DoorServer
 from rmq.remoting.limits import Limits, MemoryBudget
 from rmq.remoting.loop import current_loop, unwrap_groups
 from rmq.remoting.network import Network
-from rmq.remoting.server import open_listeners
-from rmq.remoting.stream import Listener
-from rmq.remoting.tls import TlsConfig, TlsContexts
-from rmq.remoting.websocket_policy import WebSocketAccess
+from rmq.remoting.serving.acceptor import Acceptor
+from rmq.remoting.serving.doors import DoorServer
+from rmq.remoting.serving.server import open_listeners
+from rmq.remoting.transports.stream import Listener
+from rmq.remoting.transports.tls import TlsConfig, TlsContexts
+from rmq.remoting.transports.websocket_policy import WebSocketAccess
 from rmq.server.health import Health, Stop
 from rmq.server.ports import (
     CLIENTS,
@@ -56,7 +56,7 @@ from rmq.server.ports import (
 )
 from rmq.server.profile import cluster_secret
 from rmq.store.config import BrokerRole, StoreConfig
-from rmq.store.disk import Disk
+from rmq.store.files.disk import Disk
 from rmq.store.store import Store
 
 if TYPE_CHECKING:

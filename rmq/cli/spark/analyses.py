@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from attrs import frozen
 
+from rmq.cli.local.store import DELAYS, LOG
 from rmq.cli.output import EXIT_FAILED, Format, output_option
 from rmq.cli.spark.job import (
     brokers_option,
@@ -19,7 +20,6 @@ from rmq.cli.spark.job import (
     spark_options,
 )
 from rmq.cli.spark.messages import letter_options
-from rmq.cli.store import DELAYS, LOG
 from rmq.cli.target import Target, target_options
 from rmq.cli.values import as_duration
 from rmq.message import TRACE_TOPIC
@@ -259,7 +259,7 @@ def dlq_command(
 
 def _messages(spark: SparkSession, target: Target, store: str | None, topic: str, columns: Any) -> DataFrame:
     """The messages of topics in a cluster, or in a store's folder."""
-    from rmq.spark.schema import spark_schema
+    from rmq.spark.formats.schema import spark_schema
 
     if store:
         reader = spark.read.format("rmqstore").options(path=store, topic=topic)

@@ -23,7 +23,7 @@ from rmq.files import OWNER_ONLY, replace_file
 if TYPE_CHECKING:
     from attrs import frozen
 
-    from rmq.remoting.tls import TlsConfig
+    from rmq.remoting.transports.tls import TlsConfig
 else:
     from rmq.lazy_attrs import frozen
 
@@ -56,7 +56,7 @@ class Context:
         """TLS settings of a client, None for plain connections. Raises ConfigError."""
         if not (self.tls or self.tls_ca or self.tls_cert or self.tls_insecure):
             return None
-        from rmq.remoting.tls import TlsConfig
+        from rmq.remoting.transports.tls import TlsConfig
 
         return TlsConfig(
             tls_mode="enforcing",

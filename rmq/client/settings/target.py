@@ -24,8 +24,8 @@ from rmq.errors import ConfigError
 if TYPE_CHECKING:
     from attrs import frozen
 
-    from rmq.protocol.signature import Credentials
-    from rmq.remoting.tls import TlsConfig
+    from rmq.protocol.auth.signature import Credentials
+    from rmq.remoting.transports.tls import TlsConfig
 else:
     from rmq.lazy_attrs import frozen
 
@@ -106,6 +106,6 @@ def _credentials(merged: Context, environment: Mapping[str, str]) -> Credentials
             access_key,
             f"its secret too: --secret-key-file, {SECRET_VARIABLE} or a context with one",
         )
-    from rmq.protocol.signature import Credentials
+    from rmq.protocol.auth.signature import Credentials
 
     return Credentials(access_key, secret)

@@ -11,7 +11,7 @@ from typing import Final
 from attrs import define, field, frozen
 
 from rmq.dashboard.access.roles import Role
-from rmq.protocol.signature import Credentials
+from rmq.protocol.auth.signature import Credentials
 from rmq.shares import by_address
 
 IDLE_SECONDS: Final = 30 * 60

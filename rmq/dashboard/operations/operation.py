@@ -22,7 +22,7 @@ from rmq.dashboard.errors import BadRequest, Forbidden, LoginNeeded
 from rmq.dashboard.jobs import Jobs, Progress
 from rmq.errors import RmqError
 from rmq.operate.controllers import Controllers, opened
-from rmq.protocol.signature import Credentials
+from rmq.protocol.auth.signature import Credentials
 from rmq.remoting.network import Network
 
 if TYPE_CHECKING:

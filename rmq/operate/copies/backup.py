@@ -20,7 +20,7 @@ from typing import Any, Final
 from attrs import asdict, define, field, frozen
 
 from rmq.errors import StoreError
-from rmq.store.scan import is_blank, parse
+from rmq.store.files.scan import is_blank, parse
 
 MANIFEST: Final = "backup.json"
 PIECE: Final = 1 << 20

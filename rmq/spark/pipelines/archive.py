@@ -109,7 +109,7 @@ def read_archive(spark: SparkSession, path: str | Path) -> DataFrame:
     """
     from pyspark.sql.types import DateType, StructField, StructType
 
-    from rmq.spark.schema import spark_schema
+    from rmq.spark.formats.schema import spark_schema
 
     if not Path(path, "_rmq").is_dir():
         raise ConfigError("path", str(path), "the folder of an archive")

@@ -1,6 +1,6 @@
 """Store audit: each record of a commit log against its queue's unit, joined by Spark.
 
-Faults are those of `rmq store check` (the rules are those of `rmq.store.audit_rules`), for stores of any
+Faults are those of `rmq store check` (the rules are those of `rmq.store.audit.rules`), for stores of any
 size: records and units meet in a full outer join by the physical offset, so the memory needed does not grow
 with the store. Index, checkpoint and configuration are not checked.
 
@@ -25,8 +25,8 @@ from pyspark.sql import functions as F
 from rmq.spark.pipelines.audit_frames import Log, find_log, record_frame, unit_frame
 from rmq.spark.pipelines.progress import Watch, unwatched, watched
 from rmq.spark.store_files import log_files, queue_topics
-from rmq.store.audit import known_topics
-from rmq.store.audit_rules import (
+from rmq.store.audit.audit import known_topics
+from rmq.store.audit.rules import (
     BAD_CRC,
     DAMAGE,
     EXTRA,
@@ -45,8 +45,8 @@ from rmq.store.audit_rules import (
     kept_topics,
 )
 from rmq.store.config import DELAY_LEVELS, delay_table
-from rmq.store.disk import ReadOnlyDisk
-from rmq.store.scan import is_blank
+from rmq.store.files.disk import ReadOnlyDisk
+from rmq.store.files.scan import is_blank
 
 COLUMNS: Final = ("kind", "topic", "queueId", "queueOffset", "physicalOffset", "detail")
 _SCHEMA: Final = (

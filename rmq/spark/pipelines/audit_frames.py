@@ -20,8 +20,8 @@ from pyspark.sql.types import StructType
 
 from rmq.message import PROPERTY_TAGS, SCHEDULE_TOPIC, TIMER_TOPIC, tags_code
 from rmq.protocol.properties import due_time, has_unit, timer_due
-from rmq.spark.arrays import Array, gather
-from rmq.spark.records import HEAD, Batch, Records, find_records
+from rmq.spark.formats.arrays import Array, gather
+from rmq.spark.formats.records import HEAD, Batch, Records, find_records
 from rmq.spark.store_files import (
     ChunkScan,
     Damage,
@@ -32,7 +32,7 @@ from rmq.spark.store_files import (
     queue_topics,
     queue_units,
 )
-from rmq.store.audit_rules import is_compared, is_kept
+from rmq.store.audit.rules import is_compared, is_kept
 
 CHUNK: Final = 64 << 20
 UNITS_AT_ONCE: Final = 1 << 18

@@ -25,7 +25,7 @@ from rmq.errors import ConfigError
 from rmq.message import RESERVED_PROPERTIES, MessageQueue
 from rmq.protocol.properties import PROPERTY_SHARDING_KEY
 from rmq.spark.cluster import Cluster
-from rmq.spark.encoding import KEY_PROPERTY
+from rmq.spark.formats.encoding import KEY_PROPERTY
 from rmq.spark.offsets import Offsets, keep, offsets_text, read_kept
 from rmq.spark.options import ConnectOptions, ReadOptions, read_options
 from rmq.spark.pipelines.progress import POLL_SECONDS, JobProgress, Watch, beside, unwatched

@@ -111,7 +111,7 @@ def read_table(spark: SparkSession, target: str, *, to: Form) -> DataFrame:
         return spark.read.format("delta").load(target) if _is_path(target) else spark.table(target)
     from pyspark.sql.types import DateType, StringType, StructField, StructType
 
-    from rmq.spark.schema import spark_schema
+    from rmq.spark.formats.schema import spark_schema
 
     fields = [*spark_schema(nullable=True).fields, StructField("date", DateType())]
     schema = StructType([*fields, StructField("batch", StringType())])

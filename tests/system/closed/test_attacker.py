@@ -14,11 +14,11 @@ from collections.abc import Iterator
 import pytest
 
 from rmq.clock import wall_clock_ms
+from rmq.protocol.auth.signature import Credentials, Prover, signed
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.headers import RegisterBrokerRequestHeader
-from rmq.protocol.signature import Credentials, Prover, signed
 from tests.system.closed.cluster import Closed
 from tests.unit.broker.rig import batch, pull, send
 

@@ -19,7 +19,7 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.json import loads as lenient
 from rmq.store.config import BrokerRole, StoreConfig
-from rmq.store.disk import DiskUsage
+from rmq.store.files.disk import DiskUsage
 from rmq.testing.disk import MemoryDisk
 
 from .rig import START, Rig, Wire, aged, send

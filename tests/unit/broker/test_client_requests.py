@@ -9,6 +9,7 @@ import pytest
 
 from rmq.broker.membership.client_requests import CALL_SECONDS, STATUS_SECONDS
 from rmq.message import MessageQueue
+from rmq.protocol.auth.signature import Credentials, Prover, signed
 from rmq.protocol.bodies import ConsumerData, GetConsumerStatusBody, HeartbeatData, SubscriptionData
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
@@ -18,7 +19,6 @@ from rmq.protocol.headers import (
     GetConsumerStatusRequestHeader,
 )
 from rmq.protocol.record import decode_record
-from rmq.protocol.signature import Credentials, Prover, signed
 
 from .rig import START, Rig, Wire, send
 

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 from attrs import evolve
 
-from rmq.store.audit import check
+from rmq.store.audit.audit import check
 from rmq.store.config import DivergedLog
 from rmq.testing.cluster import STORE
 from tests.sim.brokers import Node, Set, controlled_set

@@ -12,8 +12,8 @@ from rmq.broker.replication.table_replication import CONTROLLED_OFFSETS_SECONDS
 from rmq.broker.tables.queue_locks import LOCK_MS
 from rmq.controller import service as controller_service
 from rmq.controller.config import ControllerConfig
+from rmq.controller.consensus.raft import NotLeader
 from rmq.controller.controller import AddMember, RemoveMember
-from rmq.controller.raft import NotLeader
 from rmq.controller.requests import answer_of, request_of
 from rmq.errors import NoRoute, RmqError
 from rmq.message import Message, MessageQueue

@@ -14,9 +14,9 @@ from rmq_acl import AclPlugin
 from rmq.broker.plugin_host import plugin_host
 from rmq.broker.wakeups import Wakeups
 from rmq.plugin import hooks_of
+from rmq.protocol.auth.signature import Credentials, signed
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
-from rmq.protocol.signature import Credentials, signed
 from rmq.server.deferred import FILES_MAX
 from tests.unit.broker.rig import Rig
 

@@ -13,7 +13,7 @@ from rmq.broker.tables.deletions import Deletions
 from rmq.errors import RemoteProtocolError
 from rmq.protocol.bodies import TopicDeletion
 from rmq.protocol.codes import RequestCode
-from rmq.store.audit import check
+from rmq.store.audit.audit import check
 from rmq.store.config import BrokerRole
 from rmq.testing.disk import MemoryDisk
 

@@ -30,7 +30,7 @@ from rmq.protocol.command import Command
 from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.loop import Wakeup
 from rmq.remoting.pool import Pool
-from rmq.remoting.tls import TlsConfig, TlsContexts
+from rmq.remoting.transports.tls import TlsConfig, TlsContexts
 from rmq.store.config import BrokerRole, DivergedLog, Durability, StoreConfig
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk

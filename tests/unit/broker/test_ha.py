@@ -34,7 +34,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.record import Record
 from rmq.remoting.loop import Wakeup
 from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
-from rmq.store.disk import RealDisk
+from rmq.store.files.disk import RealDisk
 from rmq.store.store import Store
 from rmq.testing.network import MemoryNetwork
 

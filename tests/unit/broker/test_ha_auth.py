@@ -33,14 +33,14 @@ from rmq.errors import AccessDenied, ConfigError, RemoteProtocolError
 from rmq.namesrv import service as namesrv
 from rmq.namesrv.config import NamesrvConfig
 from rmq.plugin import Peer, Plugin, hooks_of
+from rmq.protocol.auth.server_auth import NONCE, PROOF, TIME, WINDOW_MS, ClusterSecret, ServerAuth
 from rmq.protocol.bodies import ClusterInfo, KVTable
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
-from rmq.protocol.server_auth import NONCE, PROOF, TIME, WINDOW_MS, ClusterSecret, ServerAuth
 from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.pool import Pool
-from rmq.remoting.stream import Stream
-from rmq.remoting.tls import TlsConfig, TlsContexts, tls_client
+from rmq.remoting.transports.stream import Stream
+from rmq.remoting.transports.tls import TlsConfig, TlsContexts, tls_client
 from rmq.server.profile import cluster_secret
 from rmq.store.config import BrokerRole, StoreConfig
 from rmq.testing.disk import MemoryDisk

@@ -35,6 +35,7 @@ from rmq.broker.config import BrokerConfig
 from rmq.broker.runtime import service
 from rmq.namesrv import service as namesrv_service
 from rmq.namesrv.config import NamesrvConfig
+from rmq.protocol.auth.signature import Credentials, signed
 from rmq.protocol.bodies import (
     ConsumerData,
     HeartbeatData,
@@ -55,7 +56,6 @@ from rmq.protocol.headers import (
     QueryTopicConsumeByWhoRequestHeader,
 )
 from rmq.protocol.record import Record
-from rmq.protocol.signature import Credentials, signed
 from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.pool import Pool

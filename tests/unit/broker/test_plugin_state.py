@@ -8,7 +8,7 @@ from rmq.broker.replication.plugin_state import TEXT_MAX, PluginState
 from rmq.broker.replication.table_replication import SHARED, TableSender
 from rmq.errors import RemoteProtocolError, RmqError
 from rmq.protocol import json
-from rmq.protocol.server_auth import ClusterSecret
+from rmq.protocol.auth.server_auth import ClusterSecret
 
 
 class Accounts:

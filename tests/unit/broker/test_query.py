@@ -16,7 +16,7 @@ from rmq.protocol.bodies import QueryConsumeQueueResponseBody as UnitsBody
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.record import compress, compressed_flag, decode_records
-from rmq.store import index
+from rmq.store.files import index
 
 from .rig import START, Rig, Wire
 from .sessions import session

@@ -13,6 +13,7 @@ import trio.testing
 from rmq.broker.runtime import request_forwarding as relay
 from rmq.message import MessageQueue
 from rmq.plugin import ACCOUNT, AccessDenied, Peer
+from rmq.protocol.auth.signature import Credentials, key_of, signature, signed
 from rmq.protocol.bodies import (
     ConsumerData,
     HeartbeatData,
@@ -30,7 +31,6 @@ from rmq.protocol.headers import (
     UpdateConsumerOffsetRequestHeader,
 )
 from rmq.protocol.record import encode_batch
-from rmq.protocol.signature import Credentials, key_of, signature, signed
 from rmq.remoting.connection import Connection
 from tests.sim.brokers import Node, Set, controlled_set
 

@@ -13,7 +13,7 @@ from rmq.message import SCHEDULE_TOPIC
 from rmq.protocol.properties import encode_properties
 from rmq.protocol.record import Record, decode_record
 from rmq.store.config import StoreConfig
-from rmq.store.disk import RealDisk
+from rmq.store.files.disk import RealDisk
 from rmq.store.store import Store
 
 LEVELS = "1s 5s 10s"

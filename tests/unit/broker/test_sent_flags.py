@@ -12,7 +12,7 @@ from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_HOST_BITS, SYS_STOREHOST_V6,
 from rmq.protocol.command import Command
 from rmq.protocol.headers import EndTransactionRequestHeader
 from rmq.protocol.record import decode_record, encode_record, host_bytes, record_of
-from rmq.store.audit import check
+from rmq.store.audit.audit import check
 from rmq.store.config import StoreConfig
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk

@@ -50,11 +50,11 @@ from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.poller import Poller
 from rmq.remoting.pool import Pool
-from rmq.remoting.server import serve
-from rmq.remoting.tls import TlsConfig
+from rmq.remoting.serving.server import serve
+from rmq.remoting.transports.tls import TlsConfig
 from rmq.server.health import Health
 from rmq.store.config import BrokerRole, Durability, FlushDiskType, StoreConfig
-from rmq.store.disk import RealDisk
+from rmq.store.files.disk import RealDisk
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork

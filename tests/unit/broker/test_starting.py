@@ -16,7 +16,8 @@ from rmq.broker.__main__ import _way_of_running
 from rmq.broker.config import BrokerConfig
 from rmq.broker.runtime import failover_service, service
 from rmq.errors import RemoteProtocolError
-from rmq.remoting import accept, websocket
+from rmq.remoting.serving import accept
+from rmq.remoting.transports import websocket
 from rmq.server.process import VERSION, _version
 from rmq.store.config import StoreConfig
 
@@ -24,7 +25,7 @@ NOT_LOADED = (
     "asyncio cattrs click cryptography email h11 importlib.metadata logging.handlers tomllib trio_websocket"
     " wsproto yaml rmq.broker.replication.failover.replica_manager rmq.broker.runtime.failover_service"
     " rmq.cli rmq.client rmq.controller.sets"
-    " rmq.namesrv rmq.server.pages rmq.remoting.websocket rmq.spark rmq.testing"
+    " rmq.namesrv rmq.server.pages rmq.remoting.transports.websocket rmq.spark rmq.testing"
 )
 
 
@@ -75,7 +76,7 @@ async def test_the_parsers_of_websockets_are_loaded_in_a_thread(monkeypatch: pyt
         sys.modules[name] = websocket
         return websocket
 
-    monkeypatch.delitem(sys.modules, "rmq.remoting.websocket", raising=False)
+    monkeypatch.delitem(sys.modules, "rmq.remoting.transports.websocket", raising=False)
     monkeypatch.setattr(accept, "import_module", load)
     assert (await accept._websocket()).__name__ == "accept_websocket"
     assert loaded_in == ["trio.to_thread"]
@@ -87,7 +88,7 @@ async def test_without_the_parsers_one_peer_ends_and_not_the_server(monkeypatch:
     def load(name: str) -> ModuleType:
         raise ModuleNotFoundError("No module named 'wsproto'")
 
-    monkeypatch.delitem(sys.modules, "rmq.remoting.websocket", raising=False)
+    monkeypatch.delitem(sys.modules, "rmq.remoting.transports.websocket", raising=False)
     monkeypatch.setattr(accept, "import_module", load)
     with pytest.raises(RemoteProtocolError, match="WebSocket cannot be had here: No module named 'wsproto'"):
         await accept._websocket()

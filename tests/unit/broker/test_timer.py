@@ -17,7 +17,7 @@ from rmq.protocol.headers import RecallHandle
 from rmq.protocol.record import Record, decode_record
 from rmq.shares import NOBODY, Holders
 from rmq.store.config import StoreConfig
-from rmq.store.disk import RealDisk
+from rmq.store.files.disk import RealDisk
 from rmq.store.store import Store
 
 START = 1_800_000_000_000

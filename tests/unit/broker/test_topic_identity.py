@@ -18,7 +18,7 @@ from rmq.protocol.bodies import (
 )
 from rmq.protocol.codes import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
 from rmq.protocol.command import Command
-from rmq.store import audit
+from rmq.store.audit import audit
 from rmq.store.config import BrokerRole
 from rmq.store.store import Store
 from rmq.testing.front import Wire

@@ -26,7 +26,7 @@ from rmq.protocol.headers import CheckTransactionStateRequestHeader, EndTransact
 from rmq.protocol.properties import encode_properties
 from rmq.protocol.record import Record, decode_record
 from rmq.store.config import StoreConfig
-from rmq.store.disk import RealDisk
+from rmq.store.files.disk import RealDisk
 from rmq.store.store import Store
 
 START = 1_800_000_000_000

@@ -18,7 +18,7 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import MAX_FRAME, MESSAGES, SMALLEST_BODY_LIMIT, Command, body_limit, check_body
 from rmq.protocol.headers import RegisterBrokerRequestHeader
 from rmq.remoting.limits import SENDS_OF_A_LOOK, TURN_REQUESTS
-from rmq.store.segments import Segments
+from rmq.store.files.segments import Segments
 
 from .rig import Rig, Wire, send
 

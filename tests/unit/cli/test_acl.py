@@ -9,7 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from rmq.cli.acl import acl
+from rmq.cli.clusters.acl import acl
 
 
 @pytest.fixture

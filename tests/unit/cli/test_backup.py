@@ -11,11 +11,11 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
-from rmq.cli.backup import backup_command
-from rmq.cli.store import store as store_commands
+from rmq.cli.local.backup import backup_command
+from rmq.cli.local.store import store as store_commands
 from rmq.errors import StoreError
 from rmq.operate.copies.backup import back_up, paced, seed, verify
-from rmq.store.disk import RealDisk
+from rmq.store.files.disk import RealDisk
 from rmq.store.store import Store
 from tests.unit.store.stores import open_store, record
 

@@ -12,8 +12,8 @@ import trustme
 from click.testing import CliRunner, Result
 from cryptography import x509
 
-from rmq.cli.certs import certs
-from rmq.remoting.tls import TlsConfig, TlsContexts
+from rmq.cli.local.certs import certs
+from rmq.remoting.transports.tls import TlsConfig, TlsContexts
 from rmq.server.profile import cluster_secret
 
 

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from rmq.cli import SECTIONS, SUBCOMMANDS, command
 from rmq.cli.admin.command import java_text
-from rmq.cli.broker import operations
-from rmq.cli.controller import operations as controller_operations
+from rmq.cli.clusters.broker import operations
+from rmq.cli.clusters.controller import operations as controller_operations
 from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 
 HEAVY = {"trio", "anyio", "rich", "yaml", "attrs", "rmq.broker", "rmq.client", "rmq.remoting", "rmq.protocol"}
@@ -108,7 +108,7 @@ def test_probes_that_no_broker_takes_end_with_1(
     async def probes(*arguments: object) -> list[dict[str, object]]:
         return [{"broker": "a", "sent": 3, "failed": 0}, {"broker": "b", "sent": sent, "failed": 3 - sent}]
 
-    monkeypatch.setattr("rmq.cli.cluster._rt", probes)
+    monkeypatch.setattr("rmq.cli.clusters.cluster._rt", probes)
     assert CliRunner().invoke(command, ["cluster", "rt"]).exit_code == status
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from rmq.cli import controller
+from rmq.cli.clusters import controller
 from rmq.operate.controllers import Controllers, ControllerState, Outcome, state_of
 from rmq.protocol.command import Command
 

@@ -10,8 +10,8 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from click.testing import CliRunner, Result
 
 from rmq import embedded
-from rmq.cli.dlq import dlq
-from rmq.cli.transactions import transactions
+from rmq.cli.messages.dlq import dlq
+from rmq.cli.messages.transactions import transactions
 from rmq.client import blocking
 from rmq.message import Message, MessageQueue
 

@@ -15,7 +15,7 @@ import trio
 from trio.testing import MockClock
 
 import rmq
-from rmq.cli.sub import SubOptions, _take
+from rmq.cli.messages.sub import SubOptions, _take
 from rmq.client import blocking
 from rmq.message import StoredMessage
 from rmq.protocol.codes import RequestCode

@@ -265,8 +265,8 @@ NOT_LOADED = (
     " trio trio_websocket wsproto yaml zstandard rmq.broker rmq.cli rmq.client.admin rmq.client.app"
     " rmq.client.blocking rmq.client.codec rmq.client.observability.metrics rmq.client.observability.otel"
     " rmq.client.observability.trace rmq.namesrv"
-    " rmq.remoting.poller rmq.remoting.server rmq.remoting.trio_loop rmq.remoting.websocket rmq.spark"
-    " rmq.store rmq.testing"
+    " rmq.remoting.poller rmq.remoting.serving.server rmq.remoting.trio_loop"
+    " rmq.remoting.transports.websocket rmq.spark rmq.store rmq.testing"
 )
 
 

@@ -108,7 +108,7 @@ async def test_a_send(clock: MockClock) -> None:
     check("send", found.calls)
     depths = {
         "client": depth_of("remoting.connection:Connection.call", found, "Producer.send"),
-        "broker": depth_of("store.segments:Segments.write", found, "Broker.handle"),
+        "broker": depth_of("store.files.segments:Segments.write", found, "Broker.handle"),
     }
     assert all(depths[place] <= LONGEST[place] for place in LONGEST), depths
 

@@ -13,7 +13,7 @@ import rmq
 from rmq.client.consume.rebalance import in_short
 from rmq.message import MessageQueue
 from rmq.protocol.codes import RequestCode, ResponseCode
-from rmq.remoting.stream import Stream
+from rmq.remoting.transports.stream import Stream
 from rmq.testing.cluster import Cluster
 
 from .conftest import Play

@@ -9,6 +9,8 @@ import msgspec
 import pytest
 from attrs import evolve
 
+from rmq.controller.consensus.journal import COMMAND, Entry, Journal
+from rmq.controller.consensus.raft import Message, NotLeader, Raft
 from rmq.controller.controller import (
     AddMember,
     Answer,
@@ -20,8 +22,6 @@ from rmq.controller.controller import (
 )
 from rmq.controller.elections import Elections
 from rmq.controller.heartbeat import UNKNOWN, Heartbeat
-from rmq.controller.journal import COMMAND, Entry, Journal
-from rmq.controller.raft import Message, NotLeader, Raft
 from rmq.controller.requests import ControllerRequests
 from rmq.controller.sets import Adopt, AlterInSync, BrokerSets, Register, Remove, Replica, encode
 from rmq.testing.disk import MemoryDisk

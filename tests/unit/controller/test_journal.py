@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq.controller import journal as journal_module
-from rmq.controller.journal import (
+from rmq.controller.consensus import journal as journal_module
+from rmq.controller.consensus.journal import (
     _HEAD,
     _MAGIC,
     COMMAND,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from attrs import evolve
 
-from rmq.controller.messages import EARLIER_KINDS, LATER_KINDS, Message, decode
+from rmq.controller.consensus.messages import EARLIER_KINDS, LATER_KINDS, Message, decode
 from rmq.errors import RemoteProtocolError
 
 from .test_raft import Group, others, tell

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from attrs import evolve
 
-from rmq.controller import raft as raft_module
-from rmq.controller.journal import COMMAND, NOOP, Entry, Journal, members_entry
-from rmq.controller.machine import UnknownCommand
-from rmq.controller.messages import Message
-from rmq.controller.raft import ADDRESSES_MAX, ChangeUnderWay, NotLeader, Raft, Role, Timing
+from rmq.controller.consensus import raft as raft_module
+from rmq.controller.consensus.journal import COMMAND, NOOP, Entry, Journal, members_entry
+from rmq.controller.consensus.machine import UnknownCommand
+from rmq.controller.consensus.messages import Message
+from rmq.controller.consensus.raft import ADDRESSES_MAX, ChangeUnderWay, NotLeader, Raft, Role, Timing
 from rmq.errors import RemoteProtocolError
 from rmq.testing.disk import MemoryDisk
 from tests.sim.controllers import Register

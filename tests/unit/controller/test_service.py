@@ -15,23 +15,23 @@ import trio.testing
 from msgspec.msgpack import encode as encoded
 
 from rmq.controller.config import ControllerConfig, ControllerSettings, check_reach, own_address
+from rmq.controller.consensus.journal import COMMAND, Entry, Journal
+from rmq.controller.consensus.messages import Message
+from rmq.controller.consensus.raft import NotLeader
 from rmq.controller.controller import AddMember, Answer, ElectRequest, RemoveMember, Request
 from rmq.controller.heartbeat import Heartbeat
-from rmq.controller.journal import COMMAND, Entry, Journal
-from rmq.controller.messages import Message
-from rmq.controller.raft import NotLeader
 from rmq.controller.requests import answer_of, request_of
 from rmq.controller.service import LOG, RECEIVERS_MAX, run
 from rmq.controller.sets import AlterInSync, Register, Remove, Replica
 from rmq.errors import ConfigError, ConnectFailed, ConnectionLost, RequestTimeout, StoreLocked
 from rmq.namesrv import service as namesrv_service
 from rmq.namesrv.config import NamesrvConfig
+from rmq.protocol.auth.signature import Credentials, signed
 from rmq.protocol.codes import CONTROLLER_MESSAGE, CONTROLLER_STATUS, RequestCode, ResponseCode
 from rmq.protocol.command import Command
-from rmq.protocol.signature import Credentials, signed
 from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.pool import Pool
-from rmq.remoting.tls import TlsConfig
+from rmq.remoting.transports.tls import TlsConfig
 from rmq.server.health import Health
 from rmq.server.profile import cluster_secret
 from rmq.testing.disk import MemoryDisk

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmq.controller.consensus.machine import UnknownCommand
 from rmq.controller.elections import Elections
 from rmq.controller.heartbeat import Heartbeat
-from rmq.controller.machine import UnknownCommand
 from rmq.controller.sets import (
     NOBODY,
     REPLICAS_MAX,

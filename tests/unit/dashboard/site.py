@@ -16,7 +16,7 @@ from rmq.client.client import Client
 from rmq.client.settings.target import Target
 from rmq.dashboard.app import World, open_dashboard
 from rmq.dashboard.config import DashboardConfig
-from rmq.protocol.signature import Credentials
+from rmq.protocol.auth.signature import Credentials
 from rmq.testing.cluster import Cluster
 from rmq.testing.network import MemoryNetwork
 

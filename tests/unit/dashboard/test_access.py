@@ -16,7 +16,7 @@ from rmq.client.settings.target import Target
 from rmq.dashboard.access.roles import password_hash, read_roles, token_hash
 from rmq.dashboard.config import DashboardConfig
 from rmq.errors import ConfigError
-from rmq.protocol.signature import Credentials
+from rmq.protocol.auth.signature import Credentials
 from rmq.testing.cluster import Cluster
 
 from .site import BASE, LINK, roles_file, site, text_of

@@ -14,7 +14,8 @@ pytest.importorskip("starlette")
 pytest.importorskip("hypercorn")
 pytest.importorskip("jinja2")
 
-from rmq.cli import command, dashboard
+from rmq.cli import command
+from rmq.cli.local import dashboard
 from rmq.dashboard.access.roles import read_roles
 from rmq.dashboard.config import DashboardConfig
 from rmq.dashboard.serve import serve

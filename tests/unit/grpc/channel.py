@@ -14,7 +14,7 @@ import h2.exceptions
 from rmq_grpc import schema
 
 from rmq.remoting.network import Network
-from rmq.remoting.stream import Stream
+from rmq.remoting.transports.stream import Stream
 
 
 class CallOf:

@@ -11,13 +11,13 @@ import trio
 from click.testing import CliRunner
 
 from rmq.broker.config import BrokerConfig
-from rmq.cli.services import broker
+from rmq.cli.local.services import broker
 from rmq.config import from_options, load_all
 from rmq.errors import ConfigError
 from rmq.namesrv.config import NamesrvConfig
 from rmq.operate import placement
 from rmq.operate.supervisor import joined_metrics, members, name_server, relay
-from rmq.remoting.tls import TlsConfig
+from rmq.remoting.transports.tls import TlsConfig
 from rmq.store.config import StoreConfig
 
 

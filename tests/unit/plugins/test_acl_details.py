@@ -12,10 +12,10 @@ from rmq_acl.plainfile import name_and_permission
 
 import rmq.files
 from rmq.message import TRACE_TOPIC
+from rmq.protocol.auth.signature import Credentials
 from rmq.protocol.bodies import CheckClientRequestBody, SubscriptionData
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
-from rmq.protocol.signature import Credentials
 from tests.unit.broker.rig import send
 
 from .test_acl_plugin import OTHER, OWNER, TEXT, Guarded

@@ -24,11 +24,11 @@ from rmq.namesrv.handlers import NameServer
 from rmq.namesrv.host import plugin_host as namesrv_host
 from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.plugin import PluginRefused, hooks_of
+from rmq.protocol.auth.signature import Credentials, signed
 from rmq.protocol.bodies import DataVersion, HeartbeatData, ProducerData
 from rmq.protocol.codes import RequestCode as Code
 from rmq.protocol.command import Command
 from rmq.protocol.headers import CreateAccessConfigRequestHeader, EndTransactionRequestHeader
-from rmq.protocol.signature import Credentials, signed
 from rmq.server.log_limit import LogLimit
 from tests.unit.broker.rig import START, Rig, Wire, batch, pull, send
 

@@ -14,10 +14,10 @@ from rmq_acl.request_signing import SESSIONS_MAX, START_SLACK_MS, SignedRequests
 from rmq_acl.verify import identify
 
 from rmq.errors import AccessDenied
+from rmq.protocol.auth.signature import NONCE, PROOF, SIGNATURE, TIME, WINDOW_MS, Credentials, Prover, signed
 from rmq.protocol.codes import RequestCode as Code
 from rmq.protocol.command import ROCKETMQ, Command
 from rmq.protocol.frames import encode
-from rmq.protocol.signature import NONCE, PROOF, SIGNATURE, TIME, WINDOW_MS, Credentials, Prover, signed
 from tests.unit.broker.rig import START, Wire, batch, send
 from tests.unit.plugins.test_acl_plugin import MANAGER, OTHER, OWNER, TEXT, Guarded
 
@@ -140,7 +140,7 @@ def test_what_a_process_before_may_have_taken_is_refused(guarded: Guarded) -> No
     "nonce", ["", "x", "{mark}", "{mark}AQEBAQEBAQE.x", "{mark}AQEBAQEBAQE.-1", "x" * 99]
 )
 def test_a_nonce_of_another_form_is_refused(guarded: Guarded, nonce: str) -> None:
-    from rmq.protocol.signature import order_of, proof
+    from rmq.protocol.auth.signature import order_of, proof
 
     account = guarded.plugin.files.accounts.table["owner01"]
     plain = send()
@@ -318,7 +318,7 @@ def test_the_newest_guesses_are_remembered_when_the_table_is_full() -> None:
 
 def test_headers_of_strangers_leave_nothing_behind(guarded: Guarded) -> None:
     """256 headers, each with 2 MB of names, were 501 MB."""
-    from rmq.protocol.signature import _ORDERS
+    from rmq.protocol.auth.signature import _ORDERS
 
     before = dict(_ORDERS)
     for number in range(20):

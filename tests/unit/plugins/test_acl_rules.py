@@ -22,12 +22,12 @@ from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.handlers import NameServer
 from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.protocol import codes
+from rmq.protocol.auth.signature import Credentials, signed
 from rmq.protocol.bodies import ConsumerData, HeartbeatData, LockBatchRequestBody, SubscriptionData
 from rmq.protocol.codes import CONTROLLER_CODES, IDEMPOTENT_SEND, RECALL_MESSAGE, RequestCode
 from rmq.protocol.command import SEND_V2_CODES, Command
 from rmq.protocol.fields import java_name
 from rmq.protocol.headers import SendMessageRequestHeader, encode_send_v2
-from rmq.protocol.signature import Credentials, signed
 from tests.unit.broker.rig import Rig
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[2] / "golden" / "acl_rules.json").read_text())

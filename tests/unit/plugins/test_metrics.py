@@ -46,8 +46,8 @@ from rmq.server.health import Health
 from rmq.server.pages import serve
 from rmq.server.process import VERSION
 from rmq.store.config import FlushDiskType, StoreConfig
+from rmq.store.files.segments import Progress
 from rmq.store.recovery import Recovery
-from rmq.store.segments import Progress
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 from tests.ports import free_ports

@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.protocol.command import JSON, ROCKETMQ, Command
-from rmq.protocol.frames import Decoder, encode
-from rmq.protocol.signature import (
+from rmq.protocol.auth.signature import (
     NONCE,
     PROOF,
     SIGNATURE,
@@ -25,6 +23,8 @@ from rmq.protocol.signature import (
     proof,
     signature,
 )
+from rmq.protocol.command import JSON, ROCKETMQ, Command
+from rmq.protocol.frames import Decoder, encode
 
 ACCOUNT = Credentials("someone", "a-secret-of-it", "token")
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)

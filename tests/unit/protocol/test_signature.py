@@ -7,8 +7,8 @@ import pathlib
 
 from hypothesis import given, strategies
 
+from rmq.protocol.auth.signature import _ORDERS, _ORDERS_MAX, Credentials, Key, order_of, signature, signed
 from rmq.protocol.command import Command
-from rmq.protocol.signature import _ORDERS, _ORDERS_MAX, Credentials, Key, order_of, signature, signed
 
 TEXTS = strategies.text(strategies.characters(exclude_categories=["Cs"]), max_size=8)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rmq.remoting import TlsConfig
-from rmq.remoting.tls import TlsContexts
+from rmq.remoting.transports.tls import TlsContexts
 
 from .transports import TRANSPORTS, Maker, certificates
 

@@ -13,7 +13,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
 from rmq.remoting import Connection, Limits
 from rmq.remoting.endpoint import Endpoint
-from rmq.remoting.stream import Stream
+from rmq.remoting.transports.stream import Stream
 from rmq.testing import MemoryNetwork
 
 CODE = 9999

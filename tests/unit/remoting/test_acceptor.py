@@ -14,9 +14,9 @@ from trio.testing import MockClock
 
 from rmq.metrics import connection_metrics
 from rmq.remoting import Acceptor, Stream
-from rmq.remoting import acceptor as module
-from rmq.remoting.acceptor import Guest
 from rmq.remoting.limits import AddressRate, MemoryBudget, network_of
+from rmq.remoting.serving import acceptor as module
+from rmq.remoting.serving.acceptor import Guest
 from rmq.shares import Gateways
 from rmq.testing import MemoryNetwork
 

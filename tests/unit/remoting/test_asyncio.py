@@ -16,7 +16,8 @@ import trio
 
 from rmq.errors import ConnectFailed, ConnectionLost, RequestTimeout
 from rmq.protocol.command import Command
-from rmq.remoting import Connection, Limits, Pool, TcpNetwork, TlsConfig, tcp
+from rmq.remoting import Connection, Limits, Pool, TcpNetwork, TlsConfig
+from rmq.remoting.transports import tcp
 
 from .peers import Custom, Echo, request
 from .test_server import served

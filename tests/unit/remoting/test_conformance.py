@@ -7,7 +7,7 @@ import trio
 from trio.testing import check_two_way_stream
 
 from rmq.remoting.loop import current_loop
-from rmq.remoting.tls import TlsContexts
+from rmq.remoting.transports.tls import TlsContexts
 
 from .transports import CLOGGED, TRANSPORTS, Pair
 

@@ -13,7 +13,7 @@ from rmq.protocol.command import ROCKETMQ, Command
 from rmq.protocol.frames import encode
 from rmq.remoting import Connection, Limits
 from rmq.remoting.pending_requests import PendingRequest, timed_out
-from rmq.remoting.stream import PrefixedStream, Stream
+from rmq.remoting.transports.stream import PrefixedStream, Stream
 from rmq.testing import MemoryNetwork
 
 from .peers import CODE, Custom, Echo, Silent, linked, request

@@ -10,8 +10,8 @@ import trio
 from rmq.errors import ConnectionLost
 from rmq.protocol.frames import encode
 from rmq.remoting import Connection
-from rmq.remoting.stream import Stream
-from rmq.remoting.tls import TlsContexts
+from rmq.remoting.transports.stream import Stream
+from rmq.remoting.transports.tls import TlsContexts
 
 from .peers import Echo, RawPeer, Silent, request
 from .transports import Maker

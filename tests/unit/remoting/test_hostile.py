@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from rmq.protocol.frames import encode
 from rmq.remoting import TlsConfig
-from rmq.remoting.tls import TlsContexts
+from rmq.remoting.transports.tls import TlsContexts
 from rmq.testing import MemoryListener, MemoryNetwork
 
 from .peers import Echo, request

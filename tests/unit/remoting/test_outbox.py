@@ -7,7 +7,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.remoting.stream import SMALL_BYTES, Buffer, Outbox, Stream
+from rmq.remoting.transports.stream import SMALL_BYTES, Buffer, Outbox, Stream
 
 sizes = st.one_of(st.integers(0, 50), st.sampled_from([SMALL_BYTES - 1, SMALL_BYTES, 3 * SMALL_BYTES]))
 steps = st.lists(

@@ -10,8 +10,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from rmq.remoting.stream import Stream
-from rmq.remoting.websocket_policy import WebSocketAccess
+from rmq.remoting.transports.stream import Stream
+from rmq.remoting.transports.websocket_policy import WebSocketAccess
 from rmq.server.health import Health
 from rmq.server.http import Answer, Asked, Page, health_pages
 from rmq.server.pages import PAGES, PEERS, serve

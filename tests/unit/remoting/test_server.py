@@ -29,8 +29,8 @@ from rmq.remoting import (
     serve,
     serve_listeners,
 )
-from rmq.remoting.stream import PrefixedStream
-from rmq.remoting.tls import TlsContexts
+from rmq.remoting.transports.stream import PrefixedStream
+from rmq.remoting.transports.tls import TlsContexts
 from rmq.testing import MemoryNetwork
 from tests.ports import free_ports
 

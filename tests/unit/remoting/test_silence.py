@@ -10,12 +10,13 @@ import pytest
 
 from rmq.errors import ConnectionLost, RequestTimeout, RmqError
 from rmq.protocol.command import Command
-from rmq.remoting import Connection, Limits, Pool, tcp
-from rmq.remoting.acceptor import Acceptor, Guest
+from rmq.remoting import Connection, Limits, Pool
 from rmq.remoting.address import split_address
 from rmq.remoting.network import TcpNetwork, open_stream
 from rmq.remoting.pending_requests import PendingRequest, Silence
-from rmq.remoting.server import Server
+from rmq.remoting.serving.acceptor import Acceptor, Guest
+from rmq.remoting.serving.server import Server
+from rmq.remoting.transports import tcp
 from rmq.testing import MemoryNetwork, virtual_time
 
 from .peers import CODE, Custom, Echo, request

@@ -7,8 +7,9 @@ import pytest
 import trio
 
 from rmq.errors import ConnectFailed
-from rmq.remoting import Limits, TcpNetwork, open_stream, tcp
+from rmq.remoting import Limits, TcpNetwork, open_stream
 from rmq.remoting.address import split_address
+from rmq.remoting.transports import tcp
 
 
 async def pair() -> tuple[tcp.TcpStream, tcp.TcpStream]:

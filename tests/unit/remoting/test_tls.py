@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from rmq.config import load
 from rmq.errors import ConfigError, ConnectFailed
 from rmq.remoting import Limits, TlsConfig, open_stream
-from rmq.remoting.tls import TlsContexts, TlsStream, tls_client, tls_server
+from rmq.remoting.transports.tls import TlsContexts, TlsStream, tls_client, tls_server
 from rmq.testing import MemoryNetwork
 
 from .peers import RawPeer, request

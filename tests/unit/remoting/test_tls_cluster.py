@@ -21,7 +21,7 @@ from rmq.errors import ConfigError, RmqError
 from rmq.namesrv import service as namesrv
 from rmq.namesrv.config import NamesrvConfig
 from rmq.remoting import TlsConfig
-from rmq.remoting.tls import TlsContexts, with_file
+from rmq.remoting.transports.tls import TlsContexts, with_file
 from rmq.store.config import StoreConfig
 from rmq.testing import MemoryNetwork
 from rmq.testing.disk import MemoryDisk

@@ -17,8 +17,8 @@ from trio.testing import MockClock
 
 from rmq.protocol.frames import Decoder, encode
 from rmq.remoting import serve
-from rmq.remoting.stream import Stream
-from rmq.remoting.websocket import (
+from rmq.remoting.transports.stream import Stream
+from rmq.remoting.transports.websocket import (
     SERVER_READ_BYTES,
     MeteredStream,
     WebSocketAccess,
@@ -189,7 +189,7 @@ class Counted(MeteredStream):
 async def test_a_server_reads_a_little_at_a_time(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmq.remoting.websocket.MeteredStream", Counted)
+    monkeypatch.setattr("rmq.remoting.transports.websocket.MeteredStream", Counted)
     async with served() as network:
         await upgraded(network, LOCAL, "127.0.0.1")
         assert set(Counted.reads) == {SERVER_READ_BYTES}

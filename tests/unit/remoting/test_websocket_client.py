@@ -20,8 +20,8 @@ from wsproto.events import (
 )
 
 from rmq.remoting.loop import broken, closed
-from rmq.remoting.stream import Stream
-from rmq.remoting.websocket_client import MESSAGE_BYTES, WebSocketClientStream, connect_websocket
+from rmq.remoting.transports.stream import Stream
+from rmq.remoting.transports.websocket_client import MESSAGE_BYTES, WebSocketClientStream, connect_websocket
 from rmq.testing import MemoryNetwork
 from rmq.testing.clock import virtual_time
 

@@ -10,11 +10,12 @@ import attrs
 import trio
 import trustme
 
-from rmq.remoting import TlsConfig, tcp
+from rmq.remoting import TlsConfig
 from rmq.remoting.address import split_address
-from rmq.remoting.stream import Stream
-from rmq.remoting.tls import TlsContexts, tls_client, tls_server
-from rmq.remoting.websocket import accept_websocket, connect_websocket
+from rmq.remoting.transports import tcp
+from rmq.remoting.transports.stream import Stream
+from rmq.remoting.transports.tls import TlsContexts, tls_client, tls_server
+from rmq.remoting.transports.websocket import accept_websocket, connect_websocket
 from rmq.testing import MemoryNetwork
 
 Pair = tuple[Stream, Stream]

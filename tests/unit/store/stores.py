@@ -8,7 +8,7 @@ from rmq.message import tags_code
 from rmq.protocol.properties import encode_properties
 from rmq.protocol.record import Record, decode_records
 from rmq.store.config import StoreConfig
-from rmq.store.disk import Disk
+from rmq.store.files.disk import Disk
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 

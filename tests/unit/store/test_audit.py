@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 from rmq.cli import command
 from rmq.errors import StoreError, StoreLocked
-from rmq.store.audit import Report, check, dump
+from rmq.store.audit.audit import Report, check, dump
+from rmq.store.audit.repair import cut_tail, locked, rebuild, skip_damaged
 from rmq.store.config import StoreConfig
-from rmq.store.disk import ReadOnlyDisk, RealDisk
-from rmq.store.repair import cut_tail, locked, rebuild, skip_damaged
+from rmq.store.files.disk import ReadOnlyDisk, RealDisk
 from rmq.store.store import Store
 
 from .stores import HOST, Clock, bodies, fill, open_store, record, send

@@ -8,8 +8,8 @@ import numpy as np
 
 from rmq.protocol.codes import SYS_PREPARED, SYS_ROLLBACK
 from rmq.protocol.properties import has_unit
-from rmq.store.audit_rules import differences, is_compared, is_kept, is_pending, is_replaced, kept_topics
-from rmq.store.consumequeue import FILLER_SIZE, is_unit
+from rmq.store.audit.rules import differences, is_compared, is_kept, is_pending, is_replaced, kept_topics
+from rmq.store.files.consumequeue import FILLER_SIZE, is_unit
 
 NUMBERS = (-5, -1, 0, 1, 7, 100)
 PAIRS = np.array(list(itertools.product(NUMBERS, NUMBERS)))

@@ -17,7 +17,7 @@ from rmq.protocol.properties import (
     unit_code,
 )
 from rmq.protocol.record import Record
-from rmq.store.disk import Disk
+from rmq.store.files.disk import Disk
 from rmq.testing.disk import MemoryDisk
 
 from .stores import START_MS, bodies, open_store

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from rmq.cli import command
-from rmq.store import compare
-from rmq.store.disk import RealDisk
+from rmq.store.audit import compare
+from rmq.store.files.disk import RealDisk
 
 from .stores import Clock, fill, open_store
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import rmq.store.disk
+import rmq.store.files.disk
 from rmq.errors import DiskFull, StoreError, StoreLocked
-from rmq.store.disk import Disk, RealDisk
+from rmq.store.files.disk import Disk, RealDisk
 from rmq.testing.disk import MemoryDisk
 
 
@@ -197,7 +197,7 @@ def test_the_first_sync_of_a_new_file_syncs_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders: list[str] = []
-    monkeypatch.setattr("rmq.store.disk.sync_folder", folders.append)
+    monkeypatch.setattr("rmq.store.files.disk.sync_folder", folders.append)
     monkeypatch.setattr("rmq.files.sync_folder", folders.append)
     path = str(tmp_path / "log" / "file")
     segment = RealDisk().open(path, 4096)
@@ -223,7 +223,7 @@ def test_a_sync_in_another_thread_keeps_the_file_until_it_ends(
         os.fstat(fd)  # fails when the descriptor was closed under us
         synced.append(fd)
 
-    monkeypatch.setattr("rmq.store.disk.os.fdatasync", slow_sync)
+    monkeypatch.setattr("rmq.store.files.disk.os.fdatasync", slow_sync)
     thread = threading.Thread(target=segment.sync)
     thread.start()
     assert started.wait(10)
@@ -351,7 +351,7 @@ def test_a_closed_file_is_synced_by_its_path(tmp_path: Path, monkeypatch: pytest
     segment.close()
     synced = []
     monkeypatch.setattr(
-        rmq.store.disk, "_sync_data", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        rmq.store.files.disk, "_sync_data", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}"))
     )
     segment.sync()
     assert synced == [str(tmp_path / "folder" / "file")]
@@ -364,6 +364,6 @@ def test_a_file_whose_folder_goes_while_it_is_synced_is_no_error(
     path = str(tmp_path / "folder" / "file")
     disk = RealDisk()
     segment = disk.open(path, 8192)
-    monkeypatch.setattr(rmq.store.disk, "_sync_data", lambda fd: disk.remove(str(tmp_path / "folder")))
+    monkeypatch.setattr(rmq.store.files.disk, "_sync_data", lambda fd: disk.remove(str(tmp_path / "folder")))
     segment.sync() if opened else disk.sync(path)
     segment.close()

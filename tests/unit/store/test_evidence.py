@@ -10,12 +10,12 @@ import pytest
 
 from rmq.errors import CorruptRecord
 from rmq.protocol.record import Record
-from rmq.store.audit import Report, check
-from rmq.store.checkpoint import Checkpoint
+from rmq.store.audit.audit import Report, check
+from rmq.store.audit.repair import cut_tail
 from rmq.store.config import StoreConfig
-from rmq.store.disk import RealDisk
 from rmq.store.evidence import broken_text
-from rmq.store.repair import cut_tail
+from rmq.store.files.checkpoint import Checkpoint
+from rmq.store.files.disk import RealDisk
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 

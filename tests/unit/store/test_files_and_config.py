@@ -13,8 +13,8 @@ import pytest
 from rmq.config import java_key, load
 from rmq.errors import ConfigError, StoreError
 from rmq.store.config import BrokerRole, Durability, FlushDiskType, StoreConfig, delay_table, physical_memory
-from rmq.store.disk import RealDisk
-from rmq.store.files import ConfigFiles
+from rmq.store.files.config_files import ConfigFiles
+from rmq.store.files.disk import RealDisk
 from rmq.testing.disk import MemoryDisk
 
 from .stores import open_store

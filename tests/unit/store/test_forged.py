@@ -9,10 +9,10 @@ import pytest
 
 from rmq.errors import CorruptRecord
 from rmq.protocol.record import MESSAGE_MAGIC, Record, encode_record
-from rmq.store import scan
-from rmq.store.audit import Report, check
-from rmq.store.repair import skip_damaged
-from rmq.store.segments import OpenFiles, Segments
+from rmq.store.audit.audit import Report, check
+from rmq.store.audit.repair import skip_damaged
+from rmq.store.files import scan
+from rmq.store.files.segments import OpenFiles, Segments
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rmq.protocol.record import decode_record, decode_records
-from rmq.store.checkpoint import Checkpoint
 from rmq.store.config import StoreConfig
-from rmq.store.disk import RealDisk
+from rmq.store.files.checkpoint import Checkpoint
+from rmq.store.files.disk import RealDisk
 from rmq.store.store import Store
 
 SAME = (

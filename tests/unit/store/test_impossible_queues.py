@@ -6,9 +6,9 @@ import pytest
 
 from rmq.errors import CorruptRecord
 from rmq.protocol.record import Record, encode_record
-from rmq.store.audit import check
+from rmq.store.audit.audit import check
+from rmq.store.audit.repair import skip_damaged
 from rmq.store.config import BrokerRole
-from rmq.store.repair import skip_damaged
 from rmq.testing.disk import MemoryDisk
 
 from .stores import HOST, ROOT, bodies, open_store, record, send

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from rmq.errors import DiskFull
 from rmq.message import java_hash
-from rmq.store.disk import RealDisk, RealSegment
-from rmq.store.index import Index, KeyHash
+from rmq.store.files.disk import RealDisk, RealSegment
+from rmq.store.files.index import Index, KeyHash
 from rmq.testing.disk import MemoryDisk
 
 from .stores import ROOT, START_MS, Clock, open_store, record, send

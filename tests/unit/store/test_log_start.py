@@ -11,14 +11,14 @@ from click.testing import CliRunner
 
 from rmq.cli import command
 from rmq.errors import CorruptRecord, StoreError
-from rmq.store.audit import check
-from rmq.store.audit_rules import STARTS_LATE
-from rmq.store.checkpoint import Checkpoint
-from rmq.store.consumequeue import ConsumeQueue
-from rmq.store.disk import RealDisk
+from rmq.store.audit.audit import check
+from rmq.store.audit.repair import accept_start
+from rmq.store.audit.rules import STARTS_LATE
+from rmq.store.files.checkpoint import Checkpoint
+from rmq.store.files.consumequeue import ConsumeQueue
+from rmq.store.files.disk import RealDisk
+from rmq.store.files.scan import Scanned
 from rmq.store.recovery import Recoverer
-from rmq.store.repair import accept_start
-from rmq.store.scan import Scanned
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rmq.errors import CorruptRecord, StoreError
-from rmq.store.checkpoint import Checkpoint
-from rmq.store.commitlog import CommitLog
-from rmq.store.consumequeue import ConsumeQueue, Unit, queue_folder
-from rmq.store.disk import RealDisk
+from rmq.store.files.checkpoint import Checkpoint
+from rmq.store.files.commitlog import CommitLog
+from rmq.store.files.consumequeue import ConsumeQueue, Unit, queue_folder
+from rmq.store.files.disk import RealDisk
+from rmq.store.files.segments import OpenFiles, Segments
 from rmq.store.reader import FOUND, MESSAGE_WAS_REMOVING, Limits, Wanted, read_queue
-from rmq.store.segments import OpenFiles, Segments
 from rmq.testing.disk import MemoryDisk
 
 from .stores import ROOT, Clock, bodies, fill, open_store

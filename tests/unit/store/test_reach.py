@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.store.audit import check
+from rmq.store.audit.audit import check
 from rmq.testing.disk import MemoryDisk
 
 from .stores import make_store, open_store, record

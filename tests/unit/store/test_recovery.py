@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rmq.errors import CorruptRecord, StoreError
-from rmq.store.checkpoint import Checkpoint
-from rmq.store.disk import RealDisk
+from rmq.store.files.checkpoint import Checkpoint
+from rmq.store.files.disk import RealDisk
+from rmq.store.files.scan import Synced
 from rmq.store.recovery import known_synced
-from rmq.store.scan import Synced
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 

@@ -8,7 +8,7 @@ import pytest
 
 from rmq.errors import StoreError
 from rmq.store.config import StoreConfig
-from rmq.store.disk import DiskUsage
+from rmq.store.files.disk import DiskUsage
 from rmq.store.retention import disk_state, why_clean
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
@@ -185,7 +185,7 @@ def test_at_most_ten_files_go_at_once() -> None:
 
 
 def test_trimming_very_many_queues_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmq.store.queues._TRIM_AT_ONCE", 3)
+    monkeypatch.setattr("rmq.store.files.queues._TRIM_AT_ONCE", 3)
     clock = Clock()
     disk = MemoryDisk()
     store = open_store(disk, clock, file_reserved_time=1, delete_when=ALL_DAY)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-import rmq.store.disk
+import rmq.store.files.disk
 from rmq.errors import CorruptRecord, DiskFull, OffsetOutOfRange, StoreError, StoreLocked
 from rmq.message import tags_code
 from rmq.protocol import engine
 from rmq.protocol.record import decode_record, decode_records
 from rmq.store.config import BrokerRole, StoreConfig
-from rmq.store.disk import RealDisk
+from rmq.store.files.disk import RealDisk
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 
@@ -990,14 +990,14 @@ def test_a_topic_that_is_deleted_while_queues_are_synced_stops_nothing(
     fill(store, 3, topic="Other")
     clock.now_ms += 10_000
     store.dispatch()
-    sync_data = rmq.store.disk._sync_data
+    sync_data = rmq.store.files.disk._sync_data
 
     def delete_and_sync(fd: int) -> None:
         if "Orders" in os.readlink(f"/proc/self/fd/{fd}"):
             store.remove_topic("Orders")
         sync_data(fd)
 
-    monkeypatch.setattr(rmq.store.disk, "_sync_data", delete_and_sync)
+    monkeypatch.setattr(rmq.store.files.disk, "_sync_data", delete_and_sync)
     store.flush_queues()
     monkeypatch.undo()
     fill(store, 3)

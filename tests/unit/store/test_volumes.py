@@ -12,7 +12,7 @@ import pytest
 
 from rmq.errors import StoreError
 from rmq.store.config import BrokerRole
-from rmq.store.disk import RealDisk
+from rmq.store.files.disk import RealDisk
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rmq.broker.consume.per_message.queue_delivery import QueueDelivery
     from rmq.broker.consume.read import SubscriptionPlan
-    from rmq.store.disk import Bytes
+    from rmq.store.files.disk import Bytes
     from rmq.store.reader import GetResult
     from rmq.store.store import Store
 else:

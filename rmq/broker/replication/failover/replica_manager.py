@@ -32,7 +32,7 @@ from rmq.protocol import json
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
-    from rmq.store.disk import Disk
+    from rmq.store.files.disk import Disk
     from rmq.store.store import Store
 
 log = logging.getLogger("rmq.broker")

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 import rmq
 from rmq.cli.admin import admin
 from rmq.client.admin import AclAccount
-from rmq.protocol.signature import Credentials
+from rmq.protocol.auth.signature import Credentials
 from tests.masters import Masters, running
 
 SECRET = "manager-secret-1"

@@ -5,7 +5,7 @@ import json
 from click.testing import CliRunner
 
 import rmq
-from rmq.cli.topic import topic
+from rmq.cli.clusters.topic import topic
 from tests.masters import Masters
 
 from .conftest import Run

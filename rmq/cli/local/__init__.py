@@ -1,0 +1,1 @@
+"""Commands that start services or work on local files."""

@@ -1,0 +1,202 @@
+"""`rmq namesrv`, `broker`, `controller` and `dev`: the services, imported when they run."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from rmq.cli.output import echo, status_of
+from rmq.cli.values import pairs
+from rmq.errors import RmqError
+
+if TYPE_CHECKING:
+    from rmq import embedded
+
+PROCESSES, PROCESSES_MAX = "--processes", 256
+WITH_NAMESRV = "--with-namesrv"
+PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+def _run_service(service: str, arguments: tuple[str, ...]) -> None:
+    """Hands the arguments to the service's main() and ends with its status."""
+    sys.exit(importlib.import_module(f"rmq.{service}.__main__").main(list(arguments)))
+
+
+@click.command(context_settings=PASS_THROUGH)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def namesrv(arguments: tuple[str, ...]) -> None:
+    """Run a name server; `rmq namesrv --help` lists the options."""
+    _run_service("namesrv", arguments)
+
+
+def _run_several(arguments: list[str]) -> None:
+    """Runs as many brokers as the arguments say, and a name server where they say so, and ends with their
+    status."""
+    count = _taken(arguments, PROCESSES, PROCESSES_MAX)
+    port = _taken(arguments, WITH_NAMESRV, 65535)
+    from rmq.cli.local import processes
+
+    sys.exit(processes.main(count or 1, arguments, port))
+
+
+def _taken(arguments: list[str], option: str, most: int) -> int:
+    """Remove an option and its number from the arguments; 0 without the option."""
+    if option not in arguments:
+        return 0
+    place = arguments.index(option)
+    text = arguments[place + 1] if place + 1 < len(arguments) else ""
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
+        raise click.UsageError(f"{option} is followed by a number from 1 to {most}")
+    del arguments[place : place + 2]
+    return int(text)
+
+
+@click.command(context_settings=PASS_THROUGH)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def broker(context: click.Context, arguments: tuple[str, ...]) -> None:
+    """Run a broker; `rmq broker --help` lists the options.
+
+    With the name of an operation (`rmq broker status`), look after brokers that run.
+    """
+    if arguments and not arguments[0].startswith("-"):
+        from rmq.cli.clusters.broker import operations
+
+        with operations.make_context("broker", list(arguments), parent=context.parent) as own:
+            operations.invoke(own)
+        return
+    if arguments == ("--help",):
+        from rmq.cli.clusters.broker import operations
+
+        echo(operations.get_help(click.Context(operations, parent=context.parent, info_name="broker")))
+        echo(
+            "\nWithout a command it runs a broker, with --processes N several as one service, with\n"
+            "--with-namesrv PORT a name server beside them:\n"
+        )
+    if PROCESSES in arguments or WITH_NAMESRV in arguments:
+        _run_several(list(arguments))
+    _run_service("broker", arguments)
+
+
+@click.command(context_settings=PASS_THROUGH)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def controller(context: click.Context, arguments: tuple[str, ...]) -> None:
+    """Run a controller; `rmq controller --help` lists the options.
+
+    With the name of an operation (`rmq controller status`), look after controllers that run.
+    """
+    if arguments and not arguments[0].startswith("-"):
+        from rmq.cli.clusters.controller import operations
+
+        with operations.make_context("controller", list(arguments), parent=context.parent) as own:
+            operations.invoke(own)
+        return
+    if arguments == ("--help",):
+        from rmq.cli.clusters.controller import operations
+
+        echo(operations.get_help(click.Context(operations, parent=context.parent, info_name="controller")))
+        echo("\nWithout a command it runs a controller:\n")
+    _run_service("controller", arguments)
+
+
+# --- for development ---
+
+
+@click.command()
+@click.option("--namesrv-port", type=click.IntRange(0, 65535), default=9876, show_default=True)
+@click.option("--broker-port", type=click.IntRange(0, 65535), default=10911, show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on and to register.")
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=pathlib.Path),
+    default="rmq-data",
+    show_default=True,
+    help="Folder of the store; made when it is not there, used again when it is.",
+)
+@click.option("--set", "given", multiple=True, metavar="KEY=VALUE", help="A broker.conf setting; repeatable.")
+@click.option(
+    "--dashboard-port",
+    type=click.IntRange(0, 65535),
+    default=8088,
+    show_default=True,
+    help="Port of the dashboard, where the extra `dashboard` is installed.",
+)
+@click.option("--no-dashboard", is_flag=True, help="Do not serve the dashboard.")
+def dev(
+    namesrv_port: int,
+    broker_port: int,
+    host: str,
+    data_dir: pathlib.Path,
+    given: tuple[str, ...],
+    dashboard_port: int,
+    no_dashboard: bool,
+) -> None:
+    """Run a name server, a broker and the dashboard in one process, for development. Ctrl-C ends it cleanly.
+
+    Port 0 takes a free one; the banner says which. Topics are made on their first message.
+    """
+    import trio
+
+    from rmq.cli.local.dashboard import is_installed
+
+    ports = {"namesrv_port": namesrv_port, "broker_port": broker_port}
+    settings = {key.strip(): value for key, value in pairs(given, option="--set").items()}
+    pages = None if no_dashboard or not is_installed() else dashboard_port
+    try:
+        trio.run(_run_both, data_dir, host, ports, settings, pages)
+    except (RmqError, OSError, BaseExceptionGroup) as raised:
+        error = first_of(raised)
+        if not isinstance(error, (RmqError, OSError)):
+            raise
+        echo(f"rmq dev: {error}", err=True)
+        sys.exit(status_of(error))
+
+
+async def _run_both(
+    data_dir: pathlib.Path, host: str, ports: dict[str, int], settings: dict[str, str], pages: int | None
+) -> None:
+    import trio
+
+    from rmq import embedded
+
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with (
+            embedded.open(data_dir, host=host, settings=settings, **ports) as system,
+            trio.open_nursery() as nursery,
+        ):
+            told = ""
+            if pages is not None:
+                from rmq.cli.local.dashboard import serve_beside
+
+                told = await serve_beside(nursery, system.namesrv_address, pages, data_dir)
+            echo(banner(system, told))
+            async for _ in signals:
+                break
+            echo("stopping ...")
+            nursery.cancel_scope.cancel()
+    echo(f"stopped; the messages stay in {system.store_dir}")
+
+
+def first_of(error: BaseException) -> BaseException:
+    """The first error of a group, groups within it opened; an error that is no group is itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def banner(system: embedded.System, dashboard: str = "") -> str:
+    """The text that is printed once all listen. `dashboard` is its link, or why there is none."""
+    pages = f"\n  dashboard    {dashboard}" if dashboard else ""
+    return f"""rmq is running (Ctrl-C ends it)
+  name server  {system.namesrv_address}
+  broker       {system.broker_address}
+  files        {system.store_dir}{pages}
+
+  from Python  async with rmq.connect("{system.namesrv_address}") as client: ...
+  from Java    producer.setNamesrvAddr("{system.namesrv_address}");"""

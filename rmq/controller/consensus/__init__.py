@@ -1,0 +1,1 @@
+"""Raft: the algorithm, its journal and its messages."""

@@ -1,0 +1,1 @@
+"""Signatures and proofs of requests."""

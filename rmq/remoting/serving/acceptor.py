@@ -1,0 +1,399 @@
+"""Acceptor: which connections are accepted, and which make room for new connections.
+
+The accept loop lets in clients, slaves and probes alike. Neither peers nor the system end the loop: without
+descriptors it waits. Files come first: a broker that cannot open the next file of its log stops taking
+messages, while a refused client tries again.
+
+A connection is a guest until its peer has proved itself, by a whole request or a secret. Guests have no
+reserved places: when a newcomer finds no place, the oldest guest is cut off. Each address has a share of the
+places.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import sys
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from typing import Final, NoReturn
+
+import anyio
+import anyio.abc
+
+from rmq.remoting.limits import AddressRate, Limits
+from rmq.remoting.transports.stream import Listener, Stream, close_at_once
+from rmq.shares import Gateways, Holders, Shares, by_address
+
+if sys.platform != "win32":
+    import resource
+
+log = logging.getLogger(__name__)
+
+KEPT_BACK: Final = 448
+"""Descriptors for files: a store keeps up to 384 open; the others are for tables, the loop, logs, dials."""
+SMALL_SHARE: Final = 0.25
+"""A service with no more of the descriptors is for a few connections."""
+_TRIED: Final = (1 << 20, 65_536, 10_240)
+"""Limits of descriptors where the hard one is no number that may be set, as on macOS."""
+
+PAUSE_SECONDS: Final = 0.1
+WARNING_SECONDS: Final = 10.0
+_BUGS: Final = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EADDRINUSE, errno.EOPNOTSUPP}
+"""Errors of accept() that say nothing of a peer, the network or the system, but that it is no listener."""
+
+BURST_SECONDS: Final = 4
+"""For how long the rate may be saved up: so many times as many come at once, after a restart for example."""
+YOUNG_SECONDS: Final = 10.0
+"""A guest counts as a handshake on its way for so long."""
+WAIT_SECONDS: Final = 10.0
+"""A connection over its address's rate waits for so long at most before it is refused."""
+SCAN_SECONDS: Final = 0.02
+"""How often those that wait are looked at."""
+KNOWN_MAX: Final = 1_000
+"""Addresses remembered whose peers have proved themselves: their guests are cut off last."""
+
+
+class Guest:
+    """An accepted connection, as its service sees it: the service reports the peer's proof."""
+
+    __slots__ = (
+        "_acceptor",
+        "_is_proved",
+        "_proof",
+        "has_begun",
+        "has_spoken",
+        "holders",
+        "peer",
+        "scope",
+        "since",
+    )
+
+    def __init__(self, acceptor: Acceptor, peer: str, holders: Holders, since: float) -> None:
+        self.peer = peer
+        self.holders = holders
+        self.since = since
+        self.scope = anyio.CancelScope()
+        self.has_begun = False  # it does not wait for its turn
+        self.has_spoken = False
+        self._acceptor = acceptor
+        self._is_proved = False
+        self._proof: Callable[[], bool] | None = None
+
+    @property
+    def key(self) -> str:
+        """The narrowest name of its address; empty behind a trusted gateway."""
+        return self.holders[0] if self.holders else ""
+
+    def speaks(self) -> None:
+        """The first bytes have come: from now on the connection costs work."""
+        self.has_spoken = True
+
+    def prove(self) -> None:
+        """The peer has proved itself: the connection keeps its place for as long as it lasts."""
+        if not self._is_proved:
+            self._is_proved = True
+            self._acceptor.proved(self)
+
+    def watch(self, proof: Callable[[], bool]) -> None:
+        """Ask `proof` instead, when it matters."""
+        self._proof = proof
+
+    def has_proved(self) -> bool:
+        """Whether its peer has proved itself."""
+        if not self._is_proved and self._proof is not None and self._proof():
+            self.prove()
+        return self._is_proved
+
+
+Serve = Callable[[Stream, Guest], Awaitable[None]]
+
+
+class Acceptor:
+    """The connections of a service, from all its listeners.
+
+    `connections` bounds all connections, `per_address` the connections of an address; 0: no bound of its own.
+    `per_second` bounds how many handshakes of an address may fail (0: any number); further connections wait.
+    `share` is the part of the descriptors for connections that this service may take. An address of
+    `gateways` has no bounds of its own. `refused` counts by reason.
+    """
+
+    def __init__(
+        self,
+        connections: int,
+        per_address: int = 0,
+        *,
+        per_second: float = 0,
+        share: float = 1.0,
+        gateways: Gateways | None = None,
+    ) -> None:
+        self.most = max(1, int(min(connections, descriptors_for_connections() * share)))
+        self._descriptors = last_descriptor(is_small=share <= SMALL_SHARE)
+        self.per_address = min(per_address, self.most)
+        self.per_second = per_second
+        self.refused: Counter[str] = Counter()
+        self.delayed = 0
+        """How many had to wait for their turn."""
+        self._rate = AddressRate(per_second, BURST_SECONDS)
+        self._holders = by_address(gateways)
+        self._shares = Shares(self.most)
+        self._guests: dict[str, dict[Guest, None]] = {}  # that proved nothing, by address, the oldest first
+        self._known: dict[str, None] = {}  # addresses whose peers have proved themselves, the last one last
+        self._waiting: dict[str, deque[tuple[Guest, anyio.Event]]] = {}
+        self._is_looking = False
+        self._next_warning_at = 0.0
+
+    @classmethod
+    def of(cls, limits: Limits, gateways: Gateways | None = None) -> Acceptor:
+        """An Acceptor with the bounds of `limits`."""
+        rate = limits.new_connections_per_address
+        return cls(limits.connections, limits.connections_per_address, per_second=rate, gateways=gateways)
+
+    @property
+    def open(self) -> int:
+        """How many connections there are."""
+        return self._shares.used
+
+    @property
+    def waiting(self) -> int:
+        """How many of them wait for their turn."""
+        return sum(map(len, self._waiting.values()))
+
+    async def run(self, listener: Listener, serve: Serve, nursery: anyio.abc.TaskGroup) -> NoReturn:
+        """Take peers from a listener until cancelled; `serve` is run for each, its errors are logged.
+
+        Raises OSError and ClosedResourceError only when the listener cannot be listened on.
+        """
+        while True:
+            try:
+                stream = await listener.accept()
+            except OSError as error:
+                if error.errno in _BUGS:
+                    raise
+                self._complain(listener, error)
+                await anyio.sleep(PAUSE_SECONDS)
+                continue
+            guest = Guest(self, stream.peer, self._holders(stream.peer), anyio.current_time())
+            reason = self._refusal(stream, guest.holders)
+            if reason and self._make_room(guest, reason):
+                reason = "" if reason == "descriptors" else self._refusal(stream, guest.holders)
+            if reason:
+                self.refused[reason] += 1
+                log.warning(
+                    "refusing %s on %s: %s", stream.peer, listener.address, self._words(reason, guest)
+                )
+                await close_at_once(stream)
+                continue
+            self._shares.add(guest.holders)
+            self._guests.setdefault(guest.key, {})[guest] = None
+            nursery.start_soon(self._serve, stream, guest, serve, nursery)
+
+    # --- places ---
+
+    def _refusal(self, stream: Stream, holders: Holders) -> str:
+        if self.open >= self.most:
+            return "connections"
+        if self.per_address:
+            if holders and self._shares.held(holders[0]) >= self.per_address:
+                return "address"
+        elif self._shares.full(holders):
+            return "address"
+        return "descriptors" if stream.descriptor >= self._descriptors else ""
+
+    def _words(self, reason: str, guest: Guest) -> str:
+        if reason == "connections":
+            return f"{self.open} connections are open (the limit)"
+        if reason == "address" and self.per_address:
+            return f"{self.per_address} connections of its address are open (the limit)"
+        if reason == "address":
+            return f"too many connections of its address are open: {self._shares.full(guest.holders)}"
+        if reason == "rate":
+            return f"its address connects more than {self.per_second:g} times a second (the limit)"
+        return (
+            f"{self._descriptors:g} descriptors are in use, the others are for files (ulimit -n raises them)"
+        )
+
+    def _make_room(self, newcomer: Guest, reason: str) -> bool:
+        """Cut off an unproved guest; return whether a guest was found."""
+        victim = self._oldest(newcomer.key) if reason == "address" else self._oldest_of_most()
+        if victim is None:
+            return False
+        self.refused["unproved"] += 1
+        log.info("cutting %s off, which has proved nothing, for %s", victim.peer, newcomer.peer)
+        self._leave(victim)
+        victim.scope.cancel()
+        return True
+
+    def _oldest(self, key: str) -> Guest | None:
+        """The oldest guest of an address that has proved nothing."""
+        for guest in list(self._guests.get(key, ())):
+            if not guest.has_proved():
+                return guest
+        return None
+
+    def _oldest_of_most(self) -> Guest | None:
+        """The oldest guest of the address that has the most guests, of addresses that never proved
+        themselves."""
+        for is_known in (False, True):
+            while keys := [key for key in self._guests if (key in self._known) is is_known]:
+                key = max(keys, key=lambda key: len(self._guests[key]))
+                if self._sweep(key):
+                    return self._oldest(key)
+        return None
+
+    def _sweep(self, key: str) -> int:
+        """Forget the proved connections of an address; return the number of remaining guests."""
+        for guest in list(self._guests.get(key, ())):
+            guest.has_proved()
+        return len(self._guests.get(key, ()))
+
+    def proved(self, guest: Guest) -> None:
+        """A guest's peer has proved itself."""
+        self._forget(guest)
+        self._known.pop(guest.key, None)
+        self._known[guest.key] = None
+        if len(self._known) > KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+
+    def _forget(self, guest: Guest) -> bool:
+        """End the guest status; return whether the connection was a guest."""
+        guests = self._guests.get(guest.key, {})
+        if guest not in guests:
+            return False
+        del guests[guest]
+        if not guests:
+            del self._guests[guest.key]
+        return True
+
+    def _leave(self, guest: Guest) -> None:
+        """Give its place back, once."""
+        if guest.holders is not _LEFT:
+            was_guest = self._forget(guest) and not guest.has_proved()
+            if was_guest and guest.has_spoken and guest.holders:
+                self._rate.take(guest.key, anyio.current_time())  # a handshake that failed
+            self._shares.give(guest.holders)
+            guest.holders = _LEFT
+
+    def _complain(self, listener: Listener, error: OSError) -> None:
+        now = anyio.current_time()
+        if now >= self._next_warning_at:
+            self._next_warning_at = now + WARNING_SECONDS
+            log.error("cannot accept on %s, trying again: %s", listener.address, error)
+
+    # --- turns ---
+
+    async def _serve(self, stream: Stream, guest: Guest, serve: Serve, nursery: anyio.abc.TaskGroup) -> None:
+        try:
+            with guest.scope:
+                if self.per_second and not self._may_begin(guest) and not await self._turn(guest, nursery):
+                    self.refused["rate"] += 1
+                    log.warning("refusing %s: %s", stream.peer, self._words("rate", guest))
+                    return
+                guest.has_begun = True
+                await serve(stream, guest)
+        except Exception as error:  # a bug, or of a library below: one peer ends, not all
+            log.error("closing %s after an unexpected error: %s", stream.peer, error, exc_info=error)
+        finally:
+            self._leave(guest)
+            await close_at_once(stream)
+
+    def _may_begin(self, guest: Guest) -> bool:
+        """Whether handshakes on their way, if all fail, leave its address's rate room for one more."""
+        if not guest.holders or guest.key in self._waiting:
+            return not guest.holders
+        return self._has_room(guest.key)
+
+    def _has_room(self, key: str) -> bool:
+        now = anyio.current_time()
+        left = self._rate.left(key, now)
+        if len(self._guests.get(key, ())) <= left:
+            return True
+        self._sweep(key)
+        young = now - YOUNG_SECONDS
+        on_their_way = sum(one.has_begun and one.since > young for one in self._guests.get(key, ()))
+        return on_their_way + 1 <= left
+
+    async def _turn(self, guest: Guest, nursery: anyio.abc.TaskGroup) -> bool:
+        """Wait in the line of the address; return whether the connection may begin. Cancelled: the wait
+        ends."""
+        if not self._is_looking:
+            self._is_looking = True
+            nursery.start_soon(self._let_in)
+        self.delayed += 1
+        row = guest, anyio.Event()
+        queue = self._waiting.setdefault(guest.key, deque())
+        queue.append(row)
+        try:
+            with anyio.move_on_after(WAIT_SECONDS):
+                await row[1].wait()
+        finally:
+            if row in queue:
+                queue.remove(row)
+        return row[1].is_set()
+
+    async def _let_in(self) -> None:
+        """Let waiting connections begin, as their addresses have room; ends when none waits."""
+        while self._waiting:
+            for key, queue in list(self._waiting.items()):
+                while queue and self._has_room(key):
+                    guest, turn = queue.popleft()
+                    guest.has_begun = True
+                    turn.set()
+                if not queue:
+                    del self._waiting[key]
+            await anyio.sleep(SCAN_SECONDS)
+        self._is_looking = False
+
+
+_LEFT: Final[Holders] = ("",)
+"""In place of the holders of a guest that has left."""
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process have as many descriptors as it may: most systems give 1,024 to begin with.
+
+    For programs of our own only: select() in other people's code knows descriptors below 1,024.
+    """
+    if sys.platform == "win32":
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (hard, *_TRIED):
+        if wanted == soft or (soft < wanted and _set_limit(wanted, hard)):
+            break
+    log.info("this process may open %d files and connections (RLIMIT_NOFILE)", _soft_limit())
+
+
+def _set_limit(wanted: int, hard: int) -> bool:
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (ValueError, OSError):
+        return False
+    return True
+
+
+def _soft_limit() -> float:
+    if sys.platform == "win32":
+        return math.inf
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return math.inf if soft == resource.RLIM_INFINITY else soft
+
+
+def descriptor_limit() -> int | None:
+    """How many files and connections this process may open; None without a limit."""
+    soft = _soft_limit()
+    return int(soft) if soft < math.inf else None
+
+
+def descriptors_for_connections() -> float:
+    """Descriptors for connections; the rest, at most half, is reserved for files."""
+    soft = _soft_limit()
+    return soft - min(KEPT_BACK, soft // 2) if soft < math.inf else soft
+
+
+def last_descriptor(*, is_small: bool) -> float:
+    """The descriptor number from which a connection is refused: a new descriptor has the lowest free number,
+    so that the number shows how many are in use, including files. Ports for few connections may use higher
+    numbers, so that clients do not keep slaves and probes out."""
+    soft = _soft_limit()
+    return soft - min(KEPT_BACK, soft // 2) // (8 if is_small else 2) if soft < math.inf else soft

@@ -1,0 +1,1 @@
+"""Byte streams: TCP, TLS and WebSocket behind the same interface."""

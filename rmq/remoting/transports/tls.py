@@ -1,0 +1,565 @@
+"""TLS over any of our streams, on trio and on asyncio: settings, certificates, and the stream itself.
+
+OpenSSL works in memory, this module moves bytes. The libraries' own streams are slower: an echo round trip of
+frames, both ends together, costs 122 µs of CPU through trio.SSLStream (trio only) and 93 through anyio's
+TLSStream, which waits for the peer when it closes; this module needs 62, because a send that the transport
+takes at once needs no await. Plain TCP: 48.
+
+The settings are those of RocketMQ's tls.properties. A changed certificate file is read again at the next
+handshake.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import anyio
+import anyio.lowlevel
+from attrs import evolve, fields, fields_dict, frozen
+
+from rmq.config import one_of, read_file, setting
+from rmq.errors import ConfigError, InvalidType
+from rmq.remoting.loop import broken, closed, disconnect_errors, disconnect_or_close_errors
+from rmq.remoting.transports.stream import Buffer, ByteStream, Stream
+
+log = logging.getLogger(__name__)
+
+
+# --- settings and certificates ---
+
+
+@frozen(kw_only=True)
+class TlsConfig:
+    """TLS of a process: for its ports, and for its dials.
+
+    A server needs `tls_cert_path` and `tls_key_path` unless the mode is disabled. The fields `tls_client_*`
+    are for dialling only; if empty, the other fields serve both. Raises InvalidType for a field of a wrong
+    type, ConfigError for an unknown value.
+    """
+
+    tls_mode: str = setting(
+        "disabled",
+        help="What a server accepts: disabled (no TLS), permissive (both on one port), enforcing (only TLS)",
+        validator=one_of("disabled", "permissive", "enforcing"),
+    )
+    tls_enable: bool = setting(
+        False, help="Dial with TLS: every address that names no scheme counts as tls://"
+    )
+    tls_config_file: str = setting(
+        "", help="A tls.properties of RocketMQ; its keys count where the settings here say nothing"
+    )
+    tls_test_mode: bool = setting(
+        False, help="A server without tlsCertPath makes itself a certificate that nobody can verify"
+    )
+    tls_cert_path: str = setting("", help="PEM file: own certificate, then its chain")
+    tls_key_path: str = setting("", help="PEM file: the key of the certificate; empty: it is in tlsCertPath")
+    tls_key_password: str = setting("", help="Password of the key file", secret=True)
+    tls_trust_path: str = setting("", help="PEM file of the authorities to trust; empty: those of the system")
+    tls_client_cert_path: str = setting("", help="For dialling: PEM file; empty: tlsCertPath")
+    tls_client_key_path: str = setting("", help="For dialling: PEM file; empty: it is in tlsClientCertPath")
+    tls_client_key_password: str = setting(
+        "", help="Password of the key file for dialling; empty: tlsKeyPassword", secret=True
+    )
+    tls_client_trust_path: str = setting("", help="For dialling: authorities to trust; empty: tlsTrustPath")
+    tls_client_auth: str = setting(
+        "none",
+        help="Whether a server asks clients for a certificate",
+        validator=one_of("none", "optional", "require"),
+    )
+    tls_server_name: str = setting(
+        "", help="The name a client expects in the server's certificate; empty: the host of the address"
+    )
+    tls_insecure_skip_verify: bool = setting(
+        False, help="Clients accept any certificate: no protection against impostors; for tests only"
+    )
+
+    def __attrs_post_init__(self) -> None:
+        for field in fields(type(self)):
+            kind, expected = (bool, "True or False") if isinstance(field.default, bool) else (str, "text")
+            value = getattr(self, field.name)
+            if not isinstance(value, kind):  # of a password only the type is told
+                raise InvalidType(field.name, type(value) if field.metadata["secret"] else value, expected)
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of addresses that name none."""
+        return "tls" if self.tls_enable else "tcp"
+
+    @property
+    def dialling(self) -> TlsConfig:
+        """The same with the files for dialling in the places of those for both."""
+        own: dict[str, Any] = {}
+        if self.tls_client_cert_path:
+            own = {
+                "tls_cert_path": self.tls_client_cert_path,
+                "tls_key_path": self.tls_client_key_path,
+                "tls_key_password": self.tls_client_key_password or self.tls_key_password,
+            }
+        return evolve(self, tls_trust_path=self.tls_client_trust_path or self.tls_trust_path, **own)
+
+
+class TlsContexts:
+    """The ssl contexts of a configuration. Changed files are read again at the next handshake."""
+
+    def __init__(self, config: TlsConfig) -> None:
+        self.config = config
+        self._server = _Reloaded(config, _server_context)
+        self._client = _Reloaded(config.dialling, _client_context)
+
+    @property
+    def mode(self) -> str:
+        """`tls_mode` of the settings."""
+        return self.config.tls_mode
+
+    def server(self) -> ssl.SSLContext:
+        """For accepting. Raises ConfigError when the files are not usable."""
+        return self._server.current()
+
+    def client(self) -> ssl.SSLContext:
+        """For dialling. Raises ConfigError when the files are not usable."""
+        return self._client.current()
+
+
+class _Reloaded:
+    """A context, made again when a file has changed; kept while the new files are not usable."""
+
+    def __init__(self, config: TlsConfig, make: Callable[[TlsConfig], ssl.SSLContext]) -> None:
+        self._config = config
+        self._make = make
+        self._context: ssl.SSLContext | None = None
+        self._stamp: tuple[Any, ...] = ()
+
+    def current(self) -> ssl.SSLContext:
+        stamp = _stamp(self._config)
+        if self._context is None or stamp != self._stamp:
+            try:
+                self._context = self._make(self._config)
+            except ConfigError as error:
+                if self._context is None:
+                    raise
+                log.warning("keeping the TLS certificate that was loaded before: %s", error)
+            self._stamp = stamp
+        return self._context
+
+
+def _stamp(config: TlsConfig) -> tuple[Any, ...]:
+    stamp = []
+    for path in (config.tls_cert_path, config.tls_key_path, config.tls_trust_path):
+        try:
+            status = os.stat(path) if path else None
+        except OSError:
+            status = None
+        stamp.append(status and (status.st_mtime_ns, status.st_size, status.st_ino))
+    return tuple(stamp)
+
+
+def _context(side: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # Some builds of Python let the end of a connection that was cut off look like its orderly end.
+    context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
+    return context
+
+
+APPLICATION_PROTOCOLS: Final = ("h2",)
+"""Protocols that a server agrees on when a client names them (ALPN): gRPC's libraries go on with h2 only. A
+client that names none, or others, is served as well."""
+
+
+def _server_context(config: TlsConfig) -> ssl.SSLContext:
+    if not config.tls_cert_path and not config.tls_test_mode:
+        wanted = f"a certificate file, since tlsMode is {config.tls_mode}; `rmq certs` makes one"
+        raise ConfigError("tlsCertPath", "", wanted)
+    context = _context(ssl.PROTOCOL_TLS_SERVER)
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(list(APPLICATION_PROTOCOLS))
+    if config.tls_cert_path:
+        _load_own(context, config)
+        _tell_expiry(config.tls_cert_path)
+    else:
+        _load_made_up(context)
+    if config.tls_client_auth != "none":
+        _load_trust(context, config)
+        required = config.tls_client_auth == "require"
+        context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+    return context
+
+
+def certificate_end(path: str) -> datetime | None:
+    """Until when the certificate in a PEM file is valid; None without a path, and for what cannot be read."""
+    if not path:
+        return None
+    from cryptography import x509  # 40 ms and 7 MiB: only for who has a certificate
+
+    try:
+        with open(path, "rb") as file:
+            return x509.load_pem_x509_certificates(file.read())[0].not_valid_after_utc
+    except (OSError, ValueError):  # where OpenSSL takes it, it is no fault of the file
+        return None
+
+
+def _tell_expiry(path: str) -> None:
+    """Log that a certificate has expired: clients refuse it, and the server's log would not show why."""
+    until = certificate_end(path)
+    if until is not None and until < datetime.now(UTC):
+        log.error(
+            "tlsCertPath: %s has expired on %s, and who verifies it will not connect; put a new one in its"
+            " place (`rmq certs issue DIR NAME --host HOST --force`)",
+            path,
+            until.date(),
+        )
+
+
+def _client_context(config: TlsConfig) -> ssl.SSLContext:
+    context = _context(ssl.PROTOCOL_TLS_CLIENT)  # verifies certificate and host name
+    if config.tls_insecure_skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    else:
+        _load_trust(context, config)
+    if config.tls_cert_path:
+        _load_own(context, config)
+    return context
+
+
+def _load_own(context: ssl.SSLContext, config: TlsConfig) -> None:
+    try:
+        context.load_cert_chain(
+            config.tls_cert_path, config.tls_key_path or None, lambda: config.tls_key_password
+        )
+    except (OSError, ssl.SSLError) as error:
+        paths = (
+            f"{config.tls_cert_path} and {config.tls_key_path}"
+            if config.tls_key_path
+            else config.tls_cert_path
+        )
+        raise ConfigError("tlsCertPath", paths, f"a PEM certificate and its key ({error})") from error
+
+
+def _load_trust(context: ssl.SSLContext, config: TlsConfig) -> None:
+    if not config.tls_trust_path:
+        context.load_default_certs()
+        return
+    try:
+        context.load_verify_locations(config.tls_trust_path)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError("tlsTrustPath", config.tls_trust_path, f"a PEM file ({error})") from error
+
+
+FILE_KEYS: Final = {
+    "tls.server.mode": "tls_mode",
+    "tls.enable": "tls_enable",
+    "tls.server.certPath": "tls_cert_path",
+    "tls.server.keyPath": "tls_key_path",
+    "tls.server.keyPassword": "tls_key_password",
+    "tls.server.need.client.auth": "tls_client_auth",
+    "tls.server.trustCertPath": "tls_trust_path",
+    "tls.client.certPath": "tls_client_cert_path",
+    "tls.client.keyPath": "tls_client_key_path",
+    "tls.client.keyPassword": "tls_client_key_password",
+    "tls.client.trustCertPath": "tls_client_trust_path",
+    "tls.test.mode.enable": "tls_test_mode",
+}
+"""RocketMQ's key -> field of TlsConfig."""
+
+WEAKER: Final = {
+    "tls.client.authServer": "servers are always verified; tlsInsecureSkipVerify=true switches that off",
+    "tls.server.authClient": "a client certificate that is asked for is always verified",
+}
+"""Keys whose `false` would let anybody in: it is not followed, and what is done instead."""
+
+
+def with_file(config: TlsConfig) -> TlsConfig:
+    """The settings, with values of `tls_config_file` in place of defaults. Raises ConfigError."""
+    if not config.tls_config_file:
+        return config
+    changes: dict[str, Any] = {}
+    fields = fields_dict(TlsConfig)
+    for entry in read_file(config.tls_config_file):
+        value = str(entry.value).strip()
+        if entry.key in WEAKER and value.lower() != "true":
+            log.warning("%s=%s in %s: %s", entry.key, value, entry.source, WEAKER[entry.key])
+        name = FILE_KEYS.get(entry.key)
+        if name is not None and value and getattr(config, name) == fields[name].default:
+            changes[name] = _file_value(entry.key, name, value, entry.source)
+    return evolve(config, **changes)
+
+
+def _file_value(key: str, name: str, text: str, source: str) -> Any:
+    if isinstance(fields_dict(TlsConfig)[name].default, bool):
+        return text.lower() == "true"  # as Java reads it
+    if name not in ("tls_mode", "tls_client_auth"):
+        return text
+    try:
+        evolve(TlsConfig(), **{name: text.lower()})  # type: ignore[arg-type]
+    except ConfigError as error:
+        raise ConfigError(key, text, error.expected, source) from None
+    return text.lower()
+
+
+MADE_UP_DAYS: Final = 30
+"""For how long the certificate of RocketMQ's TLS test mode is good: signed by itself, for no name."""
+
+
+def _load_made_up(context: ssl.SSLContext) -> None:
+    """Give a server's context a fresh certificate that only clients without verification accept."""
+    import tempfile
+
+    log.warning("tlsTestMode: this server's certificate is made up; clients cannot know whom they talk to")
+    with tempfile.NamedTemporaryFile(suffix=".pem") as file:  # mode 0600; OpenSSL reads files only
+        file.write(_self_signed())
+        file.flush()
+        context.load_cert_chain(file.name)
+
+
+def _self_signed() -> bytes:
+    from cryptography import x509  # slow to import: only for who tests
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "rmq tlsTestMode")])
+    now = datetime.now(UTC)
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    made = made.not_valid_before(now - timedelta(hours=1))
+    made = made.not_valid_after(now + timedelta(days=MADE_UP_DAYS))
+    text = serialization.Encoding.PEM
+    plain = serialization.NoEncryption()
+    private = key.private_bytes(text, serialization.PrivateFormat.PKCS8, plain)
+    return private + made.sign(key, hashes.SHA256()).public_bytes(text)
+
+
+# --- the stream ---
+
+CHUNK_BYTES = 256 * 1024
+"""How much is encrypted before the transport must have taken it: bounds the memory of a stream."""
+_READ_BYTES = 64 * 1024
+ALERT_SECONDS = 1.0
+"""How long a peer may take to read the alert that says why its handshake failed."""
+
+
+async def tls_client(stream: Stream, tls: TlsContexts, host: str) -> TlsStream:
+    """Start TLS as the client. Raises BrokenResourceError with the reason."""
+    name = tls.config.tls_server_name or host
+    return await TlsStream(stream, tls.client(), server_name=name).handshake()
+
+
+async def tls_server(stream: Stream, tls: TlsContexts) -> TlsStream:
+    """Start TLS as the server. Raises BrokenResourceError with the reason."""
+    return await TlsStream(stream, tls.server(), server_side=True).handshake()
+
+
+class TlsStream(ByteStream):
+    """TLS 1.2 and later. A peer that hangs up without close_notify is a BrokenResourceError, not an end:
+    otherwise an attacker on the wire could cut a message short.
+
+    A task may receive while another sends. The reader sends OpenSSL's own records (key updates); a lock keeps
+    the records in order.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        context: ssl.SSLContext,
+        *,
+        server_side: bool = False,
+        server_name: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.sends_now = stream.sends_now
+        self.peer = stream.peer
+        self.local = stream.local
+        self._stream = stream
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side, server_name)
+        self._pushing = anyio.Lock(fast_acquire=True)
+        self._has_ended = False  # nothing more will come from the transport
+        self._unsent = b""  # encrypted, not taken by the transport yet
+        self._owed = 0  # encrypted by send_now, but not counted as taken yet: the next send begins with it
+
+    async def handshake(self) -> TlsStream:
+        """Do the handshake. Raises BrokenResourceError with the reason."""
+        while True:
+            try:
+                self._ssl.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._pull()
+            except ssl.SSLError as error:
+                await self._send_alert()
+                raise broken(_reason(error)) from error
+            else:
+                await self._push()
+                return self
+
+    async def _send_alert(self) -> None:
+        """Send the alert that OpenSSL made, and let the peer hang up first: a socket that is closed with
+        unread bytes is reset, and the reset would discard the alert.
+        """
+        with suppress(*disconnect_errors()), anyio.move_on_after(ALERT_SECONDS):
+            self._stream.send_now([self._outgoing.read()])
+            while await self._stream.receive_some(_READ_BYTES):
+                pass
+
+    async def _receive(self, max_bytes: int) -> bytes:
+        self._check_open()
+        # Nothing is taken from OpenSSL before the last await, so that a cancelled call loses nothing.
+        if self._incoming.pending or self._ssl.pending() or self._has_ended:
+            await anyio.lowlevel.checkpoint()
+        else:
+            await self._pull()
+        while (data := self._decrypted(max_bytes)) is None:
+            await self._pull()
+        return data
+
+    def _decrypted(self, max_bytes: int) -> bytes | None:
+        """The content of the received records; None: a whole record is needed first; ``b""``: the end."""
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            while size < max_bytes:
+                piece = self._ssl.read(max_bytes - size)
+                pieces.append(piece)
+                size += len(piece)
+                self._has_ended = not piece
+                if self._has_ended or not self._incoming.pending:
+                    break
+        except ssl.SSLWantReadError:
+            if not pieces:
+                return None
+        except ssl.SSLError as error:
+            if not pieces:  # else it comes again with the next read
+                raise broken(_reason(error)) from error
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _pull(self) -> None:
+        if self._outgoing.pending:  # what OpenSSL wants to say, or the peer waits for it
+            await self._push()
+        data = await self._stream.receive_some(_READ_BYTES)
+        if data:
+            self._incoming.write(data)
+        else:
+            self._incoming.write_eof()
+            self._has_ended = True
+
+    def send_now(self, buffers: Sequence[Buffer]) -> int:
+        self._check_open()
+        if self._unsent or self._pushing.locked():
+            return 0
+        if self._owed:
+            # The contract of send_now: these buffers begin with what was not taken the last time. It was
+            # encrypted then and is on its way now; encrypting it again would send it twice.
+            taken, self._owed = self._owed, 0
+            assert taken <= sum(map(len, buffers)), "another send came between"
+            return taken
+        data = b"".join(buffers) if len(buffers) > 1 else buffers[0]
+        with memoryview(data)[:CHUNK_BYTES] as view:
+            self._encrypt(view)
+            records = self._outgoing.read()
+            sent = self._stream.send_now([records])
+            if sent == len(records):
+                return len(view)
+            self._unsent = records[sent:]
+            self._owed = len(view)
+            return 0
+
+    def unsent(self) -> int:
+        return self._stream.unsent()
+
+    async def _send(self, data: memoryview) -> None:
+        await anyio.lowlevel.checkpoint()
+        self._check_open()
+        start = min(self._owed, len(data))
+        self._owed -= start
+        await self._push()
+        for at in range(start, len(data), CHUNK_BYTES):
+            self._encrypt(data[at : at + CHUNK_BYTES])
+            await self._push()
+
+    def _encrypt(self, data: memoryview) -> None:
+        try:
+            while data:
+                data = data[self._ssl.write(data) :]
+        except ssl.SSLError as error:
+            raise broken(_reason(error)) from error
+
+    async def _push(self) -> None:
+        """Hand over all that is encrypted. Cancelled: what was not taken is kept, in order."""
+        async with self._pushing:
+            while True:
+                self._unsent += self._outgoing.read()
+                self._unsent = self._unsent[self._stream.send_now([self._unsent]) :]
+                if not self._unsent:
+                    return
+                await self._stream.wait_send_all_might_not_block()
+
+    async def _wait_sendable(self) -> None:
+        self._check_open()
+        await self._push()
+        await self._stream.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        """Send close_notify if the transport takes it at once, do not wait for the peer's, and close the
+        transport."""
+        if not self._is_closed:
+            self._is_closed = True
+            with suppress(ssl.SSLError, *disconnect_or_close_errors()):
+                self._close_notify()
+        await self._stream.aclose()
+
+    def _close_notify(self) -> None:
+        if not (self._unsent or self._pushing.locked()):
+            with suppress(ssl.SSLWantReadError):  # it would wait for the peer's close_notify
+                self._ssl.unwrap()
+            self._stream.send_now([self._outgoing.read()])
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise closed()
+
+
+_VERIFY: Final = {
+    # OpenSSL's X509_V_ERR_* -> what is wrong, and what to do.
+    9: "is not valid yet: compare the clocks of both machines",
+    10: "has expired: issue a new one and put it in the place of the old; no restart is needed",
+    18: "is signed by itself: set tlsTrustPath to it, if it is to be trusted",
+    19: "comes from an authority that is not trusted here: set tlsTrustPath to the authority's PEM file",
+    20: "comes from an authority that is not trusted here: set tlsTrustPath to the authority's PEM file",
+    21: "comes from an authority that is not trusted here: set tlsTrustPath to the authority's PEM file",
+    23: "was revoked: issue a new one",
+    26: "was not issued for this side of a connection: issue it again (a client's with --client)",
+    62: "is for other names: use one of them, issue it for this one too, or set tlsServerName",
+    64: "is for other addresses: use one of them, issue it for this one too, or set tlsServerName",
+}
+_ALERTS: Final = {
+    # OpenSSL's reason -> what the peer, or what came instead of a peer, means by it.
+    "CERTIFICATE_REQUIRED": "the server asks for a client certificate: set tlsCertPath and tlsKeyPath",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "peer did not return a certificate, and tlsClientAuth requires one",
+    "UNKNOWN_CA": "the peer does not trust the authority of our certificate: it needs it in its tlsTrustPath",
+    "CERTIFICATE_EXPIRED": "the peer says that our certificate has expired: issue a new one",
+    "BAD_CERTIFICATE": "the peer refuses our certificate: see its log, and that it is for this name and use",
+    "WRONG_VERSION_NUMBER": "what the peer says is no TLS: its tlsMode may be disabled, or the port another",
+    "PROTOCOL_VERSION": "the peers have no version of TLS in common: 1.2 is the oldest",
+    "UNSUPPORTED_PROTOCOL": "the peers have no version of TLS in common: 1.2 is the oldest",
+}
+
+
+def _reason(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        advice = _VERIFY.get(error.verify_code, "is not usable")
+        return f"the certificate is not accepted: it {advice} ({error.verify_message.rstrip('.')})"
+    # Not every version of Python has a class of its own for this error.
+    if isinstance(error, ssl.SSLEOFError) or error.reason == "UNEXPECTED_EOF_WHILE_READING":
+        return "the peer hung up without close_notify"
+    reason = error.reason or str(error)
+    for name, meaning in _ALERTS.items():
+        if reason.endswith(name):
+            return meaning
+    return reason.lower().replace("_", " ")

@@ -1,0 +1,1 @@
+"""Records and columns: RocketMQ's records as Arrow, and rows as messages."""

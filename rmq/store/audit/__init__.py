@@ -1,0 +1,1 @@
+"""Checks, comparison and repair of a store's folder."""

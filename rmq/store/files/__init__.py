@@ -1,0 +1,1 @@
+"""The files of a store: log, queues, index, checkpoint, markers; and the disk."""

@@ -1,0 +1,378 @@
+"""ConsumeQueue: the 20-byte units of a topic's queue, in queue order.
+
+New units gather in memory (`tail`), readable at once, and go to the queue's file in batches: with 10,000
+queues a file operation for every few messages would cost more than the messages. A loss of gathered units is
+harmless, because recovery makes units from the log. Files are made at full size, opened on demand, and
+bounded in number.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from struct import Struct
+from typing import Any
+
+from rmq.errors import StoreError
+from rmq.store.files.disk import Disk
+from rmq.store.files.segments import OpenFiles, Segments
+
+log = logging.getLogger("rmq.store")
+
+UNIT_FORM = Struct(">qiq")
+UNIT = UNIT_FORM.size
+_CHUNK = 204  # units in a page
+LEFT_INSIDE = ".removed"
+"""In the queues' folder: folders of deleted topics, until their files are removed. No topic has a dot."""
+FILLER_SIZE = 0x7FFFFFFF
+_FILLER = UNIT_FORM.pack(0, FILLER_SIZE, 0)
+
+Unit = tuple[int, int, int]  # physical offset, size, tags code
+
+
+def is_unit(size: Any) -> Any:
+    """Whether a unit with this size stands for a record: it is neither unused room nor the filler that is put
+    before the first unit of a queue that does not begin at 0. Holds for numpy arrays too.
+    """
+    return (size > 0) & (size != FILLER_SIZE)
+
+
+class ConsumeQueue:
+    """Queue offsets count units. `start` <= offsets readable < `end` <= `next` (with units not committed
+    yet).
+    """
+
+    WRITE_BYTES = 10_240  # so many gathered bytes go to the file at once
+
+    __slots__ = (
+        "_disk",
+        "_files",
+        "_synced",
+        "_tail_start",
+        "cut_at",
+        "end",
+        "gathered_since_ms",
+        "known_to",
+        "next",
+        "queue_id",
+        "start",
+        "tail",
+        "topic",
+        "topic_bytes",
+        "topic_size",
+        "trimmed_to",
+    )
+
+    def __init__(
+        self, disk: Disk, folder: str, topic: str, queue_id: int, file_size: int, limit: OpenFiles
+    ) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        name = topic.encode()
+        if len(name) > 127:
+            raise StoreError(f"topic {topic!r} is longer than 127 bytes")
+        self.topic_size = len(name)
+        self.topic_bytes = bytes([len(name)]) + name  # as records have it
+        self.trimmed_to = -1  # the log's start at the last trim
+        self._files = Segments(disk, folder, file_size, limit=limit, mapped=False, ordered=False)
+        self._disk = disk
+        self.tail = bytearray()  # the units that are not in a file yet
+        self._tail_start = 0
+        self._synced = 0  # bytes; the files before it were synced
+        self.start = 0
+        self.end = 0
+        self.next = 0
+        self.known_to = 0  # where the last record ended when the files were loaded: for recovery
+        self.gathered_since_ms = 0  # store time of the oldest unit that is in memory only
+        self.cut_at: int | None = None
+        """The end of the queue when it may have lost messages behind it, the lowest of several; None when it
+        was never longer than it is now. See `StoreView.cut_at`.
+        """
+
+    def __repr__(self) -> str:
+        return f"<ConsumeQueue {self.topic}/{self.queue_id} {self.start}..{self.end}>"
+
+    @property
+    def units_per_file(self) -> int:
+        """How many units a file holds."""
+        return self._files.file_size // UNIT
+
+    # ---- opening ----
+
+    def load(self, is_end: Callable[[int, Unit], bool]) -> None:
+        """Find the files and the end of the units: the first index for which `is_end(index, unit)` holds.
+
+        A file of a wrong length, or missing in the middle, is removed with all later files: the units are
+        made again.
+        """
+        try:
+            self._files.load()
+        except StoreError as error:
+            self._drop_broken_files(error)
+        low, high = self._files.start // UNIT, self._files.stop // UNIT
+        self.start = low
+        self._set_end(self._find_end(low, high, is_end))
+
+    def _find_end(self, low: int, high: int, is_end: Callable[[int, Unit], bool]) -> int:
+        """Halve low..high; the likely places come first, and the last steps are one read."""
+        newest = max(high - self.units_per_file, low)
+        for probe in (newest, newest + _CHUNK):
+            if low < probe < high:
+                low, high = (low, probe) if is_end(probe, self._unit_in_file(probe)) else (probe + 1, high)
+        while high - low > _CHUNK:
+            middle = (low + high) // 2
+            if is_end(middle, self._unit_in_file(middle)):
+                high = middle
+            else:
+                low = middle + 1
+        units = list(UNIT_FORM.iter_unpack(self._chunk(low, high)))
+        return low + bisect_left(range(len(units)), True, key=lambda at: is_end(low + at, units[at]))
+
+    def _chunk(self, low: int, high: int) -> bytes:
+        """The bytes of units in files, which may lie in several."""
+        pieces = []
+        while low < high:
+            stop = min(high, self.next_file(low))
+            view = self._files.read(low * UNIT, (stop - low) * UNIT)
+            assert view is not None, "the indexes are inside the files"
+            pieces.append(bytes(view))
+            low = stop
+        return b"".join(pieces)
+
+    def _drop_broken_files(self, error: StoreError) -> None:
+        log.warning("queue %s/%s is made again from the log: %s", self.topic, self.queue_id, error)
+        good: list[int] = []
+        size = self._files.file_size
+        for base in self._files.bases:
+            if (good and base != good[-1] + size) or self._disk.size(self._files.path(base)) != size:
+                break
+            good.append(base)
+        for base in self._files.bases[len(good) :]:
+            self._disk.remove(self._files.path(base))
+        self._files.bases = good
+
+    def _set_end(self, end: int) -> None:
+        self.end = self.next = self._tail_start = end
+        self._synced = end * UNIT
+        self.tail = bytearray()
+        self.known_to = self.physical_end()
+
+    def _unit_in_file(self, index: int) -> Unit:
+        view = self._files.read(index * UNIT, UNIT)
+        assert view is not None, "the index is inside the files"
+        return UNIT_FORM.unpack(view)
+
+    def physical_end(self) -> int:
+        """Where the record of the last unit ends; 0 without one."""
+        last = self.end - 1
+        if last < self._tail_start and not self._files.start <= last * UNIT < self._files.stop:
+            return 0  # trimmed and cut away: the numbers go on, but no unit is left
+        physical, size, _ = self._any_unit(last)
+        return 0 if size == FILLER_SIZE else physical + size
+
+    # ---- appending: Store.commit() does this in line for many queues at once ----
+
+    def append(self, unit: Unit, timestamp: int) -> None:
+        """Take one unit, readable at once."""
+        if not self.tail:
+            self.gathered_since_ms = timestamp
+        self.tail += UNIT_FORM.pack(*unit)
+        self.end = self.next = self.end + 1
+
+    def restart(self, index: int) -> None:
+        """Forget all units; the next one has this index."""
+        self.remove()
+        self.start = self.end = self.next = self._tail_start = index
+        self.known_to = self._synced = 0
+        self.cut_at = None
+
+    def write(self) -> None:
+        """Write the gathered units to the file. Raises StoreError; the units stay in memory in this case."""
+        if not self.tail:
+            return
+        at = self._tail_start * UNIT
+        assert self._tail_start + len(self.tail) // UNIT == self.end, "the tail ends where the queue ends"
+        # A queue that begins in the middle of a file (a slave's, or one whose older records expired): Java
+        # reads units of size 0 there as the end of the queue, a filler as nothing.
+        if not self._files.bases and at % self._files.file_size:
+            self._files.write(at - at % self._files.file_size, _FILLER * (at % self._files.file_size // UNIT))
+        # Taken back first: `sync` in another thread sees it changed and does not move it on over these bytes.
+        self._synced = min(self._synced, at)
+        self._files.write(at, bytes(self.tail))  # a view in a traceback would keep the tail from growing
+        self._tail_start = self.end
+        self.tail = bytearray()
+
+    def sync_end(self) -> None:
+        """Sync the file that holds the end."""
+        self._files.sync(self.end * UNIT, self.end * UNIT + 1)
+
+    def sync(self) -> None:
+        """Sync the files that were written since the last sync. Thread-safe."""
+        start, stop = self._synced, self._tail_start * UNIT
+        self._files.sync(start, stop)
+        if self._synced == start:  # else units before were written again
+            self._synced = stop
+
+    # ---- reading ----
+
+    def units(self, index: int, count: int) -> bytes | bytearray | memoryview:
+        """At most `count` units from `index` on, up to the end of the file that holds it (as Java reads);
+        b"" without any.
+        """
+        per_file = self.units_per_file
+        stop = min(index + count, self.end, index - index % per_file + per_file)
+        if index < self.start or index >= stop:
+            return b""
+        if index >= self._tail_start:
+            at = (index - self._tail_start) * UNIT
+            return self.tail[at : at + (stop - index) * UNIT]
+        in_file = self._files.read(index * UNIT, (min(stop, self._tail_start) - index) * UNIT)
+        if in_file is None:
+            return b""
+        if stop > self._tail_start:
+            return bytes(in_file) + self.tail[: (stop - self._tail_start) * UNIT]
+        return in_file
+
+    def unit(self, index: int) -> Unit | None:
+        """The unit at an index; None without a unit."""
+        data = self.units(index, 1)
+        return UNIT_FORM.unpack(data) if len(data) == UNIT else None
+
+    def unit_in_files(self, index: int) -> Unit | None:
+        """The unit in the files at an index, trusted or not; None without a unit."""
+        view = None if index < 0 else self._files.read(index * UNIT, UNIT)
+        if view is None or len(view) < UNIT:
+            return None
+        unit: Unit = UNIT_FORM.unpack(view)
+        return unit if 0 < unit[1] < FILLER_SIZE else None
+
+    def first_in_files(self) -> Unit | None:
+        """The first unit of the first file, and the index at which the queue begins in the file; None without
+        a unit."""
+        return self.unit_in_files(self.file_start)
+
+    def next_file(self, index: int) -> int:
+        """The first index of the file after that of `index`."""
+        return index - index % self.units_per_file + self.units_per_file
+
+    def file_ranges(self) -> Iterator[tuple[int, int]]:
+        """(first index, end) of the readable units of each file, oldest first."""
+        per_file = self.units_per_file
+        index = self.start
+        while index < self.end:
+            stop = min(index - index % per_file + per_file, self.end)
+            yield index, stop
+            index = stop
+
+    # ---- trimming ----
+
+    def trim(self, log_start: int, *, files: bool = True) -> int:
+        """Drop what lies before the log's start: whole files, unless `files` is False, and by moving `start`.
+        Returns how many files went.
+        """
+        self.trimmed_to = log_start
+        self.start = self.first_at(log_start)
+        assert self.start <= self.end
+        # The last unit stays, since it says where the queue ends: without it the next start would begin the
+        # queue at 0, and consumers that are further on would wait for ever.
+        # The unit before the first one stays: it shows that no file between is missing.
+        keep = max(min(self.start, self.end - 1) - 1, 0)
+        keep -= keep % self.units_per_file
+        if keep > self._tail_start:
+            self.tail = self.tail[(keep - self._tail_start) * UNIT :]
+            self._tail_start = keep
+        removed = 0
+        while files and self._files.bases and self._files.bases[0] + self._files.file_size <= keep * UNIT:
+            self._files.remove_first()
+            removed += 1
+        return removed
+
+    def first_at(self, physical_offset: int) -> int:
+        """The first index whose record is at or after `physical_offset`; fillers do not count."""
+        low, high = self.start, self.end
+        if low < high and self._is_at(low, physical_offset):
+            return low
+        while low < high:
+            middle = (low + high) // 2
+            if self._is_at(middle, physical_offset):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _is_at(self, index: int, physical_offset: int) -> bool:
+        unit = self._any_unit(index)
+        return unit[1] != FILLER_SIZE and unit[0] >= physical_offset
+
+    def _any_unit(self, index: int) -> Unit:
+        if index < self._tail_start:
+            return self._unit_in_file(index)
+        return UNIT_FORM.unpack_from(self.tail, (index - self._tail_start) * UNIT)
+
+    def may_have_lost(self) -> None:
+        """The queue may have been longer than it is now."""
+        self.cut_at = self.end if self.cut_at is None else min(self.cut_at, self.end)
+
+    def truncate(self, log_end: int) -> bool:
+        """Drop the units whose records end after `log_end`; whether files changed by that."""
+        if self.physical_end() <= log_end:
+            return False
+        end = self.first_at(log_end)
+        while end > self.start and sum(self._any_unit(end - 1)[:2]) > log_end:
+            end -= 1
+        kept = self.tail[: max(end - self._tail_start, 0) * UNIT]
+        if is_cut := end < self._tail_start:
+            self._files.truncate(end * UNIT)
+            self._tail_start = end
+        self.tail = bytearray(kept)
+        self.end = self.next = end
+        self.may_have_lost()
+        self.known_to = min(self.known_to, log_end)
+        # After a crash the tail was made of the log, and the files may have the same units.
+        return self.cut_files() or is_cut
+
+    def cut_files(self) -> bool:
+        """Zero the files behind the end of the units; return whether that changed anything."""
+        end = self.end * UNIT
+        later = self._files.stop > end - end % self._files.file_size + self._files.file_size
+        if later or (
+            end < self._files.stop and any(piece.strip(b"\0") for _, piece in self._files.pieces(end))
+        ):
+            self._files.truncate(end)
+            return True
+        return False
+
+    def remove(self) -> None:
+        """Remove the queue's files and folder."""
+        self._files.remove_all()
+        self.tail = bytearray()
+
+    def close(self) -> None:
+        """Close the files; gathered units should have been written, unless they are to be forgotten."""
+        self._files.close()
+
+    @property
+    def gathered(self) -> int:
+        """Bytes that are in memory only."""
+        return len(self.tail)
+
+    @property
+    def file_start(self) -> int:
+        """The first index that the oldest file has room for."""
+        return self._files.start // UNIT
+
+    @property
+    def is_empty(self) -> bool:
+        """No units at all."""
+        return self.end == self.start
+
+
+def queue_folder(root: str, topic: str, queue_id: int) -> str:
+    """The folder of a queue. The topic must be a plain name: this is the one place where a topic becomes a
+    path.
+    """
+    if not topic or "/" in topic or "\0" in topic or topic in (".", "..") or queue_id < 0:
+        raise StoreError(f"{topic!r}/{queue_id} cannot be a queue's folder")
+    return os.path.join(root, "consumequeue", topic, str(queue_id))
