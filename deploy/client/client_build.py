@@ -34,16 +34,17 @@ FILES = (
     "rmq/remoting/network.py",
     "rmq/remoting/pending_requests.py",
     "rmq/remoting/pool.py",
-    "rmq/remoting/stream.py",
-    "rmq/remoting/tcp.py",
     "rmq/remoting/threads.py",
-    "rmq/remoting/tls.py",
+    "rmq/remoting/transports/__init__.py",
+    "rmq/remoting/transports/stream.py",
+    "rmq/remoting/transports/tcp.py",
+    "rmq/remoting/transports/tls.py",
+    "rmq/remoting/transports/websocket.py",
+    "rmq/remoting/transports/websocket_client.py",
+    "rmq/remoting/transports/websocket_policy.py",
     "rmq/remoting/trio_loop.py",
-    "rmq/remoting/websocket.py",
-    "rmq/remoting/websocket_client.py",
-    "rmq/remoting/websocket_policy.py",
 )
-SERVERS = ("rmq/protocol/server_auth.py",)
+SERVERS = ("rmq/protocol/auth/server_auth.py",)
 """Files in `FOLDERS` that only servers use."""
 SOURCES = (".py", ".pyi", ".pyx", ".pxi", ".typed")
 

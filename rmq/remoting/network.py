@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 
 from rmq.errors import ConfigError, ConnectFailed, RmqError
-from rmq.remoting import tcp
 from rmq.remoting.address import Address, split_address
 from rmq.remoting.limits import Limits
 from rmq.remoting.loop import current_loop, disconnect_errors, unwrap_groups
@@ -113,13 +112,13 @@ class _Dial:
             self._stream = stream = await tls_client(stream, self._tls, target.host)
         if nursery is not None:
             with _websocket_packages(target):
-                from rmq.remoting import websocket  # which needs trio-websocket, and that takes 30 ms
+                from rmq.remoting.transports import websocket
 
             self._stage = "WebSocket handshake"
             self._stream = stream = await websocket.connect_websocket(nursery, stream, target.plain)
         elif target.is_websocket:
             with _websocket_packages(target):
-                from rmq.remoting import websocket_client
+                from rmq.remoting.transports import websocket_client
 
             self._stage = "WebSocket handshake"
             self._stream = stream = await websocket_client.connect_websocket(stream, target.plain)

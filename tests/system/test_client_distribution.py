@@ -24,7 +24,7 @@ SERVER_CODE = (
     *("broker", "cli", "controller", "dashboard", "doors", "embedded", "namesrv"),
     *("operate", "plugin", "server", "shares", "spark", "store", "testing"),
 )
-LAZY = {"rmq/remoting/__init__.py": {"rmq.remoting.acceptor", "rmq.remoting.server"}}
+LAZY = {"rmq/remoting/__init__.py": {"rmq.remoting.serving.acceptor", "rmq.remoting.serving.server"}}
 """Names of servers that a package offers to servers, imported when one asks for them."""
 TYPES = {"rmq/remoting/connection.py": {"rmq.remoting.poller"}}
 """The same, for type checkers."""

@@ -14,9 +14,8 @@ from rmq.remoting import Endpoint, Limits
 
 PAGE = (pathlib.Path(__file__).parents[3] / "docs" / "design" / "remoting.md").read_text("utf-8")
 
-MODULES = [
-    module.name for module in pkgutil.walk_packages(rmq.remoting.__path__, "rmq.remoting.") if not module.ispkg
-]
+FOUND = pkgutil.walk_packages(rmq.remoting.__path__, "rmq.remoting.")
+MODULES = [module.name for module in FOUND if not module.ispkg]
 
 
 def rows_under(heading: str) -> list[str]:
