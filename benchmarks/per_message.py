@@ -47,7 +47,7 @@ from rmq.protocol.pop import (
 )
 from rmq.protocol.record import Record, encode_batch, host_bytes
 from rmq.store.config import StoreConfig
-from rmq.store.disk import RealDisk
+from rmq.store.files.disk import RealDisk
 from rmq.store.store import Store
 
 TOPIC = "Orders"

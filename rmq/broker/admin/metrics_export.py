@@ -16,7 +16,7 @@ from rmq.broker.tables.histograms import Histograms
 from rmq.broker.tables.versioned import Slices
 from rmq.message import SCHEDULE_TOPIC
 from rmq.metrics import Histogram, Kind, Metric, connection_metrics, single
-from rmq.remoting.acceptor import descriptor_limit
+from rmq.remoting.serving.acceptor import descriptor_limit
 from rmq.server.process import VERSION
 
 if TYPE_CHECKING:

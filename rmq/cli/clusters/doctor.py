@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from attrs import evolve
 
-from rmq.cli.controller import CONTROLLERS
+from rmq.cli.clusters.controller import CONTROLLERS
 from rmq.cli.output import EXIT_FAILED, Format, echo, fail, output_option, progress_bar, show
 from rmq.cli.target import Target, run, target_options
 from rmq.errors import RmqError

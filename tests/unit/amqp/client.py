@@ -8,11 +8,11 @@ from typing import Any
 
 import anyio
 import pytest
-from rmq.remoting.stream import Stream
 from rmq_amqp import sasl, values
 from rmq_amqp.sections import Sections, build, parse
 
 from rmq.remoting.network import Network
+from rmq.remoting.transports.stream import Stream
 
 proton: Any = pytest.importorskip("proton", reason="needs the extra amqp: pip install 'rmq[amqp]'")
 
