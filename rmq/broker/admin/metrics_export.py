@@ -84,15 +84,28 @@ class Measured(Protocol):
     def config(self) -> BrokerConfig:
         """The settings that hold now."""
 
+    @property
+    def is_slave(self) -> bool:
+        """Whether the broker copies the log of a master."""
+
 
 def metrics_of(broker: Measured, *, queues: bool = False) -> Slices[list[Metric]]:
-    """All metrics of a broker; `queues`: with rows for each queue beside the sums by topic."""
+    """All metrics of a broker; `queues`: with rows for each queue beside the sums by topic.
+
+    Sums of messages (kept, not consumed, delayed, in transactions) are of a set as a whole, and only its
+    master has them: in the sum over all replicas each message would count several times. A master whose lease
+    is over has none either, since another broker may be the master.
+    """
     found: list[Metric] = []
     for metric in _traffic(broker):
         found.append(metric)
         yield
-    found += yield from _queues(broker, queues)
-    found += yield from _lags(broker, queues)
+    counts = not broker.is_slave and broker.role.has_lease()
+    found += yield from _queues(broker, queues, counts)
+    if counts:
+        found += yield from _lags(broker, queues)
+        found += _waiting_messages(broker)
+        yield
     for part in (_server, _store, _replicas, _waiting, _clients, _deliveries):
         found += part(broker)
         yield
@@ -179,7 +192,7 @@ def _in_slices(rows: Iterable[T], do: Callable[[T], None]) -> Slices[None]:
             yield
 
 
-def _queues(broker: Measured, each: bool) -> Slices[list[Metric]]:
+def _queues(broker: Measured, each: bool, counts: bool) -> Slices[list[Metric]]:
     store = broker.store
     lows: list[Row] = []
     highs: list[Row] = []
@@ -196,7 +209,10 @@ def _queues(broker: Measured, each: bool) -> Slices[list[Metric]]:
 
     yield from _in_slices(store.queues(), look)
     rows = [((topic,), count) for topic, count in kept.items()]
-    found = [Metric("topic_messages", "gauge", "Messages of a topic that are still there", rows, ("topic",))]
+    found = []
+    if counts:
+        help = "Messages of a topic that are still there"
+        found.append(Metric("topic_messages", "gauge", help, rows, ("topic",)))
     if each:
         names = ("topic", "queue")
         found += [
@@ -272,12 +288,19 @@ def _replicas(broker: Measured) -> Iterator[Metric]:
     yield from broker.role.metrics()
 
 
-def _waiting(broker: Measured) -> Iterator[Metric]:
+def _waiting_messages(broker: Measured) -> Iterator[Metric]:
     levels: list[Row] = [
         ((str(level),), max(0, broker.store.max_offset(SCHEDULE_TOPIC, level - 1) - offset))
         for level, offset in broker.schedule.progress.items()
     ]
     yield Metric("delay_backlog_messages", "gauge", "Delayed messages not delivered yet", levels, ("level",))
+    yield single(
+        "transactions_pending", "gauge", "Half messages without an end", broker.transactions.open_count
+    )
+    yield single("timer_messages", "gauge", "Messages that wait for their delivery time", len(broker.timers))
+
+
+def _waiting(broker: Measured) -> Iterator[Metric]:
     rows: tuple[tuple[str, str, float], ...] = (
         ("held_pulls", "Pulls that wait for messages", broker.parked_pulls.count),
         ("sends_waiting_disk", "Acknowledgements that wait for a sync", broker.acknowledgement.disk.acks),
@@ -287,8 +310,6 @@ def _waiting(broker: Measured) -> Iterator[Metric]:
             "Age of the oldest sync that requests wait for",
             broker.disk_work.oldest()[0],
         ),
-        ("transactions_pending", "Half messages without an end", broker.transactions.open_count),
-        ("timer_messages", "Messages that wait for their delivery time", len(broker.timers)),
         (
             "subscription_conflicts",
             "Groups whose members subscribe differently",
