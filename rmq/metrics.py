@@ -85,6 +85,10 @@ class Refusing(Protocol):
     def delayed(self) -> int:
         """How many had to wait for their turn."""
 
+    @property
+    def failed(self) -> int:
+        """Connections that spoke and proved nothing."""
+
 
 class Holding(Protocol):
     """What bounds the bytes that peers make a process hold."""
@@ -102,6 +106,9 @@ def connection_metrics(ports: Mapping[str, Refusing], budget: Holding) -> Iterat
     help = "Connections that waited, since too many handshakes of their address were on their way or failed"
     delayed = [((port,), one.delayed) for port, one in ports.items()]
     yield Metric("connections_delayed", "counter", help, delayed, ("port",))
+    help = "Connections that spoke and proved nothing, neither by certificate nor secret nor a request"
+    failed = [((port,), one.failed) for port, one in ports.items()]
+    yield Metric("handshakes_failed", "counter", help, failed, ("port",))
     help = "Bytes of unsent answers and unfinished requests"
     yield single("connection_buffer_bytes", "gauge", help, budget.held)
     help = "Connections that were cut off because all of them held too much"

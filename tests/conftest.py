@@ -126,6 +126,15 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for mark, count in sorted(config.stash[LEFT_OUT].items()):
         terminalreporter.write_line(f"left out: {count} tests marked {mark} (nox -s {SESSIONS[mark]})")
+    skipped = Counter(reason_of(report) for report in terminalreporter.stats.get("skipped", ()))
+    for reason, count in sorted(skipped.items()):
+        terminalreporter.write_line(f"skipped: {count} tests: {reason}")
+
+
+def reason_of(report: pytest.TestReport) -> str:
+    """Why a test was skipped."""
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -41,6 +41,7 @@ from rmq.protocol.bodies import (
     ClusterReport,
     DataVersion,
     MissingBroker,
+    RefusedBroker,
     RegisterBrokerBody,
     TopicRouteData,
 )
@@ -359,17 +360,25 @@ class NameServer(Endpoint):
         if request.ext.get(headers.WITH_MISSING) != "true":
             return self._plain_cluster_info(request, connection, now_ms)
         known = self.routes.cluster_info()
+        report = ClusterReport(
+            known.broker_addr_table, known.cluster_addr_table, self.missing_brokers(), self.refused_brokers()
+        )
+        return request.reply(body=report.to_json())
+
+    def missing_brokers(self) -> list[MissingBroker]:
+        """Brokers that left without a drain, also masters of before this start that have not come back."""
+        now_ms = self._now_ms()
         missing = {one.broker_addr: one for one in self._missing.missing(now_ms)}
         for who in self._masters.awaited():
             why = "it was the master when this name server stopped, and has not come back"
             age = now_ms - self._started_ms
             awaited = MissingBroker(who.cluster, who.broker_name, who.broker_id, who.broker_addr, age, why)
             missing.setdefault(who.broker_addr, awaited)
-        refused = list(self._missing.refusals(now_ms))
-        report = ClusterReport(
-            known.broker_addr_table, known.cluster_addr_table, list(missing.values()), refused
-        )
-        return request.reply(body=report.to_json())
+        return list(missing.values())
+
+    def refused_brokers(self) -> list[RefusedBroker]:
+        """Brokers whose registration was refused lately."""
+        return list(self._missing.refusals(self._now_ms()))
 
     def _wipe_write_permission(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
         header = request.read(headers.WipeWritePermOfBrokerRequestHeader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,11 +29,28 @@ def metrics_of(server: NameServer) -> list[Metric]:
     end = server.certificate_end
     about = "Always 1: the version that this name server is"
     until = "When the TLS certificate ends, in seconds since 1970; 0 without one"
+    missing = Counter((one.cluster, one.broker_name) for one in server.missing_brokers())
+    refused = Counter((one.cluster, one.broker_name) for one in server.refused_brokers())
+    labels = ("cluster", "broker")
     return [
         Metric("build_info", "gauge", about, [((VERSION,), 1)], ("version",)),
         single("certificate_end_seconds", "gauge", until, 0 if end is None else end.timestamp()),
         single("namesrv_brokers", "gauge", "Brokers that are registered, slaves too", brokers),
         single("namesrv_topics", "gauge", "Topics that have a route", topics),
+        Metric(
+            "namesrv_missing",
+            "gauge",
+            "Brokers of a name that left without a drain, until they are back or forgotten",
+            list(missing.items()),
+            labels,
+        ),
+        Metric(
+            "namesrv_refused",
+            "gauge",
+            "Brokers of a name whose registration was refused lately",
+            list(refused.items()),
+            labels,
+        ),
         *server.controller_metrics(),
         *connection_metrics(server.acceptors, server.budget),
     ]

@@ -153,6 +153,35 @@ SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         BUILDS | {MASTER_LOG: "4096x60", SLAVE_LOG: "8192x60"},
         BUILDS | {MASTER_LOG: "4096x60", SLAVE_LOG: "4096x60"},
     ),
+    "RmqSlaveFollowsNot": (
+        BUILDS | {'rmq_following_master{instance="s"}': "0x60", 'rmq_following_master{instance="m"}': "0x60"},
+        BUILDS | {'rmq_following_master{instance="s"}': "1x60", 'rmq_following_master{instance="m"}': "0x60"},
+    ),
+    "RmqSlaveNotLinked": (
+        BUILDS | {'rmq_slaves{instance="m"}': "0x60", 'rmq_slaves{instance="s"}': "0x60"},
+        BUILDS | {'rmq_slaves{instance="m"}': "1x60", 'rmq_slaves{instance="s"}': "0x60"},
+    ),
+    "RmqSlaveGone": (
+        {'rmq_slaves{instance="m"}': "2x10 1x50"},
+        {'rmq_slaves{instance="m"}': "1x10 2x50", 'rmq_slaves{instance="s"}': "0x60"},
+    ),
+    "RmqSendsNotReplicated": (
+        {'rmq_sends_unsure_total{reason="SLAVE_NOT_AVAILABLE"}': "0+5x60"},
+        {'rmq_sends_unsure_total{reason="SLAVE_NOT_AVAILABLE"}': "7x60"},
+    ),
+    "RmqDiskHangs": ({"rmq_disk_waiting_seconds": "9x60"}, {"rmq_disk_waiting_seconds": "1x60"}),
+    "RmqNoControllerLeads": (
+        {f'rmq_controller_leading{{job="rmq", instance="{one}"}}': "0x60" for one in "ab"},
+        {'rmq_controller_leading{instance="a"}': "0x60", 'rmq_controller_leading{instance="b"}': "1x60"},
+    ),
+    "RmqBrokerMissing": (
+        {'rmq_namesrv_missing{cluster="c", broker="a"}': "1x60"},
+        {'rmq_namesrv_missing{cluster="c", broker="a"}': "1x20 0x40", "rmq_namesrv_brokers": "3x60"},
+    ),
+    "RmqBrokerRefused": (
+        {'rmq_namesrv_refused{cluster="c", broker="a"}': "1x60"},
+        {'rmq_namesrv_refused{cluster="c", broker="a"}': "1x20 0x40"},
+    ),
     "RmqSetRefuses": ({"rmq_set_refusing": "1x60"}, {"rmq_set_refusing": "0x60"}),
     "RmqSetWithoutMaster": (
         {"rmq_controller_sets_without_master": "1x60", "rmq_controller_leading": "1x60"},
@@ -189,6 +218,14 @@ SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "RmqCertificateEnds": (
         {"rmq_certificate_end_seconds": "86400x60"},
         {"rmq_certificate_end_seconds": "0x60", 'rmq_certificate_end_seconds{instance="b"}': "8640000x60"},
+    ),
+    "RmqHandshakesFail": (
+        {'rmq_handshakes_failed_total{port="clients"}': "0+60x60"},
+        {'rmq_handshakes_failed_total{port="clients"}': "0+1x60"},
+    ),
+    "RmqDescriptorsFew": (
+        {'process_max_fds{job="rmq"}': "256x60"},
+        {'process_max_fds{job="rmq"}': "65536x60", 'process_max_fds{job="node"}': "256x60"},
     ),
     "RmqDescriptors": (
         {"process_open_fds": "900x60", "process_max_fds": "1000x60"},

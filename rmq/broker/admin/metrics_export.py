@@ -183,6 +183,9 @@ def _traffic(broker: Measured) -> Iterator[Metric]:
     yield counter("sent_back", help="Messages that consumers sent back", rows=back, labels=pair)
     yield single("pulls_empty", "counter", "Pulls that found nothing", stats.missed)
     yield single("sends_failed", "counter", "Messages that could not be written", stats.failed_puts)
+    unsure = [((reason,), n) for reason, n in broker.acknowledgement.unsure.items()]
+    help = "Stored messages whose answer says that disk or slave may lack them"
+    yield counter("sends_unsure", help=help, rows=unsure, labels=("reason",))
 
 
 def _in_slices(rows: Iterable[T], do: Callable[[T], None]) -> Slices[None]:

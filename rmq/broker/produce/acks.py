@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Union
 
@@ -188,6 +188,8 @@ class Acknowledgement:
         self._topics = topics
         self._clock = clock
         self._on_sync_wanted = on_sync_wanted
+        self.unsure: Counter[str] = Counter()
+        """Reason -> stored messages that were answered with this reason instead of SEND_OK."""
         self.pending = AckBatch()
         self.calls: list[Call | OwnCall] = []
         """Those of the batch that is being put."""
@@ -445,6 +447,7 @@ class Acknowledgement:
 
     def _unsure(self, connection: Connection | None, acks: Acks, code: ResponseCode) -> None:
         """Answer stored sends whose safety is unknown: `code` says why."""
+        self.unsure[code.name] += len(acks)
         if isinstance(acks, Calls):
             for call in acks.calls:
                 call.done(self._store.store_host, for_code(code, "it is written"))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import anyio
 
@@ -72,6 +72,7 @@ from rmq.remoting.network import Network, open_stream
 from rmq.remoting.pool import Pool
 from rmq.remoting.serving.acceptor import Acceptor, Guest
 from rmq.remoting.transports.stream import Listener, Stream, close_at_once
+from rmq.server.health import Health
 from rmq.store.config import DivergedLog
 from rmq.store.store import Store
 
@@ -275,15 +276,31 @@ async def _both(
 # ---- slave ----
 
 
+MASTER: Final = "master"
+"""The part of a slave's health that its link to the master is."""
+
+
 class Follower:
     """A slave's two loops: `follow` copies the log, `copy` the tables. Links go over `network`, requests over
     `pool`; `guard` has the same TLS settings and secret as the master's.
 
-    `grown` rings when more of our log is synced.
+    `grown` rings when more of our log is synced. `health` lacks `MASTER` until this slave has followed its
+    master for the first time since the start: a slave that never followed may copy nothing.
     """
 
-    def __init__(self, broker: Broker, network: Network, pool: Pool, guard: Guard, *, grown: Wakeup) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        network: Network,
+        pool: Pool,
+        guard: Guard,
+        *,
+        grown: Wakeup,
+        health: Health,
+    ) -> None:
         self._broker = broker
+        self._health, self._has_followed = health, False
+        self._follows_not("no master is known yet")
         self._role = broker.role
         self._network = network
         self._pool = pool
@@ -314,12 +331,24 @@ class Follower:
                     pause = DAMAGED_SECONDS
                 except link_errors(*REMOTE, StoreError, ConfigError) as error:
                     log.warning("the link to master %s has ended: %s", address, error)
+                    self._follows_not(f"the link to {address}: {error}")
                 finally:
                     self._broker.replica.follows(is_following=False)
             await anyio.sleep(pause if address else min(pause, 1.0))
 
+    def _follows_not(self, reason: str) -> None:
+        if not self._has_followed:
+            text = f"this slave has not followed its master since its start: {reason}"
+            self._health.lacks(MASTER, text)
+
+    def _follows(self) -> None:
+        self._broker.replica.follows(is_following=True)
+        self._has_followed = True
+        self._health.has(MASTER)
+
     def _stop(self, address: str, reason: str) -> None:
         """Stop following until the reason is gone. Our files stay as they are."""
+        self._follows_not(reason)
         self._broker.replica.stop(reason)
         before, at = self._complained
         now = anyio.current_time()
@@ -351,7 +380,7 @@ class Follower:
             # Kept before the first byte is copied: after a crash the log must not count as a master's own.
             state = self._broker.replica
             state.follow(greeting or MasterLog("", 0, 0))
-            state.follows(is_following=True)
+            self._follows()
             self._broker.followed.begin(hears_saved=greeting is not None and greeting.hears_saved)
             await self._copy_log(address, stream, start)
 

@@ -49,7 +49,7 @@ from rmq.broker.role import Role
 from rmq.broker.runtime.flusher import SYNC, Flusher
 from rmq.broker.runtime.registrars import NAME_SERVERS, NOT_TRIED, Registrars
 from rmq.broker.runtime.replication_handshake import Guard
-from rmq.broker.runtime.replication_loops import Follower, serve_slaves
+from rmq.broker.runtime.replication_loops import MASTER, Follower, serve_slaves
 from rmq.broker.runtime.saver import Saver
 from rmq.broker.runtime.startup import (
     DISK_SECONDS,
@@ -355,9 +355,15 @@ class _Service:
                 if self._ports.slaves is not None:
                     acceptor = self.broker.acceptors["slaves"]
                     inner.start_soon(serve_slaves, self.broker, self._ports.slaves, self._guard, acceptor)
+                self._health.has(MASTER)  # it may have been a slave before
                 if self.broker.is_slave:
                     follower = Follower(
-                        self.broker, self._network, pool, self._guard, grown=self._alarms.follower
+                        self.broker,
+                        self._network,
+                        pool,
+                        self._guard,
+                        grown=self._alarms.follower,
+                        health=self._health,
                     )
                     outer.start_soon(follower.follow)
                     outer.start_soon(follower.copy)

@@ -134,6 +134,8 @@ class Acceptor:
         self.per_second = per_second
         self.refused: Counter[str] = Counter()
         self.delayed = 0
+        self.failed = 0
+        """Connections that spoke and proved nothing: their certificate, secret or protocol is not taken."""
         """How many had to wait for their turn."""
         self._rate = AddressRate(per_second, BURST_SECONDS)
         self._holders = by_address(gateways)
@@ -270,6 +272,7 @@ class Acceptor:
         """Give its place back, once."""
         if guest.holders is not _LEFT:
             was_guest = self._forget(guest) and not guest.has_proved()
+            self.failed += was_guest and guest.has_spoken
             if was_guest and guest.has_spoken and guest.holders:
                 self._rate.take(guest.key, anyio.current_time())  # a handshake that failed
             self._shares.give(guest.holders)

@@ -31,6 +31,7 @@ from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.loop import Wakeup
 from rmq.remoting.pool import Pool
 from rmq.remoting.transports.tls import TlsConfig, TlsContexts
+from rmq.server.health import Health
 from rmq.store.config import BrokerRole, DivergedLog, Durability, StoreConfig
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
@@ -496,7 +497,7 @@ class JavaMaster:
 
 def follower_of(rig: Rig, pool: Any) -> Follower:
     guard = Guard(TlsContexts(TlsConfig()))
-    return Follower(rig.broker, MemoryNetwork(1), pool, guard, grown=Wakeup())
+    return Follower(rig.broker, MemoryNetwork(1), pool, guard, grown=Wakeup(), health=Health())
 
 
 def beside_java(ours: list[bytes], theirs: list[bytes]) -> tuple[Rig, JavaMaster, Follower]:

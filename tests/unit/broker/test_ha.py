@@ -33,6 +33,7 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.record import Record
 from rmq.remoting.loop import Wakeup
+from rmq.server.health import Health
 from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rmq.store.files.disk import RealDisk
 from rmq.store.store import Store
@@ -363,7 +364,7 @@ def test_a_slave_gives_up_part_of_a_record_before_it_follows_again(stores: tuple
     broker: Any = SimpleNamespace(store=slave, registration=registration, role=Slave())
     guard: Any = SimpleNamespace(tls=SimpleNamespace(config=SimpleNamespace(scheme="tcp")))
     pool: Any = None
-    follower = Follower(broker, MemoryNetwork(seed=1), pool, guard, grown=Wakeup())
+    follower = Follower(broker, MemoryNetwork(seed=1), pool, guard, grown=Wakeup(), health=Health())
     with pytest.raises((ConnectFailed, OSError)):
         trio.run(follower._link, "10.0.0.9:1")
     unit = slave.unit("T", 0, 1)
@@ -463,7 +464,7 @@ async def test_progress_that_is_answered_when_the_link_has_ended_is_not_taken(
     broker: Any = SimpleNamespace(store=stores[1], role=Slave(), followed=SimpleNamespace(copying=None))
     guard: Any = SimpleNamespace(tls=SimpleNamespace(config=SimpleNamespace(scheme="tcp")))
     pool: Any = None
-    follower: Any = Follower(broker, MemoryNetwork(seed=1), pool, guard, grown=Wakeup())
+    follower: Any = Follower(broker, MemoryNetwork(seed=1), pool, guard, grown=Wakeup(), health=Health())
     follower._greeting = SimpleNamespace(log_id="a")
 
     async def ask(code: int) -> Command:

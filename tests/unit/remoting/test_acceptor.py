@@ -289,7 +289,10 @@ def test_the_refused_are_a_figure() -> None:
     budget = MemoryBudget(1000)
     budget.held, budget.cuts = 70, 2
     acceptor.delayed = 4
-    refused, delayed, held, cuts = connection_metrics({"clients": acceptor, "slaves": Acceptor(1)}, budget)
+    acceptor.failed = 6
+    ports = {"clients": acceptor, "slaves": Acceptor(1)}
+    refused, delayed, failed, held, cuts = connection_metrics(ports, budget)
+    assert failed.rows == [(("clients",), 6), (("slaves",), 0)]
     assert refused.rows == [(("clients", "address"), 3)]
     assert delayed.rows == [(("clients",), 4), (("slaves",), 0)]
     assert (held.rows, cuts.rows) == ([((), 70)], [((), 2)])
