@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, field, frozen
 
+from rmq.client.admin.cluster import is_address
 from rmq.client.admin.messages import TOOLS_GROUP
 from rmq.errors import ConfigError, ConsumerNotOnline, NoRoute, RmqError
 from rmq.message import MessageQueue, StoredMessage, retry_topic, validate_group
@@ -282,8 +283,11 @@ async def _at(pulls: PullConsumer, queue: MessageQueue, offset: int) -> StoredMe
     return found.messages[0] if found.messages else None
 
 
-async def exists(admin: Admin, group: str) -> bool:
-    """Whether any broker knows the group. Raises InvalidName."""
+async def exists(admin: Admin, group: str, *, broker: str = "") -> bool:
+    """Whether any broker knows the group; if `broker` is an address, whether this one does. Raises
+    InvalidName."""
+    if is_address(broker):
+        return validate_group(group) in await admin.group_configs(broker)
     return bool(await admin.group_config(validate_group(group)))
 
 

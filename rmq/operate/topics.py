@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import evolve, field, frozen
 
-from rmq.errors import ConsumerNotOnline, NoRoute, RmqError, TopicNotExist, for_code
+from rmq.client.admin.cluster import is_address
+from rmq.errors import ConsumerNotOnline, NoRoute, RmqError, TopicNotExist, Unreachable, for_code
 from rmq.message import DLQ_PREFIX, RETRY_PREFIX, MessageQueue, validate_topic
 from rmq.operate.several import ask_each
 from rmq.operate.values import perm_text
@@ -154,7 +155,12 @@ async def masters(admin: Admin, *, cluster: str = "", broker: str = "") -> dict[
     A `broker` that is an address stands for itself under its name, or under the address when no name server
     knows it. Raises ConfigError for a name that no name server knows.
     """
-    table = (await admin.cluster_info()).broker_addr_table
+    try:
+        table = (await admin.cluster_info()).broker_addr_table
+    except Unreachable:
+        if not is_address(broker):
+            raise
+        return {broker: broker}
     names = {address: name for name, data in table.items() for address in data.broker_addrs.values()}
     addresses = await admin.broker_addresses(cluster=cluster, broker=broker)
     return {names.get(address, address): address for address in addresses}
@@ -220,7 +226,8 @@ async def preview_change(
     Every master of the cluster, or the given broker, has the topic afterwards: a broker that lacks it gets
     the settings of another. Raises NoRoute, TopicNotExist, ConfigError.
     """
-    configs = await admin.topic_config(name)
+    own = (await admin.topic_configs(broker)).get(name) if is_address(broker) else None
+    configs = {broker: own} if own is not None else await admin.topic_config(name)
     if not configs:
         raise for_code(ResponseCode.TOPIC_NOT_EXIST, f"no master has topic {name}")
     some = next(iter(configs.values()))
@@ -268,9 +275,12 @@ async def create(
     order: bool = False,
 ) -> list[str] | None:
     """Create a topic; None, with nothing changed, when the topic exists. Return the brokers' addresses.
-    Raises InvalidName, ConfigError."""
+
+    A broker that is given by its address is asked alone: no name server needs to answer. Raises InvalidName,
+    ConfigError.
+    """
     validate_topic(name)
-    if await admin.topic_exists(name):
+    if await admin.topic_exists(name, broker=broker):
         return None
     return await admin.create_topic(
         name, cluster=cluster, broker=broker, queues=queues, perm=perm, order=order

@@ -150,7 +150,7 @@ def delete(target: Target, group: str, offsets: bool, yes: bool, cluster: str, b
     async def work(admin: Admin) -> list[str]:
         return await admin.delete_group(group, cluster=cluster, broker=broker, remove_offset=offsets)
 
-    if not run_admin(target, lambda admin: groups.exists(admin, group)):
+    if not run_admin(target, lambda admin: groups.exists(admin, group, broker=broker)):
         refuse(f"no broker knows group {group}; `rmq group list` shows those there are")
     confirm(yes, f"Delete group {group} from {broker or cluster or 'all brokers'}?")
     report_done(f"group {group} deleted", run_admin(target, work))

@@ -186,7 +186,8 @@ def delete(target: Target, topic: str, yes: bool, cluster: str, broker: str) -> 
     where = broker or cluster or "all brokers"
 
     async def look(admin: Admin) -> None:
-        await admin.topic_route(validate_topic(topic))
+        if not await admin.topic_exists(validate_topic(topic), broker=broker):
+            await admin.topic_config(topic)  # the error of the cluster that has none
 
     async def work(admin: Admin) -> list[str]:
         return await admin.delete_topic(topic, cluster=cluster, broker=broker)

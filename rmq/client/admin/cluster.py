@@ -48,6 +48,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+def is_address(broker: str) -> bool:
+    """Whether a broker is given by its address, not by its name."""
+    return ":" in broker
+
+
 class Cluster:
     """Requests to brokers, to a name server, to all name servers; and the methods of `client.admin` about
     these servers themselves."""
@@ -140,7 +145,7 @@ class Cluster:
         """The masters (and `slaves`) of a cluster, of a broker's name, or of all clusters; a `broker` that is
         an address stands for itself. Raises ConfigError for a name that no name server knows.
         """
-        if ":" in broker:
+        if is_address(broker):
             return [broker]
         info = await self.cluster_info()
         if cluster and cluster not in info.cluster_addr_table:
@@ -166,7 +171,7 @@ class Cluster:
 
     async def _broker_address(self, broker: str) -> str:
         """The address of a broker's name; an address stands for itself."""
-        if ":" in broker:
+        if is_address(broker):
             return broker
         data = (await self.cluster_info()).broker_addr_table.get(broker)
         if data is None or not data.broker_addrs:

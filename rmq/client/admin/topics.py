@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import anyio
 from attrs import evolve
 
-from rmq.client.admin.cluster import Cluster, each
+from rmq.client.admin.cluster import Cluster, each, is_address
 from rmq.errors import NoRoute, QueryNotFound, Unreachable, check_number, for_code
 from rmq.message import (
     AUTO_CREATE_TOPIC,
@@ -155,16 +157,18 @@ class Topics(Cluster):
         await each(addresses, put)
         if config.order:
             await self._note_order(config, addresses, whole=not broker)
-        with anyio.move_on_after(REGISTERED_SECONDS):
+        with anyio.move_on_after(REGISTERED_SECONDS), suppress(Unreachable):
             while not await self._is_registered(config, addresses):
                 await anyio.sleep(REGISTERED_SECONDS / 100)
         return addresses
 
     async def _is_registered(self, config: TopicConfig, addresses: list[str]) -> bool:
         """Whether a name server has the present topic from the brokers at these addresses, so that a client
-        that sends at once finds it."""
+        that sends at once finds it. Raises Unreachable when no name server answers."""
         try:
             route = await self.topic_route(config.topic_name)
+        except Unreachable:
+            raise
         except NoRoute:
             return False
         shape = (config.read_queue_nums, config.write_queue_nums, config.perm)
@@ -195,7 +199,8 @@ class Topics(Cluster):
     ) -> dict[str, TopicConfig]:
         """Change the permission: a sum of PERM_READ (4) and PERM_WRITE (2). Return address -> the former
         config. Raises NoRoute, TopicNotExist when the given brokers lack the topic."""
-        await self.topic_route(topic)
+        if not is_address(broker):
+            await self.topic_route(topic)
         before: dict[str, TopicConfig] = {}
         for address in await self.broker_addresses(cluster=cluster, broker=broker):
             config = (await self.topic_configs(address)).get(topic)
@@ -243,8 +248,11 @@ class Topics(Cluster):
         """Forget the queues of an ordered topic, at all name servers."""
         await self._tell_names(RequestCode.DELETE_KV_CONFIG, DeleteKVConfigRequestHeader(ORDER_CONF, topic))
 
-    async def topic_exists(self, topic: str) -> bool:
-        """Whether a name server knows a route for it. Raises Unreachable when none answers."""
+    async def topic_exists(self, topic: str, *, broker: str = "") -> bool:
+        """Whether a name server knows a route for it; if `broker` is an address, whether this broker has it.
+        Raises Unreachable when no name server answers."""
+        if is_address(broker):
+            return topic in await self.topic_configs(broker)
         try:
             await self.topic_route(topic)
         except Unreachable:
