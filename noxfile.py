@@ -76,8 +76,9 @@ def interop5(session: nox.Session) -> None:
     """Our client against Apache RocketMQ 5.3.3, and its remoting client against our servers; needs a JDK and
     Maven."""
     session.install("-e", ".[test]")
-    test = "tests/interop/test_rocketmq5.py"
-    session.run("python", "-m", "pytest", "-m", "interop", test, *session.posargs)
+    names = ("rocketmq5", "rocketmq5_clusters", "java5_client")
+    tests = [f"tests/interop/test_{name}.py" for name in names]
+    session.run("python", "-m", "pytest", "-m", "interop", "-n", "1", *tests, *session.posargs)
 
 
 @nox.session

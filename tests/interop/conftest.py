@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def java(request: pytest.FixtureRequest) -> Java:
-    """The Java side, fetched and compiled once; kept in pytest's cache folder between runs."""
-    kit = Java(pathlib.Path(request.config.cache.mkdir("rocketmq-4.9.7")).resolve())
+    """The Java side, fetched and compiled once; kept in pytest's cache folder between runs.
+
+    RMQ_INTEROP_VERSION names another release, such as 5.3.3: then the same tests run with its client.
+    """
+    version = os.environ.get("RMQ_INTEROP_VERSION", "4.9.7")
+    kit = Java(pathlib.Path(request.config.cache.mkdir(f"rocketmq-{version}")).resolve(), version)
     kit.prepare()
     return kit
 
@@ -44,6 +48,13 @@ def program(language: str, java: Java) -> list[str]:
 def processes(java: Java, tmp_path: pathlib.Path) -> Iterator[Processes]:
     """Starts processes for one test and stops what is left of them."""
     with Processes(java, tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def five(java5: Java, tmp_path: pathlib.Path) -> Iterator[Processes]:
+    """The same of RocketMQ 5.3.3."""
+    with Processes(java5, tmp_path) as started:
         yield started
 
 

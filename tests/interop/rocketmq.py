@@ -318,23 +318,23 @@ class Processes:
         path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         return path
 
-    def java_namesrv(self) -> str:
-        """Starts a Java name server; returns its address."""
-        port = free_port()
-        settings = self.write_settings(f"namesrv-{port}", {"listenPort": str(port)})
-        command = self.java.command(
-            "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(settings), home=self.home
-        )
+    def java_namesrv(self, *, options: tuple[str, ...] = (), **settings: str) -> str:
+        """Starts a Java name server with JVM `options`; returns its address."""
+        port = int(settings.get("listenPort") or free_port())
+        path = self.write_settings(f"namesrv-{port}", {"listenPort": str(port), **settings})
+        main, heap = "org.apache.rocketmq.namesrv.NamesrvStartup", "256m"
+        command = self.java.command(main, "-c", str(path), home=self.home, heap=heap, options=options)
         self.serve(command, "java-namesrv", port)
         return f"127.0.0.1:{port}"
 
-    def java_broker(self, namesrv: str, store: pathlib.Path, **settings: str) -> Process:
-        """Starts a Java broker over the folder `store`, registered at `namesrv`."""
+    def java_broker(
+        self, namesrv: str, store: pathlib.Path, *, options: tuple[str, ...] = (), **settings: str
+    ) -> Process:
+        """Starts a Java broker with JVM `options` over the folder `store`, registered at `namesrv`."""
         path, port = self.broker_settings(store, settings)
         arguments = ("-n", namesrv, "-c", str(path))
-        command = self.java.command(
-            "org.apache.rocketmq.broker.BrokerStartup", *arguments, heap=self.broker_heap, home=self.home
-        )
+        main, heap = "org.apache.rocketmq.broker.BrokerStartup", self.broker_heap
+        command = self.java.command(main, *arguments, heap=heap, home=self.home, options=options)
         return self.serve_registered(command, "java-broker", port, namesrv)
 
     def rmq_namesrv(self) -> str:

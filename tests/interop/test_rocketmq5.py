@@ -1,11 +1,9 @@
-"""Our client and commands against Apache RocketMQ 5.3.3, and its remoting client against our servers."""
+"""Our client and commands against Apache RocketMQ 5.3.3."""
 
 from __future__ import annotations
 
-import pathlib
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 
 import pytest
 import trio
@@ -15,7 +13,8 @@ import rmq
 from rmq.cli import command
 from rmq.message import MessageQueue, StoredMessage
 from rmq.protocol.bodies import TopicConfig
-from tests.interop.rocketmq import Java, Process, Processes, free_port, wait_until
+from tests.interop.five import client_of, take, topic_of
+from tests.interop.rocketmq import Java, Processes
 
 pytestmark = pytest.mark.interop
 
@@ -27,7 +26,6 @@ SETTINGS = {
     "transactionTimeOut": "1000",
     "transactionCheckInterval": "1000",
 }
-PATIENT = rmq.ClientConfig(request_timeout_ms=15_000, send_timeout_ms=15_000)
 
 
 @pytest.fixture(scope="module")
@@ -39,26 +37,6 @@ def names(java5: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
         for name in ("five-a", "five-b"):
             started.java_broker(address, folder / name, brokerName=name, **SETTINGS)
         yield address
-
-
-@asynccontextmanager
-async def client_of(names: str, **options: object) -> AsyncIterator[rmq.Client]:
-    with trio.fail_after(90):
-        async with rmq.connect(names, config=PATIENT, **options) as client:  # type: ignore[arg-type]
-            yield client
-
-
-async def topic_of(client: rmq.Client, name: str, queues: int = 4) -> str:
-    await client.admin.create_topic(name, queues=queues)
-    return name
-
-
-async def take(consumer: rmq.Consumer, count: int) -> list[StoredMessage]:
-    got = []
-    for _ in range(count):
-        async with await anext(consumer) as message:
-            got.append(message)
-    return got
 
 
 def run(names: str, *arguments: str, status: int = 0) -> str:
@@ -312,134 +290,3 @@ def test_the_commands(names: str) -> None:
     said = CliRunner().invoke(command, ["doctor", "-n", names])
     assert said.exit_code in (0, 1), said.output
     assert "Traceback" not in said.output
-
-
-# --- accounts, TLS, slaves, failover ---
-
-AUTH = "org.apache.rocketmq.auth"
-ACCOUNTS = {
-    "authenticationEnabled": "true",
-    "authenticationProvider": f"{AUTH}.authentication.provider.DefaultAuthenticationProvider",
-    "authenticationMetadataProvider": f"{AUTH}.authentication.provider.LocalAuthenticationMetadataProvider",
-    "initAuthenticationUser": '{"username":"admin","password":"12345678"}',
-    "innerClientAuthenticationCredentials": '{"accessKey":"admin","secretKey":"12345678"}',
-    "authorizationEnabled": "true",
-    "authorizationProvider": f"{AUTH}.authorization.provider.DefaultAuthorizationProvider",
-    "authorizationMetadataProvider": f"{AUTH}.authorization.provider.LocalAuthorizationMetadataProvider",
-}
-
-
-@pytest.fixture
-def five(java5: Java, tmp_path: pathlib.Path) -> Iterator[Processes]:
-    with Processes(java5, tmp_path) as started:
-        yield started
-
-
-async def send_one(names: str, topic: str = "T", **options: object) -> rmq.SendResult:
-    async with client_of(names, **options) as client, client.producer("five") as producer:
-        return await producer.send(rmq.Message(topic, b"x"), timeout=60)
-
-
-async def test_accounts_of_5(five: Processes, tmp_path: pathlib.Path) -> None:
-    names = await trio.to_thread.run_sync(five.java_namesrv)
-    settings = {**ACCOUNTS, "authConfigPath": str(tmp_path / "auth")}
-    await trio.to_thread.run_sync(lambda: five.java_broker(names, tmp_path / "store", **settings))
-    right = rmq.Credentials("admin", "12345678")
-    assert (await send_one(names, credentials=right)).status == "SEND_OK"
-    async with (
-        client_of(names, credentials=right) as client,
-        client.consumer("accounts", {"T": "*"}, consume_from="first") as consumer,
-    ):
-        assert len(await take(consumer, 1)) == 1
-    for wrong in (rmq.Credentials("admin", "wrong secret"), rmq.Credentials("nobody", "12345678"), None):
-        began = trio.current_time()
-        with pytest.raises(rmq.AccessDenied):
-            await send_one(names, credentials=wrong)
-        assert trio.current_time() - began < 10
-
-
-async def test_the_controllers_failover(five: Processes, tmp_path: pathlib.Path) -> None:
-    port, election = await trio.to_thread.run_sync(lambda: (free_port(), free_port()))
-    controller = {
-        "enableControllerInNamesrv": "true",
-        "controllerDLegerGroup": "group1",
-        "controllerDLegerPeers": f"n0-127.0.0.1:{election}",
-        "controllerDLegerSelfId": "n0",
-        "controllerStorePath": str(tmp_path / "controller"),
-        "listenPort": str(port),
-    }
-    settings = five.write_settings("controller", controller)
-    start = five.java.command(
-        "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(settings), home=five.home, heap="256m"
-    )
-    await trio.to_thread.run_sync(lambda: five.serve(start, "java-namesrv", port))
-    names = f"127.0.0.1:{port}"
-    common = {
-        "brokerName": "pair",
-        "enableControllerMode": "true",
-        "controllerAddr": f"127.0.0.1:{election}",
-        "allAckInSyncStateSet": "true",
-        "fetchNamesrvAddrByAddressServer": "false",
-    }
-
-    def begin(name: str) -> Process:
-        return five.java_broker(names, tmp_path / name, **common)
-
-    brokers = [await trio.to_thread.run_sync(begin, name) for name in ("one", "two")]
-    async with client_of(names) as client, client.producer("five") as producer:
-        await topic_of(client, "Over")
-        with trio.fail_after(80):
-            sent: list[bytes] = []
-            for number in range(20):
-                await producer.send(rmq.Message("Over", b"%d" % number), timeout=60)
-                sent.append(b"%d" % number)
-            await trio.sleep(3)
-            brokers[0].kill()
-            for number in range(20, 40):
-                await producer.send(rmq.Message("Over", b"%d" % number), timeout=60)
-                sent.append(b"%d" % number)
-            async with client.consumer("over", {"Over": "*"}, consume_from="first") as consumer:
-                got: set[bytes] = set()
-                while not set(sent) <= got:
-                    got |= {one.body for one in await take(consumer, 1)}
-
-
-# --- the Java client of 5.3.3 against our servers ---
-
-
-@pytest.fixture
-def ours(five: Processes, tmp_path: pathlib.Path) -> str:
-    """Our name server and broker: the name server's address."""
-    names = five.rmq_namesrv()
-    settings = {"enablePropertyFilter": "true", "traceTopicEnable": "true"}
-    five.rmq_broker(names, tmp_path / "store", **settings)
-    return names
-
-
-def rows_of(process: Process, key: str, count: int) -> list[dict[str, object]]:
-    wait_until(lambda: len([one for one in process.rows if key in one]) >= count, 60, f"{count} rows")
-    return [one for one in process.rows if key in one]
-
-
-@pytest.mark.parametrize(
-    ("mode", "size"), [("sync", 0), ("async", 0), ("oneway", 0), ("batch", 0), ("sync", 20_000)]
-)
-def test_java_sends_and_consumes(five: Processes, ours: str, mode: str, size: int) -> None:
-    five.program("Produce", ours, "Kinds", mode, "60", "m", str(size)).finish()
-    consumer = five.program("Consume", ours, "Kinds", "kinds")
-    assert {one["body"] for one in rows_of(consumer, "body", 60)} == {f"m-{number}" for number in range(60)}
-
-
-def test_javas_traces(five: Processes, ours: str) -> None:
-    five.program("Produce", ours, "Traced", "sync", "3", "m", "0", options=("-Dtrace=true",)).finish()
-
-    async def traces() -> None:
-        async with (
-            client_of(ours) as client,
-            client.consumer("traces", {"RMQ_SYS_TRACE_TOPIC": "*"}, consume_from="first") as consumer,
-        ):
-            text = b""
-            while b"Traced" not in text:
-                text = (await take(consumer, 1))[0].body
-
-    trio.run(traces)

@@ -16,6 +16,7 @@ from rmq.client.consume.subscription import ALL, subscription
 from rmq.client.session.requests import FAILURES
 from rmq.client.session.session import Session
 from rmq.errors import (
+    NETWORK_ERRORS,
     CorruptRecord,
     RemoteProtocolError,
     SubscriptionNotExist,
@@ -340,7 +341,11 @@ class Puller:
         self._failure = type(error)
         # A new group's retry topic is not everywhere yet.
         is_known = self._failures > 0 or queue.topic.startswith(RETRY_PREFIX)
-        log.log(logging.DEBUG if is_known else logging.WARNING, "pull from %s: %s", queue, error)
+        place: object = queue
+        if isinstance(error, NETWORK_ERRORS):
+            place = f"broker {queue.broker_name}"
+            is_known = is_known or not session.brokers.news.is_new(queue.broker_name, error, session.now())
+        log.log(logging.DEBUG if is_known else logging.WARNING, "pull from %s: %s", place, error)
         if isinstance(error, (SubscriptionNotExist, SubscriptionNotLatest)):
             session.heartbeat_soon()
         elif not isinstance(error, CorruptRecord):

@@ -81,6 +81,8 @@ FAILURES = (*NETWORK_ERRORS, NoRoute, ResponseError, RemoteProtocolError)
 """What a background loop logs and tries again at its next turn."""
 
 
+NEWS_SECONDS = 10.0
+"""How long a failure that lasts is not logged again."""
 NO_MEMBERS = "no consumer for this group"
 """So begins RocketMQ's remark; it has no code for it."""
 
@@ -234,6 +236,22 @@ class Leaving:
             self.silent.add(address)
 
 
+@attrs.define
+class News:
+    """Which failures were logged lately: one line for a broker, however many queues it has."""
+
+    _logged: dict[tuple[str, type[Exception]], float] = attrs.Factory(dict)
+
+    def is_new(self, broker: str, error: Exception, now: float) -> bool:
+        """Whether this kind of error of a broker was not logged within NEWS_SECONDS; it counts as logged then."""
+        key = broker, type(error)
+        if now - self._logged.get(key, -NEWS_SECONDS) < NEWS_SECONDS:
+            return False
+        self._logged = {old: at for old, at in self._logged.items() if now - at < NEWS_SECONDS}
+        self._logged[key] = now
+        return True
+
+
 @attrs.frozen
 class Brokers:
     """Requests to brokers over `pool`; `timeout` seconds each."""
@@ -244,6 +262,7 @@ class Brokers:
     timeout: float
     namespace: str = ""
     leaving: Leaving = attrs.Factory(Leaving)
+    news: News = attrs.Factory(News)
 
     async def call(
         self, address: str, code: RequestCode, header: Any = None, body: bytes = b"", timeout: float = 0

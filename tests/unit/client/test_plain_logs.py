@@ -73,6 +73,26 @@ def test_name_servers_that_stay_away_are_said_once(in_memory: Play, caplog: pyte
     assert len([one for one in caplog.messages if one.startswith("name server 10.0.7.7:9876:")]) <= 2
 
 
+def test_a_broker_that_is_gone_is_said_once_for_all_its_queues(
+    in_memory: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "rmq.client")
+    cluster = Cluster("a", "b", topics={"T": 64})
+
+    async def scenario(world: World) -> None:
+        async with world.connect() as client, client.consumer("g", {"T": "*"}):
+            await anyio.sleep(30)
+            for _ in range(3):
+                caplog.clear()
+                cluster.cut("a")
+                await anyio.sleep(60)
+                lines = [one for one in caplog.messages if one.startswith("pull from")]
+                assert len(lines) == 1
+                assert lines[0].startswith("pull from broker a: ")
+
+    in_memory(scenario, cluster)
+
+
 def test_queues_in_short() -> None:
     queues = [MessageQueue("T", broker, number) for broker in ("b", "a") for number in (3, 0, 1, 2, 7, 5)]
     assert in_short(queues) == "queues 0-3, 5, 7 of a and 0-3, 5, 7 of b"
