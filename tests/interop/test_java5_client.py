@@ -37,7 +37,7 @@ def test_java_sends_and_consumes(five: Processes, ours: str, mode: str, size: in
 
 
 async def test_javas_traces(five: Processes, ours: str) -> None:
-    """RocketMQ's client drops a trace whose send fails, as the first one's may: so it sends until one comes."""
+    """A client of RocketMQ drops a trace whose send fails, as the first may: so it sends until one comes."""
 
     def send() -> None:
         five.program("Produce", ours, "Traced", "sync", "3", "m", "0", options=("-Dtrace=true",)).finish()

@@ -243,7 +243,7 @@ class News:
     _logged: dict[tuple[str, type[Exception]], float] = attrs.Factory(dict)
 
     def is_new(self, broker: str, error: Exception, now: float) -> bool:
-        """Whether this kind of error of a broker was not logged within NEWS_SECONDS; it counts as logged then."""
+        """Note this kind of error of a broker; False if it was logged within NEWS_SECONDS."""
         key = broker, type(error)
         if now - self._logged.get(key, -NEWS_SECONDS) < NEWS_SECONDS:
             return False
