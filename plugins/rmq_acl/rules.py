@@ -51,6 +51,7 @@ TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 HEADERS: Final[Mapping[int, Any]] = {
     **REQUEST_HEADERS,
     RECALL_MESSAGE: RecallMessageRequestHeader,
+    codes.LITE_PULL_MESSAGE: REQUEST_HEADERS[Code.PULL_MESSAGE],
     codes.POP_MESSAGE: pop.PopMessageRequestHeader,
     codes.ACK_MESSAGE: pop.AckMessageRequestHeader,
     codes.CHANGE_MESSAGE_INVISIBLETIME: pop.ChangeInvisibleTimeRequestHeader,
@@ -275,6 +276,7 @@ _CLIENTS: Final[dict[int, Rule]] = {
     Code.END_TRANSACTION: Rule(Level.ACCOUNT, _stored(PUB, "commit_log_offset")),
     Code.CONSUMER_SEND_MSG_BACK: Rule(Level.ACCOUNT, _send_back),
     Code.PULL_MESSAGE: Rule(Level.ACCOUNT, _pull),
+    codes.LITE_PULL_MESSAGE: Rule(Level.ACCOUNT, _pull),
     Code.QUERY_CONSUMER_OFFSET: _BOTH_SUB,
     Code.UPDATE_CONSUMER_OFFSET: _BOTH_SUB,
     codes.POP_MESSAGE: _BOTH_SUB,

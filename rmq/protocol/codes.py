@@ -365,8 +365,9 @@ PERM_INHERIT: Final = 1
 # Broker id of the master.
 MASTER_ID: Final = 0
 
-# What RocketMQ 5.x added, and is served here: messages one by one (POP), settings of topics and groups, and
-# the recall of a scheduled message.
+# What RocketMQ 5.x added, and is served here: pulls of lite pull consumers, messages one by one (POP),
+# settings of topics and groups, and the recall of a scheduled message.
+LITE_PULL_MESSAGE: Final = 361
 POP_MESSAGE: Final = 200_050
 ACK_MESSAGE: Final = 200_051
 BATCH_ACK_MESSAGE: Final = 200_151

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from rmq.broker.consume.long_polling import ParkedPull
 from rmq.broker.consume.read import MOVED, NOT_FOUND, RETRY, SUCCESS
 from rmq.errors import ResponseError
-from rmq.protocol.codes import MASTER_ID, PULL_COMMIT_OFFSET, PULL_SUSPEND, RequestCode
+from rmq.protocol.codes import LITE_PULL_MESSAGE, MASTER_ID, PULL_COMMIT_OFFSET, PULL_SUSPEND, RequestCode
 from rmq.protocol.frames import encode_pull_reply_head
 from rmq.protocol.headers import PullMessageRequestHeader, PullMessageResponseHeader
 from rmq.store.config import BrokerRole
@@ -34,7 +34,7 @@ ELSEWHERE_MS: Final = 1_000
 
 
 class Pull:
-    """Handles PULL_MESSAGE."""
+    """Handles PULL_MESSAGE, and LITE_PULL_MESSAGE, as the lite pull consumers of RocketMQ 5 name it."""
 
     def __init__(self, settings: Settings, tables: Tables, reader: Reader, *, place: ReadPreference) -> None:
         """`place` is where clients pull."""
@@ -50,7 +50,7 @@ class Pull:
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
         """Request codes and their handlers."""
-        return {RequestCode.PULL_MESSAGE: self.pull}
+        return {RequestCode.PULL_MESSAGE: self.pull, LITE_PULL_MESSAGE: self.pull}
 
     def preferred(self, queue_id: int) -> int:
         """The broker from which a client that is guided shall pull this queue."""

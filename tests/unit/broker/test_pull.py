@@ -20,6 +20,7 @@ from rmq.protocol.bodies import (
     TopicConfig,
 )
 from rmq.protocol.codes import (
+    LITE_PULL_MESSAGE,
     PULL_COMMIT_OFFSET,
     PULL_SUBSCRIPTION,
     PULL_SUSPEND,
@@ -80,6 +81,24 @@ def test_messages_are_found_with_their_offsets(rig: Rig, serialization: int) -> 
     assert bodies(answer) == "bc"
     assert offsets(answer) == (3, 0, 3)
     assert answer.ext["suggestWhichBrokerId"] == "0"
+
+
+def test_a_lite_pull_of_rocketmq_5_is_a_pull(rig: Rig) -> None:
+    """Its code is another; it finds messages, finds none, and waits for one."""
+
+    def lite(**fields: Any) -> Command:
+        request = pull(**fields)
+        request.code = LITE_PULL_MESSAGE
+        return request
+
+    fill(rig, "a")
+    assert bodies(rig.one(lite())) == "a"
+    assert rig.one(lite(offset=1)).code == ResponseCode.PULL_NOT_FOUND
+    reader = Wire()
+    assert rig.ask(lite(offset=1, sys_flag=WAITING), wire=reader) == []
+    fill(rig, "b")
+    (held,) = reader.take()
+    assert bodies(held) == "b"
 
 
 def test_what_is_acknowledged_in_a_chunk_is_found_in_the_next(rig: Rig) -> None:

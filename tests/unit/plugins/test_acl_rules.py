@@ -282,6 +282,7 @@ def test_a_changed_body_or_header_is_noticed() -> None:
 # ---- all codes ----
 
 OF_5X = {
+    codes.LITE_PULL_MESSAGE,
     codes.POP_MESSAGE,
     codes.ACK_MESSAGE,
     codes.BATCH_ACK_MESSAGE,
