@@ -9,7 +9,7 @@ import trio
 from click.testing import CliRunner
 
 import rmq
-from rmq.cli.certs import certs
+from rmq.cli.local.certs import certs
 from rmq.remoting import TlsConfig
 from tests.interop.five import client_of, in_thread, take, topic_of, until
 from tests.interop.rocketmq import Processes, free_port

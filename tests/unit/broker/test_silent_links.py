@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from rmq.controller.raft import NotLeader
+from rmq.controller.consensus.raft import NotLeader
 from rmq.errors import RmqError
 from rmq.message import Message
 from rmq.store.config import BrokerRole
