@@ -560,8 +560,8 @@ class FailoverService:
             self._leader = error.leader or self._next()
             raise
         except RequestTimeout:
-            # What silenced this connection may have silenced all: over new ones a controller answers before
-            the  # lease ends.
+            # What silenced this connection may have silenced all of them. Over new connections a controller
+            # answers before the lease ends.
             for address in {self._leader, *self._addresses}:
                 self._pool.close(address)
             self._leader = self._next()
