@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import trio
+
+
+def _ours() -> list[ModuleType]:
+    """The modules of rmq, which may have imported the class by name."""
+    return [module for name, module in sys.modules.items() if name.partition(".")[0] == "rmq"]
 
 
 @contextmanager
@@ -23,10 +30,15 @@ def seeded(seed: int) -> Iterator[None]:
     state = order.getstate()
     order.seed(seed)
     trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
-    random.Random, os.urandom = chance, source.randbytes  # type: ignore[assignment,misc]
+    places = [random, *(module for module in _ours() if module.__dict__.get("Random") is new)]
+    os.urandom = source.randbytes
+    for place in places:
+        place.Random = chance  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        random.Random, os.urandom = new, urandom  # type: ignore[misc]
+        os.urandom = urandom
+        for place in places:
+            place.Random = new  # type: ignore[attr-defined]
         trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = allowed  # type: ignore[misc]
         order.setstate(state)

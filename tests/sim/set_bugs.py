@@ -191,7 +191,3 @@ SETS_CAUGHT_BY = {
     "elected before the lease is over": 75,
 }
 """The first seed, or one of the first, that shows a bug."""
-
-WITHOUT_SEED = {"a longer lease of an earlier controller is forgotten"}
-"""Bugs that no seed below 234 shows since the controllers' messages have other lengths: a search of more is
-to find one."""

@@ -10,7 +10,8 @@ import pytest
 
 from tests.sim.bugs import BUGS, CAUGHT_BY
 from tests.sim.controllers import Simulation, Violation
-from tests.sim.set_bugs import SET_BUGS, SETS_CAUGHT_BY, WITHOUT_SEED
+from tests.sim.set_bugs import SET_BUGS, SETS_CAUGHT_BY
+from tests.sim.set_scripts import SCRIPTS
 from tests.sim.sets import SetSimulation
 
 SEEDS = 12
@@ -57,8 +58,15 @@ def test_a_set_loses_nothing_that_was_acknowledged(seed: int) -> None:
     assert simulation.accepted > 0
 
 
-def test_each_planted_bug_has_a_seed_or_is_named() -> None:
-    assert SET_BUGS.keys() - SETS_CAUGHT_BY.keys() == WITHOUT_SEED
+def test_each_planted_bug_has_a_seed_or_a_schedule_of_its_own() -> None:
+    assert SET_BUGS.keys() - SETS_CAUGHT_BY.keys() == SCRIPTS.keys()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_bug_that_seeds_show_seldom_is_caught_by_its_schedule(name: str) -> None:
+    SCRIPTS[name]()
+    with SET_BUGS[name](), pytest.raises(Violation):
+        SCRIPTS[name]()
 
 
 @pytest.mark.parametrize("name", SETS_CAUGHT_BY)

@@ -131,7 +131,7 @@ class Reader:
         self._put = put
         self._now_ms = now_ms
         self._role = role
-        self._unconfirmed: set[tuple[str, int]] = set()
+        self._unconfirmed: dict[tuple[str, int], None] = {}
         """Queues of which somebody wanted more than that."""
         self._plans: dict[tuple[str, str, str | None], SubscriptionPlan] = {}
         self._plans_size = 0
@@ -149,7 +149,7 @@ class Reader:
     def read_on(self) -> None:
         """Consumers may read further than before: try the pulls that wait for that."""
         if self._unconfirmed:
-            queues, self._unconfirmed = self._unconfirmed, set()
+            queues, self._unconfirmed = self._unconfirmed, {}
             self.parked_pulls.turn()
             for topic, queue_id in queues:
                 self.parked_pulls.arrived(topic, queue_id, self._store.max_offset(topic, queue_id))
@@ -379,7 +379,7 @@ class Reader:
             reach,
         )
         if reach is not None and result.is_cut:
-            self._unconfirmed.add((wanted.topic, wanted.queue_id))
+            self._unconfirmed[wanted.topic, wanted.queue_id] = None
         self._stats.read((clock() - began) * 1000)
         code = _CODES.get(result.status, -1)
         if code < 0:

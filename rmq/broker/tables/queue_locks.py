@@ -86,7 +86,7 @@ class Locks:
             got = got.intersection(held)
             log.warning("%s of group %s gets no more locks: %s", client_id, group, full)
         new: list[MessageQueue] = []
-        for queue in got:
+        for queue in sorted(got):
             before = held.get(queue)
             if before is None or before[0] != client_id:
                 new.append(queue)
@@ -104,7 +104,7 @@ class Locks:
     def unlock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> None:
         """Release the client's own locks."""
         held = self._table.get(group, {})
-        mine = [queue for queue in dict.fromkeys(queues) if queue in held and held[queue][0] == client_id]
+        mine = [queue for queue in sorted(set(queues)) if queue in held and held[queue][0] == client_id]
         for queue in mine:
             self._shares.give(held.pop(queue)[2])
         if mine:

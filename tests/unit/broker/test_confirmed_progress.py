@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from rmq.broker.delay.timers import Timers
 from rmq.broker.replication.failover.delivery_checkpoint import NAME, go_back
 from rmq.store.config import BrokerRole
 
@@ -42,3 +44,16 @@ def test_it_goes_back_to_what_was_confirmed_in_every_part(confirmed: dict[str, A
         assert now["delay"]["1"] == confirmed["delay"]["1"]
         assert now.get("timer") == confirmed.get("timer")
         assert now["transactions"] == confirmed["transactions"]
+
+
+def test_the_test_above_shows_a_slave_that_keeps_a_time_of_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault "what was delivered at its time stays delivered when it is cut"."""
+    follow = Timers.follow
+
+    def keep(self: Timers, progress: Mapping[str, int]) -> None:
+        if progress:
+            follow(self, progress)
+
+    monkeypatch.setattr(Timers, "follow", keep)
+    with pytest.raises(AssertionError):
+        test_it_goes_back_to_what_was_confirmed_in_every_part(NONE)

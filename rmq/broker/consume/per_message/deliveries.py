@@ -101,7 +101,7 @@ class Deliveries:
         self._dead_letter = give_up
         self._commit_soon = commit_soon
         self._table: dict[tuple[str, str], TopicDelivery] = {}
-        self._unconfirmed: set[str] = set()
+        self._unconfirmed: dict[str, None] = {}
         self._idle_at = 0.0
         self.ledger = Ledger(store, put=put, apply=self._apply, wall_ms=self._wall_ms)
         self.polls = HeldTakes(
@@ -232,7 +232,7 @@ class Deliveries:
             leases.count_out(topic, taking.new - taking.dropped)
         topic.has_more = taking.has_more and not taking.leased
         if taking.is_cut:
-            self._unconfirmed.add(topic.topic)
+            self._unconfirmed[topic.topic] = None
 
     def _begin(self, request: TakeRequest) -> TopicDelivery:
         """The state of a topic for a group, from its first take on. Raises ResponseError."""
@@ -327,7 +327,7 @@ class Deliveries:
     def read_on(self) -> None:
         """Consumers may read further than before."""
         if self._unconfirmed:
-            topics, self._unconfirmed = self._unconfirmed, set()
+            topics, self._unconfirmed = self._unconfirmed, {}
             for topic in topics:
                 self.polls.arrived(topic)
 
