@@ -131,13 +131,16 @@ LATER_FIELDS: Final = frozenset(
 """Fields that the classes of 4.9's mqadmin lack; printed where they are set."""
 
 
+def printed_fields(body: Any) -> list[tuple[str, Any]]:
+    """The fields of a body that mqadmin of 4.9 prints, with Java's names; a later field only where set."""
+    pairs = ((java_name(field), getattr(body, field.name)) for field in attrs.fields(type(body)))
+    return [(name, item) for name, item in pairs if item is not None or name not in LATER_FIELDS]
+
+
 def _body_text(body: Any) -> str:
-    fields = attrs.fields(type(body))
-    pairs = ((java_name(field), getattr(body, field.name)) for field in fields)
     texts = (
         f"{name}={_java_perm(item) if name == 'perm' else java_text(item)}"
-        for name, item in pairs
-        if item is not None or name not in LATER_FIELDS
+        for name, item in printed_fields(body)
     )
     return f"{type(body).__name__} [{', '.join(texts)}]"
 

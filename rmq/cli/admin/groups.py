@@ -6,7 +6,6 @@ import pathlib
 import re
 from typing import TYPE_CHECKING
 
-import attrs
 import click
 
 from rmq.cli.admin.clients import running_text, stuck_text
@@ -17,6 +16,7 @@ from rmq.cli.admin.command import (
     Where,
     as_time_or_now,
     java_text,
+    printed_fields,
     row,
     seconds_stamp,
     where_options,
@@ -28,7 +28,6 @@ from rmq.errors import ConsumerNotOnline, NoRoute, RmqError
 from rmq.message import RETRY_PREFIX, MessageQueue
 from rmq.operate.members import same_subscriptions, stuck_queues
 from rmq.protocol.bodies import ConsumerConnection, ConsumerRunningInfo, SubscriptionGroupConfig
-from rmq.protocol.fields import java_name
 
 if TYPE_CHECKING:
     from rmq.client.admin import GroupProgress, OffsetReset
@@ -111,8 +110,8 @@ async def consumer_config(client: Client, group: str) -> None:
             continue
         line = "=" * 29
         echo(f"{line}{data.cluster}:{name}{line}")
-        for field in attrs.fields(SubscriptionGroupConfig):
-            echo(f"{java_name(field):<40}=  {java_text(getattr(config, field.name))}")
+        for field, value in printed_fields(config):
+            echo(f"{field:<40}=  {java_text(value)}")
 
 
 # --- progress ---
