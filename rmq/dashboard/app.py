@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from rmq.clock import wall_clock_ms
 from rmq.dashboard.access.audit import AuditLog
 from rmq.dashboard.access.guard import Guard
+from rmq.dashboard.access.oidc import Oidc
 from rmq.dashboard.access.sessions import LoginLimit, Sessions
 from rmq.dashboard.api.routes import api_routes, refused_method
 from rmq.dashboard.clusters import Clusters, Connect, connect_target
@@ -35,12 +36,14 @@ RunBlocking = Callable[..., Awaitable[Any]]
 
 @frozen
 class World:
-    """What tests replace: monotonic seconds, wall time in ms, how slow functions are run, and the network."""
+    """World of a dashboard, replaced by tests: monotonic seconds, wall time in ms, the runner of slow
+    functions, the network to the cluster, and the transport to a provider of logins."""
 
     now: Callable[[], float] = time.monotonic
     now_ms: Callable[[], int] = wall_clock_ms
     run_blocking: RunBlocking = anyio.to_thread.run_sync
     network: Network | None = None
+    oidc_transport: Any = None
 
 
 @asynccontextmanager
@@ -58,7 +61,7 @@ async def open_dashboard(
                 desk = Desk(
                     config=config,
                     clusters=clusters,
-                    logins=Logins(config, clusters, LoginLimit(world.now), world.run_blocking),
+                    logins=_logins(config, clusters, world),
                     sessions=Sessions(world.now),
                     history=history,
                     audit=AuditLog(world.now_ms, config.audit_file),
@@ -73,6 +76,13 @@ async def open_dashboard(
                 tasks.cancel_scope.cancel()
     finally:
         history.close()
+
+
+def _logins(config: DashboardConfig, clusters: Clusters, world: World) -> Logins:
+    oidc = None
+    if config.oidc is not None:
+        oidc = Oidc(config.oidc, world.now, lambda: world.now_ms() // 1000, world.oidc_transport)
+    return Logins(config, clusters, LoginLimit(world.now), world.run_blocking, oidc)
 
 
 def make_app(desk: Desk) -> ASGIApp:

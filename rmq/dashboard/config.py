@@ -11,6 +11,7 @@ from attrs import field, frozen
 
 from rmq.client.settings.target import Target
 from rmq.config import is_loopback
+from rmq.dashboard.access.oidc_settings import OidcSettings
 from rmq.errors import ConfigError
 
 LOOPBACK_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
@@ -32,6 +33,7 @@ class DashboardConfig:
     port: int = PORT
     allowed_hosts: tuple[str, ...] = ()
     roles_file: pathlib.Path | None = None
+    oidc: OidcSettings | None = None
     account_login: bool = True
     anonymous_read: bool = True
     link_token: str = field(default="", repr=False)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import base64
 import hmac
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from rmq.client.admin import Admin
+from rmq.dashboard.access.oidc import Oidc
 from rmq.dashboard.access.roles import Role, Roles, read_roles
 from rmq.dashboard.access.sessions import Identity, LoginLimit, place_of_address, place_of_name
 from rmq.dashboard.clusters import Clusters
 from rmq.dashboard.config import DashboardConfig
-from rmq.dashboard.errors import LoginFailed, TooMany
+from rmq.dashboard.errors import LoginFailed, NotFound, TooMany
 from rmq.errors import NETWORK_ERRORS, ResponseError
 from rmq.protocol.auth.signature import Credentials
 
@@ -56,9 +57,10 @@ class Logins:
         clusters: Clusters,
         limit: LoginLimit,
         run_blocking: RunBlocking,
+        oidc: Oidc | None = None,
     ) -> None:
         self._config, self._clusters, self._limit = config, clusters, limit
-        self._run_blocking = run_blocking
+        self._run_blocking, self._oidc = run_blocking, oidc
         self._file = RolesFile(config)
 
     async def by_password(self, name: str, password: str, cluster: str, address: str) -> Identity:
@@ -108,6 +110,25 @@ class Logins:
             self._limit.failed(place)
             raise LoginFailed("this link is not that of the dashboard that runs now")
         return Identity("local", Role.ADMIN, "link", own=True)
+
+    async def begin_oidc(self, redirect: str, target: str) -> tuple[str, str]:
+        """See `Oidc.begin`. Raises NotFound without a provider, ProviderFailed."""
+        return await self._provider().begin(redirect, target)
+
+    async def finish_oidc(self, given: Mapping[str, str], browser: str, address: str) -> tuple[Identity, str]:
+        """See `Oidc.finish`. Raises NotFound without a provider, LoginFailed, ProviderFailed, TooMany."""
+        provider, place = self._provider(), f"oidc {address}"
+        if self._limit.wait_seconds(place) > 0:
+            raise TooMany("too many failed logins: wait a minute")
+        self._limit.failed(place)
+        found = await provider.finish(given, browser)
+        self._limit.succeeded(place)
+        return found
+
+    def _provider(self) -> Oidc:
+        if self._oidc is None:
+            raise NotFound("this dashboard has no login by OpenID Connect; see --oidc")
+        return self._oidc
 
     async def by_header(self, header: str, cluster: str, address: str) -> Identity:
         """A program, by `Authorization: Bearer` with a token of the roles file, or `Basic` with an account.

@@ -16,6 +16,7 @@ from rmq.errors import ConfigError, PortInUse
 if TYPE_CHECKING:
     import trio
 
+    from rmq.dashboard.access.oidc_settings import OidcSettings
     from rmq.dashboard.config import DashboardConfig
 
 MISSING = "the dashboard needs more packages: pip install 'rmq[dashboard]'"
@@ -30,6 +31,7 @@ FILE = click.Path(dir_okay=False, path_type=pathlib.Path)
 )
 @click.option("--cluster", "clusters", multiple=True, metavar="CONTEXT", help="One more cluster, by context.")
 @click.option("--roles", "roles_file", type=FILE, help="YAML file of users and tokens with their roles.")
+@click.option("--oidc", "oidc_file", type=FILE, help="YAML file of a provider of logins, by OpenID Connect.")
 @click.option("--no-account-login", is_flag=True, help="Do not let accounts of the cluster log in.")
 @click.option("--require-login", is_flag=True, help="Show nothing without a login.")
 @click.option("--login-link", is_flag=True, help="Print a link that logs in as admin; on loopback only.")
@@ -50,6 +52,7 @@ def dashboard(
     allowed: tuple[str, ...],
     clusters: tuple[str, ...],
     roles_file: pathlib.Path | None,
+    oidc_file: pathlib.Path | None,
     no_account_login: bool,
     require_login: bool,
     login_link: bool,
@@ -81,6 +84,7 @@ def dashboard(
             port=port,
             allowed_hosts=allowed,
             roles_file=roles_file,
+            oidc=_oidc(oidc_file),
             account_login=not no_account_login,
             anonymous_read=not require_login,
             link_token=secrets.token_urlsafe(24) if login_link else "",
@@ -108,6 +112,18 @@ def is_installed() -> bool:
     from importlib.util import find_spec
 
     return all(find_spec(name) is not None for name in ("starlette", "hypercorn", "jinja2"))
+
+
+def _oidc(path: pathlib.Path | None) -> OidcSettings | None:
+    if path is None:
+        return None
+    from importlib.util import find_spec
+
+    from rmq.dashboard.access.oidc_settings import read_oidc
+
+    if any(find_spec(name) is None for name in ("joserfc", "httpx2")):
+        refuse("--oidc needs more packages: pip install 'rmq[dashboard-oidc]'")
+    return read_oidc(path)
 
 
 def _clusters(target: Target, contexts: Sequence[str]) -> dict[str, Target]:

@@ -14,9 +14,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from rmq.dashboard.access.guard import SAFE_METHODS
+from rmq.dashboard.access.oidc import PENDING_SECONDS
 from rmq.dashboard.access.sessions import Identity
 from rmq.dashboard.desk import Caller, Desk, address_of
-from rmq.dashboard.errors import INTERNAL, Forbidden, LoginNeeded, NotFound, problem_of, status_of
+from rmq.dashboard.errors import INTERNAL, Forbidden, LoginNeeded, NotFound, Problem, problem_of, status_of
 from rmq.dashboard.logins import NOBODY
 from rmq.dashboard.web import catalog as catalog
 from rmq.dashboard.web.page import PAGES, Handler, Page, read_form, theme_of
@@ -45,6 +46,8 @@ def page_routes(desk: Desk) -> list[BaseRoute]:
     routes: list[BaseRoute] = [
         Route("/", _start(desk), methods=["GET"]),
         Route("/login", _login(desk, templates), methods=["GET", "POST"]),
+        Route("/login/oidc", _oidc(desk, templates), methods=["GET"]),
+        Route("/login/oidc/callback", _oidc_callback(desk, templates), methods=["GET"]),
         Route("/logout", _logout(desk), methods=["POST"]),
         Route("/healthz", _health, methods=["GET"]),
         Mount("/static", CachedFiles(directory=STATIC)),
@@ -99,9 +102,7 @@ def _here(request: Request) -> str:
 
 def _login(desk: Desk, templates: Environment) -> Endpoint:
     async def login(request: Request) -> Response:
-        target = request.query_params.get("next", "/")
-        # Only paths of our own: //host and /\host would lead elsewhere.
-        target = target if target.startswith("/") and target[1:2] not in ("/", "\\") else "/"
+        target = _target(request)
         address = address_of(request)
         problem, status, name = None, 200, ""
         try:
@@ -115,29 +116,101 @@ def _login(desk: Desk, templates: Environment) -> Endpoint:
         except (RmqError, OSError) as error:
             problem, status = problem_of(error), status_of(error)
             desk.audit.write(name, "", address, "", "login", {}, str(error))
-        text = templates.get_template("login.html").render(
-            problem=problem,
-            target=target,
-            name=name,
-            clusters=desk.clusters.names,
-            theme=theme_of(request),
-            config=desk.config,
-        )
-        return HTMLResponse(text, status)
+        return _login_page(desk, templates, request, target, problem, status, name)
 
     return login
 
 
+def _target(request: Request) -> str:
+    """The page to go to after the login: a path of our own, as //host and /\\host would lead elsewhere."""
+    target = request.query_params.get("next", "/")
+    return target if target.startswith("/") and target[1:2] not in ("/", "\\") else "/"
+
+
+def _login_page(
+    desk: Desk,
+    templates: Environment,
+    request: Request,
+    target: str,
+    problem: Problem | None = None,
+    status: int = 200,
+    name: str = "",
+) -> Response:
+    text = templates.get_template("login.html").render(
+        problem=problem,
+        target=target,
+        name=name,
+        clusters=desk.clusters.names,
+        theme=theme_of(request),
+        config=desk.config,
+    )
+    return HTMLResponse(text, status)
+
+
+def _oidc(desk: Desk, templates: Environment) -> Endpoint:
+    """To the provider of logins."""
+
+    async def begin(request: Request) -> Response:
+        scheme = "https" if desk.config.is_secure else "http"
+        back = f"{scheme}://{request.headers.get('host', '')}/login/oidc/callback"
+        try:
+            place, browser = await desk.logins.begin_oidc(back, _target(request))
+        except RmqError as error:
+            return _login_page(desk, templates, request, "/", problem_of(error), status_of(error))
+        response = RedirectResponse(place, 303)
+        # Lax: the way back begins at the provider's site.
+        response.set_cookie(
+            f"{desk.cookie}-oidc",
+            browser,
+            max_age=int(PENDING_SECONDS),
+            httponly=True,
+            secure=desk.config.is_secure,
+            samesite="lax",
+            path="/",
+        )
+        return response
+
+    return begin
+
+
+def _oidc_callback(desk: Desk, templates: Environment) -> Endpoint:
+    """Back from the provider. The answer is a page that leads on: browsers keep the session's cookie from
+    requests that another site begins, and a redirection would still be the provider's."""
+
+    async def back(request: Request) -> Response:
+        browser = request.cookies.get(f"{desk.cookie}-oidc", "")
+        address = address_of(request)
+        try:
+            identity, target = await desk.logins.finish_oidc(dict(request.query_params), browser, address)
+        except RmqError as error:
+            desk.audit.write("", "", address, "", "login", {}, str(error))
+            return _login_page(desk, templates, request, "/", problem_of(error), status_of(error))
+        response = HTMLResponse(
+            templates.get_template("logged_in.html").render(target=target, theme=theme_of(request))
+        )
+        _begin_session(desk, request, identity, response)
+        response.delete_cookie(
+            f"{desk.cookie}-oidc", path="/", secure=desk.config.is_secure, samesite="lax", httponly=True
+        )
+        return response
+
+    return back
+
+
 def _logged_in(desk: Desk, request: Request, identity: Identity, target: str) -> Response:
+    response = RedirectResponse(target, 303)
+    _begin_session(desk, request, identity, response)
+    return response
+
+
+def _begin_session(desk: Desk, request: Request, identity: Identity, response: Response) -> None:
     desk.sessions.end(request.cookies.get(desk.cookie, ""))
     session = desk.sessions.begin(identity)
     address = address_of(request)
     desk.audit.write(identity.name, identity.role.label, address, identity.cluster, "login", {}, "done")
-    response = RedirectResponse(target, 303)
     response.set_cookie(
         desk.cookie, session.id, httponly=True, secure=desk.config.is_secure, samesite="strict", path="/"
     )
-    return response
 
 
 def _logout(desk: Desk) -> Endpoint:

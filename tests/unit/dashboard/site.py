@@ -78,6 +78,7 @@ async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
 async def site(cluster: Cluster, **settings: Any) -> AsyncIterator[Site]:
     """A dashboard over a cluster that runs. `settings` are those of DashboardConfig."""
     target = Target(cluster.namesrv_address, settings.pop("credentials", None))
+    transport = settings.pop("oidc_transport", None)
     given: dict[str, Any] = {"link_token": LINK, "sample_seconds": 0, "clusters": {"test": target}}
     config = DashboardConfig(**{**given, **settings})
     made = Site(cluster)
@@ -86,7 +87,7 @@ async def site(cluster: Cluster, **settings: Any) -> AsyncIterator[Site]:
         return cluster.connect(credentials=credentials)
 
     network = cluster.network.host("10.0.9.2") if isinstance(cluster.network, MemoryNetwork) else None
-    world = World(lambda: made.clock[0], cluster.now_ms, inline, network)
+    world = World(lambda: made.clock[0], cluster.now_ms, inline, network, transport)
     async with open_dashboard(config, connect=connect, world=world) as made.app:
         yield made
 
