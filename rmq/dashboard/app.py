@@ -6,7 +6,7 @@ import pathlib
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -25,10 +25,12 @@ from rmq.dashboard.clusters import Clusters, Connect, connect_target
 from rmq.dashboard.config import DashboardConfig
 from rmq.dashboard.desk import Desk
 from rmq.dashboard.history.history import History
-from rmq.dashboard.history.sampler import Sampler
+from rmq.dashboard.history.sampler import OWN, Sampler
 from rmq.dashboard.jobs import Jobs
 from rmq.dashboard.logins import Logins
+from rmq.dashboard.operations.operation import perform
 from rmq.dashboard.web.routes import page_routes
+from rmq.errors import RmqError
 from rmq.remoting.network import Network
 
 RunBlocking = Callable[..., Awaitable[Any]]
@@ -72,10 +74,20 @@ async def open_dashboard(
                 )
                 sampler = Sampler(clusters, history, world.now_ms, config.sample_seconds, world.run_blocking)
                 tasks.start_soon(sampler.run)
+                if config.sample_seconds > 0:
+                    tasks.start_soon(_warm, desk)
                 yield make_app(desk)
                 tasks.cancel_scope.cancel()
     finally:
         history.close()
+
+
+async def _warm(desk: Desk) -> None:
+    """Ask for the answers about whole clusters before the first viewer does: large clusters need long."""
+    for name in desk.clusters.names:
+        with suppress(RmqError, OSError):
+            async with desk.call(OWN, name, "") as call:
+                await perform(call, "overview", {})
 
 
 def _logins(config: DashboardConfig, clusters: Clusters, world: World) -> Logins:
@@ -88,4 +100,5 @@ def _logins(config: DashboardConfig, clusters: Clusters, world: World) -> Logins
 def make_app(desk: Desk) -> ASGIApp:
     """The application over its parts."""
     routes = [*api_routes(desk), *page_routes(desk)]
-    return Guard(Starlette(routes=routes, exception_handlers={405: refused_method}), desk.config)
+    app = Starlette(routes=routes, exception_handlers={405: refused_method})
+    return Guard(app, desk.config.is_host, is_secure=desk.config.is_secure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -10,7 +11,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rmq.dashboard.config import DashboardConfig
 from rmq.dashboard.errors import Problem, ProblemBody
 
 POLICY: Final = "; ".join(
@@ -45,8 +45,8 @@ class Guard:
 
     Programs that log in by a header of their own send no Origin; browsers do with each change."""
 
-    def __init__(self, app: ASGIApp, config: DashboardConfig) -> None:
-        self._app, self._config = app, config
+    def __init__(self, app: ASGIApp, is_host: Callable[[str], bool], *, is_secure: bool) -> None:
+        self._app, self._is_host, self._is_secure = app, is_host, is_secure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,7 +66,7 @@ class Guard:
                 for name, value in HEADERS.items():
                     answer[name] = value
                 answer.setdefault("cache-control", "no-store")
-                if self._config.is_secure:
+                if self._is_secure:
                     answer["strict-transport-security"] = "max-age=31536000"
             await send(message)
 
@@ -74,7 +74,7 @@ class Guard:
 
     def _refusal(self, scope: Scope, headers: Headers) -> str:
         host = headers.get("host", "")
-        if not self._config.is_host(host):
+        if not self._is_host(host):
             return "This dashboard is not served under this host name; see --allowed-host"
         if scope["method"] in SAFE_METHODS:
             return ""

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from rmq.dashboard.access.roles import Role
 from rmq.dashboard.errors import Forbidden, LoginNeeded
 from rmq.dashboard.web.page import Page, page
-from rmq.errors import RequestCodeNotSupported, ResponseError
+from rmq.errors import NETWORK_ERRORS, ResponseError
 
 WHY = ("account", "kind", "name", "action")
 
@@ -24,9 +24,7 @@ async def accounts(page: Page) -> Response:
         found = await page.perform("accounts")
         if query["account"] and query["name"]:
             answer = await page.perform("why", **query)
-    except RequestCodeNotSupported as error:
-        problem = str(error)
-    except ResponseError as error:
+    except (ResponseError, *NETWORK_ERRORS) as error:  # a Java broker without accounts gives no answer at all
         problem = str(error)
     return page.show("accounts.html", found=found, problem=problem, query=query, answer=answer)
 

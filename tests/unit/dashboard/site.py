@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import pathlib
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -76,7 +76,9 @@ async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @asynccontextmanager
 async def site(cluster: Cluster, **settings: Any) -> AsyncIterator[Site]:
-    """A dashboard over a cluster that runs. `settings` are those of DashboardConfig."""
+    """A dashboard over a cluster that runs. `settings` are those of DashboardConfig; `hosts`: name ->
+    cluster, for several."""
+    hosts: Mapping[str, Cluster] = settings.pop("hosts", {})
     target = Target(cluster.namesrv_address, settings.pop("credentials", None))
     transport = settings.pop("oidc_transport", None)
     given: dict[str, Any] = {"link_token": LINK, "sample_seconds": 0, "clusters": {"test": target}}
@@ -84,7 +86,7 @@ async def site(cluster: Cluster, **settings: Any) -> AsyncIterator[Site]:
     made = Site(cluster)
 
     def connect(name: str, target: Target, credentials: Credentials | None) -> Client:
-        return cluster.connect(credentials=credentials)
+        return hosts.get(name, cluster).connect(credentials=credentials)
 
     network = cluster.network.host("10.0.9.2") if isinstance(cluster.network, MemoryNetwork) else None
     world = World(lambda: made.clock[0], cluster.now_ms, inline, network, transport)

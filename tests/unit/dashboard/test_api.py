@@ -16,6 +16,7 @@ from rmq.dashboard.api.openapi import description
 from rmq.dashboard.history.history import History, Sample
 from rmq.dashboard.operations.catalog import OPERATIONS
 from rmq.message import Message
+from rmq.protocol.codes import RequestCode
 from rmq.testing.cluster import Cluster
 
 from .site import BASE, Browser, site
@@ -193,3 +194,15 @@ async def test_charts_have_what_was_sampled_and_only_for_who_may_see_it() -> Non
                 f"{API}/history", params={"figure": "group_lag", "subject": "other"}
             )
             assert other.status_code == 404
+
+
+async def test_the_answers_about_the_cluster_are_there_before_the_first_page() -> None:
+    async with (
+        Cluster("shop-a", topics={"Orders": 2}) as cluster,
+        site(cluster, sample_seconds=10) as made,
+    ):
+        await cluster.advance(1)
+        asked = cluster["shop-a"].requests(RequestCode.GET_ALL_TOPIC_CONFIG)
+        assert len(asked) == 1
+        assert (await made.browser().get("/c/test")).status_code == 200
+        assert cluster["shop-a"].requests(RequestCode.GET_ALL_TOPIC_CONFIG) == asked
