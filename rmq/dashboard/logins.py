@@ -111,13 +111,13 @@ class Logins:
             raise LoginFailed("this link is not that of the dashboard that runs now")
         return Identity("local", Role.ADMIN, "link", own=True)
 
-    async def begin_oidc(self, redirect: str, target: str) -> tuple[str, str]:
+    async def begin_oidc(self, redirect: str, target: str, address: str) -> tuple[str, str]:
         """See `Oidc.begin`. Raises NotFound without a provider, ProviderFailed."""
-        return await self._provider().begin(redirect, target)
+        return await self._provider().begin(redirect, target, place_of_address(address)[0])
 
     async def finish_oidc(self, given: Mapping[str, str], browser: str, address: str) -> tuple[Identity, str]:
         """See `Oidc.finish`. Raises NotFound without a provider, LoginFailed, ProviderFailed, TooMany."""
-        provider, place = self._provider(), f"oidc {address}"
+        provider, place = self._provider(), place_of_address(address)
         if self._limit.wait_seconds(place) > 0:
             raise TooMany("too many failed logins: wait a minute")
         self._limit.failed(place)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Signatures by a private key of the provider; never `none`, and none by a shared secret."""
 PENDING_MAX: Final = 1000
+PENDING_OF_ONE: Final = 20
+"""Logins on their way of one place: nobody ends the logins of others."""
 PENDING_SECONDS: Final = 600.0
 """For how long a person may stay at the provider's pages."""
 METADATA_SECONDS: Final = 3600.0
@@ -54,6 +56,7 @@ class Pending:
     verifier: str = field(repr=False)
     redirect: str
     target: str
+    place: str
     ends_at: float
 
 
@@ -74,9 +77,15 @@ class Oidc:
     _keys: Any = None
     _keys_at: float = 0.0
 
-    async def begin(self, redirect: str, target: str) -> tuple[str, str]:
+    @property
+    def pending(self) -> list[Pending]:
+        """The logins on their way, the oldest first."""
+        return list(self._pending.values())
+
+    async def begin(self, redirect: str, target: str, place: str) -> tuple[str, str]:
         """Begin a login: the provider's address to go to, and the secret for the browser's cookie. The way
-        back leads to `redirect`, and then to the page `target`. Raises ProviderFailed."""
+        back leads to `redirect`, and from it to the page `target`. `place` is the visitor's place: logins on
+        their way are bounded for each. Raises ProviderFailed."""
         metadata = await self._provider()
         state, browser = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
         pending = Pending(
@@ -85,8 +94,12 @@ class Oidc:
             secrets.token_urlsafe(48),
             redirect,
             target,
+            place,
             self.now() + PENDING_SECONDS,
         )
+        mine = [name for name, one in self._pending.items() if one.place == place]
+        if len(mine) >= PENDING_OF_ONE:
+            del self._pending[mine[0]]
         self._pending[state] = pending
         while len(self._pending) > PENDING_MAX:
             self._pending.popitem(last=False)
@@ -101,8 +114,8 @@ class Oidc:
             "code_challenge": challenge.decode().rstrip("="),
             "code_challenge_method": "S256",
         }
-        place = str(metadata["authorization_endpoint"])
-        return f"{place}{'&' if '?' in place else '?'}{urlencode(query)}", browser
+        page = str(metadata["authorization_endpoint"])
+        return f"{page}{'&' if '?' in page else '?'}{urlencode(query)}", browser
 
     async def finish(self, given: Mapping[str, str], browser: str) -> tuple[Identity, str]:
         """End a login with the arguments that the provider sent back, and the browser's secret: the identity,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -19,7 +20,7 @@ HAND_OVER_SECONDS = 20.0
 
 @frozen
 class ControllerRow:
-    """A controller by its own word; `problem` says why it does not lead."""
+    """A controller by its own word; `problem`: the reason for not leading."""
 
     address: str
     role: str
@@ -57,7 +58,7 @@ class SetRow:
 
 @frozen
 class Controllers:
-    """The controllers, and the sets according to the leader. `problem` says why none are shown."""
+    """The controllers, and the sets according to the leader. `problem`: the reason for an empty list."""
 
     controllers: list[ControllerRow]
     sets: list[SetRow]
@@ -67,21 +68,34 @@ class Controllers:
 
 async def addresses(call: Call) -> list[str]:
     """The addresses of controllers: as brokers name them, else the name servers, which may be controllers."""
+    return await named(call) or call.admin.name_servers
+
+
+async def named(call: Call) -> list[str]:
+    """The addresses of controllers, as brokers name them."""
+    return await call.held("controllers", partial(_named, call))
+
+
+async def _named(call: Call) -> list[str]:
     for address in (await figures.masters(call)).values():
         try:
             settings = await call.admin.broker_config(address)
         except RmqError:
             continue
-        if named := settings.get("controllerAddr", ""):
-            return parse_addresses(named, "controllers")
-    return call.admin.name_servers
+        if text := settings.get("controllerAddr", ""):
+            return parse_addresses(text, "controllers")
+    return []
 
 
 @operation("GET", "/controllers")
 async def controllers(call: Call) -> Controllers:
     """The controllers, and the broker sets that they look after."""
-    async with call.controllers(await addresses(call)) as found:
-        states = await found.states()
+    is_named = bool(await named(call))
+    if is_named:
+        states = await _states(call)
+    else:  # a name server of Java 4.9 does not even answer the question, which takes long
+        states = await call.held("states of name servers", partial(_states, call))
+        states = [one for one in states if not one.error]
     states = [one for one in states if one.error != NO_CONTROLLER]
     if not states:
         return Controllers([], [], {}, "no broker names controllers, and the name servers are none")
@@ -93,6 +107,11 @@ async def controllers(call: Call) -> Controllers:
         different if len(different) > 1 else {},
         "" if leading else "no controller leads: nobody elects masters",
     )
+
+
+async def _states(call: Call) -> list[ControllerState]:
+    async with call.controllers(await addresses(call)) as found:
+        return await found.states()
 
 
 def _row(one: ControllerState, leading: ControllerState | None) -> ControllerRow:

@@ -154,7 +154,7 @@ def _oidc(desk: Desk, templates: Environment) -> Endpoint:
         scheme = "https" if desk.config.is_secure else "http"
         back = f"{scheme}://{request.headers.get('host', '')}/login/oidc/callback"
         try:
-            place, browser = await desk.logins.begin_oidc(back, _target(request))
+            place, browser = await desk.logins.begin_oidc(back, _target(request), address_of(request))
         except RmqError as error:
             return _login_page(desk, templates, request, "/", problem_of(error), status_of(error))
         response = RedirectResponse(place, 303)

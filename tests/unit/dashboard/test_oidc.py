@@ -28,6 +28,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from rmq.dashboard.access.oidc import PENDING_OF_ONE, Oidc
 from rmq.dashboard.access.oidc_settings import OidcSettings, read_oidc
 from rmq.dashboard.access.roles import Role
 from rmq.errors import ConfigError
@@ -246,6 +247,16 @@ async def test_an_answer_counts_once_in_time_and_in_the_browser_that_began() -> 
         given = provider.agree(there.headers["location"])
         made.clock[0] += 601
         assert (await browser.get("/login/oidc/callback", params=given)).status_code == 401
+
+
+async def test_a_place_that_begins_many_logins_ends_its_own_only() -> None:
+    transport = httpx.ASGITransport(app=Provider().app())
+    oidc = Oidc(SETTINGS, lambda: 0.0, lambda: 0, transport)
+    await oidc.begin("http://h/back", "/", "of another")
+    for _ in range(2 * PENDING_OF_ONE):
+        await oidc.begin("http://h/back", "/", "of a stranger")
+    places = [one.place for one in oidc.pending]
+    assert (places.count("of a stranger"), places.count("of another")) == (PENDING_OF_ONE, 1)
 
 
 async def test_roles_may_come_from_the_page_on_the_person_if_it_is_the_same_person() -> None:
