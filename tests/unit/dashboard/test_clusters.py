@@ -13,10 +13,10 @@ pytest.importorskip("hypercorn")
 pytest.importorskip("jinja2")
 
 import anyio
-from rmq.protocol.signature import Credentials
 
 from rmq.client.settings.target import Target
 from rmq.message import Message
+from rmq.protocol.auth.signature import Credentials
 from rmq.testing.cluster import Cluster
 from tests.sim.brokers import controlled_set
 
