@@ -4,18 +4,23 @@ A backup has the log and the tables. Queues and index are made again from the lo
 the log never change once they are written, so a file that was full is not copied twice. The last files are
 cut behind the last record that was whole at the time of the copy: the broker goes on writing. Offsets are
 read before the log and written after it, so that no group is ever ahead of the log in a backup.
+
+A copy is as private as its source, and never open to all users: files and folders keep their modes, and get
+0600 and 0700 where the source is open to all. Holes of sparse files are neither read nor written.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import mmap
 import os
 import pathlib
+import stat
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from attrs import asdict, define, field, frozen
 
@@ -40,11 +45,20 @@ Pace = Callable[[int], None]
 
 @frozen
 class Copied:
-    """A file of a backup. `is_full`: of the log, and never to be written to again."""
+    """A file of a backup. `is_full`: of the log, and never to be written to again. `sha256` is of the first
+    `reach` bytes, or of all without: only zeros follow."""
 
     size: int
     sha256: str
     is_full: bool = False
+    reach: int | None = None
+
+    def is_at(self, path: pathlib.Path) -> bool:
+        """Whether this is the content of a file. Raises FileNotFoundError."""
+        if path.stat().st_size != self.size:
+            return False
+        reach = self.size if self.reach is None else self.reach
+        return _sha256(path, reach) == self.sha256 and not _has_data(path, reach)
 
 
 @define
@@ -95,8 +109,10 @@ def back_up(store: pathlib.Path, log: pathlib.Path, target: pathlib.Path, pace: 
         if target.exists() and any(target.iterdir()):
             raise StoreError(f"{target} is not empty, and no backup: take another folder")
         manifest = Manifest()
-    (target / "commitlog").mkdir(parents=True, exist_ok=True)
-    (target / "config").mkdir(exist_ok=True)
+    for folder in (target, target / "commitlog", target / "config"):
+        _make_folder(folder, store)
+    for path in (MANIFEST, *manifest.files):  # earlier versions left them open to all
+        _close_to_others(target / path)
     manifest.save(target)
     early = _tables(store, late=False)
     names = [path.name for path in _log_files(log)]
@@ -123,7 +139,7 @@ def back_up(store: pathlib.Path, log: pathlib.Path, target: pathlib.Path, pace: 
             break
     _drop_others(target, manifest, names, end)
     for path, data in {**early, **_tables(store, late=True)}.items():
-        _replace(target / path, data)
+        _replace(target / path, data, _mode_of(store / path))
         manifest.files[path] = Copied(len(data), hashlib.sha256(data).hexdigest())
     _replace(target / "abort", b"")  # the first start on it looks at the log as after a crash
     manifest.save(target)
@@ -137,7 +153,7 @@ def verify(target: pathlib.Path) -> Iterator[str]:
         raise StoreError(f"{target} is no backup: it has no {MANIFEST}")
     for name, one in sorted(manifest.files.items()):
         try:
-            if _sha256(target / name) != one.sha256:
+            if not one.is_at(target / name):
                 yield f"{name} differs from what was copied"
         except FileNotFoundError:
             yield f"{name} is missing"
@@ -153,8 +169,8 @@ def seed(backup: pathlib.Path, folder: pathlib.Path, log: pathlib.Path, pace: Pa
     begun = folder / "seeding"
     if folder.exists() and any(folder.iterdir()) and not begun.exists():
         raise StoreError(f"{folder} is not empty: a slave is seeded into an empty folder")
-    for place in (folder / "config", log):
-        place.mkdir(parents=True, exist_ok=True)
+    for place in (folder, folder / "config", log):
+        _make_folder(place, backup)
     begun.write_bytes(b"")
     total = 0
     for name, one in sorted(manifest.files.items()):
@@ -162,14 +178,15 @@ def seed(backup: pathlib.Path, folder: pathlib.Path, log: pathlib.Path, pace: Pa
         if kind == "config" and last in OWN:
             continue
         to = log / last if kind == "commitlog" else folder / name
-        if not (_size(to) == one.size and _sha256(to) == one.sha256):
+        if not (to.exists() and one.is_at(to)):
             _copy(backup / name, to, pace)
-            if _sha256(to) != one.sha256:
+            if not one.is_at(to):
                 raise StoreError(f"{backup / name} is damaged: it is not what was copied")
         total += one.size
     state = folder / "config" / "replication.json"
     if state.exists():  # the log keeps its name, but is not one that this broker wrote
-        _replace(state, json.dumps(json.loads(state.read_bytes()) | {"leads": False}).encode())
+        text = json.dumps(json.loads(state.read_bytes()) | {"leads": False})
+        _replace(state, text.encode(), _mode_of(state))
     _replace(folder / "abort", b"")
     begun.unlink()
     return total
@@ -223,7 +240,7 @@ def _copy_log_file(
             os.truncate(beside, size)
     with open(beside, "rb+") as file:
         os.fsync(file.fileno())
-    one = Copied(size, _sha256(beside), is_full=reach == size)
+    one = Copied(size, _sha256(beside, reach), reach == size, reach)
     os.replace(beside, to)
     return one, reach
 
@@ -252,33 +269,109 @@ def _drop_others(target: pathlib.Path, manifest: Manifest, names: list[str], end
 
 
 def _copy(source: pathlib.Path, to: pathlib.Path, pace: Pace) -> int:
-    size = 0
-    with open(source, "rb") as given, open(to, "wb") as file:
-        while piece := given.read(PIECE):
-            size += len(piece)
-            if piece == ZEROS:  # of a log file that is not full: no room on the disk for it here either
-                file.seek(size)
-                continue
-            file.write(piece)
-            pace(len(piece))
+    """Copy a file, holes as holes; returns its size."""
+    with open(source, "rb") as given, _private(to, _mode_of(source)) as file:
+        size = os.fstat(given.fileno()).st_size
+        for at, piece in data_pieces(given, size):
+            if piece.count(0) != len(piece):  # zeros need no room on the disk
+                file.seek(at)
+                file.write(piece)
+                pace(len(piece))
         file.truncate(size)
         file.flush()
         os.fsync(file.fileno())
     return size
 
 
-def _replace(path: pathlib.Path, data: bytes) -> None:
+def data_pieces(file: BinaryIO, end: int, at: int = 0) -> Iterator[tuple[int, bytes]]:
+    """The places and the bytes of a file from `at` to `end`, without holes where the system knows holes."""
+    while at < end:
+        start, stop = _next_data(file.fileno(), at, end)
+        at = start
+        while at < stop:
+            file.seek(at)
+            if not (piece := file.read(min(PIECE, stop - at))):
+                return
+            yield at, piece
+            at += len(piece)
+
+
+def _next_data(number: int, at: int, end: int) -> tuple[int, int]:
+    if not hasattr(os, "SEEK_DATA"):
+        return at, end
+    try:
+        start = os.lseek(number, at, os.SEEK_DATA)
+        return min(start, end), min(os.lseek(number, start, os.SEEK_HOLE), end)
+    except OSError as error:  # ENXIO: nothing but a hole is left; else the file system knows no holes
+        return (end if error.errno == errno.ENXIO else at), end
+
+
+def _has_data(path: pathlib.Path, at: int) -> bool:
+    """Whether a file holds anything but zeros from `at` on."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        return any(piece.count(0) != len(piece) for _, piece in data_pieces(file, size, at))
+
+
+def _sha256(path: pathlib.Path, reach: int) -> str:
+    """The digest of the first `reach` bytes of a file."""
+    digest, done = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        for at, piece in data_pieces(file, reach):
+            _add_zeros(digest, at - done)
+            digest.update(piece)
+            done = at + len(piece)
+    _add_zeros(digest, reach - done)
+    return digest.hexdigest()
+
+
+def _add_zeros(digest: Any, count: int) -> None:
+    for _ in range(count // PIECE):
+        digest.update(ZEROS)
+    digest.update(ZEROS[: count % PIECE])
+
+
+# --- modes ---
+
+
+def _mode_of(source: pathlib.Path, otherwise: int = 0o600) -> int:
+    """The mode for a copy of a file or folder: of the source, or `otherwise` where that is open to all users
+    or gone."""
+    try:
+        mode = stat.S_IMODE(source.stat().st_mode)
+    except FileNotFoundError:
+        return otherwise
+    return otherwise if mode & stat.S_IRWXO else mode
+
+
+def _make_folder(folder: pathlib.Path, like: pathlib.Path) -> None:
+    if not folder.exists():
+        folder.mkdir(parents=True, mode=0o700)
+        folder.chmod(_mode_of(like, 0o700))
+
+
+def _close_to_others(path: pathlib.Path) -> None:
+    for one, mode in ((path, 0o600), (path.parent, 0o700)):
+        if one.exists() and stat.S_IMODE(one.stat().st_mode) & stat.S_IRWXO:
+            one.chmod(mode)
+
+
+def _private(path: pathlib.Path, mode: int) -> BinaryIO:
+    """A new file to write to, which nobody else can open meanwhile."""
+    path.unlink(missing_ok=True)
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+    if hasattr(os, "fchmod"):
+        os.fchmod(number, mode)
+    return os.fdopen(number, "wb")
+
+
+def _replace(path: pathlib.Path, data: bytes, mode: int = 0o600) -> None:
     beside = path.with_name(f"{path.name}.tmp")
-    with open(beside, "wb") as file:
+    with _private(beside, mode) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
-
-
-def _sha256(path: pathlib.Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _size(path: pathlib.Path) -> int:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import pathlib
 import shutil
+import stat
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -14,6 +18,7 @@ from click.testing import CliRunner
 from rmq.cli.local.backup import backup_command
 from rmq.cli.local.store import store as store_commands
 from rmq.errors import StoreError
+from rmq.operate.copies import backup
 from rmq.operate.copies.backup import back_up, paced, seed, verify
 from rmq.store.files.disk import RealDisk
 from rmq.store.store import Store
@@ -187,6 +192,102 @@ def test_what_is_not_yet_written_of_a_log_file_takes_no_room(tmp_path: pathlib.P
     assert copied.stat().st_size == 8 << 20
     assert copied.stat().st_blocks * 512 <= 2 << 20
     assert list(verify(tmp_path / "backup")) == []
+
+
+def modes(folder: pathlib.Path) -> set[tuple[bool, int]]:
+    """Whether it is a folder, and the mode, of a folder and all in it."""
+    return {(one.is_dir(), stat.S_IMODE(one.stat().st_mode)) for one in (folder, *folder.rglob("*"))}
+
+
+def chmod(folder: pathlib.Path, of_folders: int, of_files: int) -> None:
+    for one in (folder, *folder.rglob("*")):
+        one.chmod(of_folders if one.is_dir() else of_files)
+
+
+@pytest.mark.parametrize(
+    ("given", "copied"),
+    [((0o700, 0o600), (0o700, 0o600)), ((0o755, 0o644), (0o700, 0o600)), ((0o750, 0o640), (0o750, 0o640))],
+)
+def test_a_copy_is_open_to_no_more_users_than_the_store(
+    tmp_path: pathlib.Path, given: tuple[int, int], copied: tuple[int, int]
+) -> None:
+    store = opened(tmp_path / "store")
+    fill(store, 0, 20)
+    store.save_config("replication", b'{"logId":"x","leader":"y","leads":true,"acknowledged":null}')
+    store.close()
+    chmod(tmp_path / "store", *given)
+    before = os.umask(0)
+    try:
+        back_up(*saved(tmp_path / "store"), tmp_path / "backup", FREE)
+        seed(tmp_path / "backup", *saved(tmp_path / "slave"), FREE)
+    finally:
+        os.umask(before)
+    for folder in ("backup", "slave"):
+        allowed = {(True, copied[0]), (False, copied[1]), (False, 0o600)}
+        assert modes(tmp_path / folder) <= allowed, folder
+        assert (True, copied[0]) in modes(tmp_path / folder)
+
+
+def test_a_backup_of_an_earlier_version_is_closed_to_other_users(tmp_path: pathlib.Path) -> None:
+    store, target = opened(tmp_path / "store"), tmp_path / "backup"
+    fill(store, 0, 20)
+    back_up(*saved(tmp_path / "store"), target, FREE)
+    table = json.loads((target / "backup.json").read_text())
+    for row in table["files"].values():
+        row.pop("reach")
+        assert row.pop("is_full") in (True, False)
+    whole = hashlib.sha256((target / "commitlog" / f"{0:020}").read_bytes()).hexdigest()
+    table["files"][f"commitlog/{0:020}"]["sha256"] = whole
+    (target / "backup.json").write_text(json.dumps(table))
+    chmod(target, 0o755, 0o644)
+    back_up(*saved(tmp_path / "store"), target, FREE)
+    store.close()
+    assert list(verify(target)) == []
+    assert modes(target) == {(True, 0o700), (False, 0o600)}
+
+
+def test_only_what_is_there_is_read(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a log file of 1 GiB with some MB: a backup, its check, the next one and a slave made of it."""
+    read = 0
+    pieces = backup.data_pieces
+
+    def counted(*where: Any) -> Iterator[tuple[int, bytes]]:
+        nonlocal read
+        for at, piece in pieces(*where):
+            read += len(piece)
+            yield at, piece
+
+    monkeypatch.setattr(backup, "data_pieces", counted)
+    store = open_store(RealDisk(), root=str(tmp_path / "store"), mapped_file_size_commit_log=1 << 30)
+    fill(store, 0, 3_000)
+    store.flush()
+    for _ in range(2):
+        back_up(*saved(tmp_path / "store"), tmp_path / "backup", FREE)
+    assert list(verify(tmp_path / "backup")) == []
+    seed(tmp_path / "backup", *saved(tmp_path / "slave"), FREE)
+    size = store.max_physical_offset
+    assert size > 1 << 20
+    store.close()
+    assert read < 8 * size
+    assert _used(tmp_path / "slave") < 2 * size
+    (tmp_path / "backup" / "commitlog" / f"{0:020}").open("r+b").truncate(1 << 29)
+    assert len(list(verify(tmp_path / "backup"))) == 1
+
+
+def test_what_stands_behind_the_end_of_a_copied_log_is_damage(tmp_path: pathlib.Path) -> None:
+    store, target = opened(tmp_path / "store"), tmp_path / "backup"
+    fill(store, 0, 3)
+    back_up(*saved(tmp_path / "store"), target, FREE)
+    store.close()
+    (copied,) = (target / "commitlog").iterdir()
+    with copied.open("r+b") as file:
+        file.seek(-5, os.SEEK_END)
+        file.write(b"x")
+    assert list(verify(target)) == [f"commitlog/{copied.name} differs from what was copied"]
+
+
+def _used(folder: pathlib.Path) -> int:
+    return sum(one.stat().st_blocks * 512 for one in folder.rglob("*"))
 
 
 def test_a_disk_that_is_full_is_named(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
