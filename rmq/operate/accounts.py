@@ -6,10 +6,10 @@ Secrets are never among the values: servers do not send them, and `client.admin`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rmq.client.admin.acl import AclAccount, AclConfig
 from rmq.operate.several import ask_each
@@ -100,3 +100,91 @@ def as_account(shown: AclAccount) -> Account:
         topics=dict(map(plainfile.name_and_permission, shown.topic_perms)),
         groups=dict(map(plainfile.name_and_permission, shown.group_perms)),
     )
+
+
+# --- changes of rights ---
+
+
+@frozen
+class ChangedRights:
+    """A change of an account's rights: `lines` show each changed field, old and new; `lost` are the rights
+    that the account has no more."""
+
+    lines: tuple[str, ...]
+    lost: tuple[str, ...]
+
+
+def edited(old: Sequence[str], added: Sequence[str], dropped: Sequence[str], kind: str) -> tuple[str, ...]:
+    """A list of ``NAME=PERM`` with `added` entries, which replace those of the same name, and without the
+    names `dropped`. Raises ValueError for a dropped name that the list lacks, or that is added too."""
+    table = dict(_named(text) for text in old)
+    for name in dropped:
+        if name not in table:
+            known = ", ".join(table) or "none"
+            raise ValueError(f"there is no single {kind} {name} to drop; the account has: {known}")
+        del table[name]
+    for text in added:
+        name, permission = _named(text)
+        if name in dropped:
+            raise ValueError(f"{kind} {name} is added and dropped: give one of the two")
+        table[name] = permission
+    return tuple(f"{name}={permission}" for name, permission in table.items())
+
+
+def changed_rights(before: AclAccount, change: AclAccount, clear: Collection[str]) -> ChangedRights:
+    """Compare an account with a change of it: empty fields stay, and the fields in `clear` are emptied."""
+    fields = (
+        "admin",
+        "topic_perms",
+        "group_perms",
+        "default_topic_perm",
+        "default_group_perm",
+        "white_remote_address",
+        "proof",
+    )
+    given = {name: getattr(change, name) for name in fields}
+    kept = {name: getattr(before, name) for name, value in given.items() if not value and name not in clear}
+    after = evolve(before, **given | kept | {"admin": change.admin})
+    lines = [
+        f"{name}: {_shown(getattr(before, name))} -> {_shown(getattr(after, name))}"
+        for name in fields
+        if getattr(before, name) != getattr(after, name)
+    ]
+    lost = ["administration"] if before.admin and not after.admin else []
+    lost += _lost(
+        "topic", before.topic_perms, after.topic_perms, before.default_topic_perm, after.default_topic_perm
+    )
+    lost += _lost(
+        "group", before.group_perms, after.group_perms, before.default_group_perm, after.default_group_perm
+    )
+    if before.white_remote_address and before.white_remote_address != after.white_remote_address:
+        lost.append(f"requests without a signature from {before.white_remote_address}")
+    return ChangedRights(tuple(lines), tuple(lost))
+
+
+def _lost(kind: str, old: Sequence[str], new: Sequence[str], was: str, becomes: str) -> Iterator[str]:
+    """Rights on topics or groups, of single names and of all others, that are there before and not after."""
+    before, after = dict(map(_named, old)), dict(map(_named, new))
+    for name in dict.fromkeys((*before, *after)):
+        if gone := _words(before.get(name, was)) - _words(after.get(name, becomes)):
+            yield f"{'|'.join(sorted(gone))} of {kind} {name}"
+    if gone := _words(was) - _words(becomes):
+        yield f"{'|'.join(sorted(gone))} of all other {kind}s"
+
+
+def _words(permission: str) -> frozenset[str]:
+    words = {word.strip().upper() for word in permission.split("|")}
+    if "ANY" in words:
+        return frozenset(("PUB", "SUB"))
+    return frozenset(words & {"PUB", "SUB"})
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, _, permission = text.partition("=")
+    return name.strip(), permission.strip()
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none"
+    return "none" if value == "" else str(value).lower() if isinstance(value, bool) else str(value)

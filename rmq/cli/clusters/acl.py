@@ -199,23 +199,59 @@ def add(accounts: Accounts, who: str, secret_file: pathlib.Path | None, **given:
 @acl.command("set")
 @NAME
 @permission_options
+@click.option("--add-topic", multiple=True, metavar="TOPIC=PERM", help="Add to the topics, or change there.")
+@click.option("--drop-topic", multiple=True, metavar="TOPIC", help="Take from the single topics.")
+@click.option("--add-group", multiple=True, metavar="GROUP=PERM", help="Add to the groups, or change there.")
+@click.option("--drop-group", multiple=True, metavar="GROUP", help="Take from the single groups.")
 @click.option("--no-topics", is_flag=True, help="Empty the list of single topics.")
 @click.option("--no-groups", is_flag=True, help="Empty the list of single groups.")
 @click.option("--no-white", is_flag=True, help="It must sign from everywhere.")
+@yes_option
 @accounts_options
 def change(
-    accounts: Accounts, who: str, no_topics: bool, no_groups: bool, no_white: bool, **given: Any
+    accounts: Accounts,
+    who: str,
+    no_topics: bool,
+    no_groups: bool,
+    no_white: bool,
+    yes: bool,
+    **given: Any,
 ) -> None:
-    """Change what the account NAME may do. What is not given stays; --topic and --group replace the list."""
+    """Change the rights of the account NAME, show them before and after, and ask when something is lost.
+
+    Options that are not given leave all as it is. --topic and --group replace the whole list of single topics
+    or groups, --add-topic, --drop-topic and so on change the list.
+    """
     emptied = {"topic": no_topics, "group": no_groups, "white": no_white}
     for option, empty in emptied.items():
         if empty and given[option]:
             raise click.UsageError(f"give --{option} or --no-{option}{'s' * (option != 'white')}, not both")
+    from rmq.operate.accounts import changed_rights, edited
+
     before = accounts.known(who)
+    for kind, old in (("topic", before.topic_perms), ("group", before.group_perms)):
+        added, dropped = given.pop(f"add_{kind}"), given.pop(f"drop_{kind}")
+        if not (added or dropped):
+            continue
+        if given[kind] or emptied[kind]:
+            whole = f"--{kind} and --no-{kind}s"
+            raise click.UsageError(
+                f"{whole} set the whole list: give --add-{kind} and --drop-{kind} without them"
+            )
+        try:
+            given[kind] = edited(old, added, dropped, kind)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        emptied[kind] = not given[kind]
     admin = before.admin if given["admin"] is None else given["admin"]
     account = evolve(_wanted(who, given), admin=admin)
     fields = ("topic_perms", "group_perms", "white_remote_address")
     clear = [name for name, empty in zip(fields, emptied.values(), strict=True) if empty]
+    changes = changed_rights(before, account, clear)
+    for line in changes.lines:
+        echo(line, err=True)
+    if changes.lost:
+        confirm(yes, f"{who} loses {', '.join(changes.lost)}. Change it?")
     report_done(f"account {who} changed", accounts.put(account, clear))
 
 

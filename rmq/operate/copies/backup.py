@@ -110,9 +110,11 @@ def back_up(store: pathlib.Path, log: pathlib.Path, target: pathlib.Path, pace: 
             raise StoreError(f"{target} is not empty, and no backup: take another folder")
         manifest = Manifest()
     for folder in (target, target / "commitlog", target / "config"):
+        if (target / MANIFEST).exists():
+            _close_to_others(folder, 0o700)
         _make_folder(folder, store)
     for path in (MANIFEST, *manifest.files):  # earlier versions left them open to all
-        _close_to_others(target / path)
+        _close_to_others(target / path, 0o600)
     manifest.save(target)
     early = _tables(store, late=False)
     names = [path.name for path in _log_files(log)]
@@ -350,10 +352,9 @@ def _make_folder(folder: pathlib.Path, like: pathlib.Path) -> None:
         folder.chmod(_mode_of(like, 0o700))
 
 
-def _close_to_others(path: pathlib.Path) -> None:
-    for one, mode in ((path, 0o600), (path.parent, 0o700)):
-        if one.exists() and stat.S_IMODE(one.stat().st_mode) & stat.S_IRWXO:
-            one.chmod(mode)
+def _close_to_others(path: pathlib.Path, mode: int) -> None:
+    if path.exists() and stat.S_IMODE(path.stat().st_mode) & stat.S_IRWXO:
+        path.chmod(mode)
 
 
 def _private(path: pathlib.Path, mode: int) -> BinaryIO:

@@ -201,7 +201,7 @@ def test_accounts_of_servers_that_differ_are_told_and_made_equal(closed: Closed)
 
     (master_b,) = closed.servers["master-b"].addresses
     closed.ok("acl", "remove", "new-user", "-b", master_b, "--yes")
-    closed.ok("acl", "set", "low-user", "--topic", "Low=PUB|SUB", "-b", master_b)
+    closed.ok("acl", "set", "low-user", "--topic", "Low=PUB|SUB", "-b", master_b, "--yes")
     status, _, error = closed.rmq("acl", "list")
     assert status == 1
     assert f"account new-user is not at {master_b}" in error
@@ -210,7 +210,7 @@ def test_accounts_of_servers_that_differ_are_told_and_made_equal(closed: Closed)
     assert (status, out.count('"accounts"')) == (1, 2)
 
     closed.secrets["new-user"] = closed.ok("acl", "rotate", "new-user").splitlines()[-1]
-    closed.ok("acl", "set", "low-user", "--topic", "Low=PUB")
+    closed.ok("acl", "set", "low-user", "--topic", "Low=PUB", "--yes")
     assert closed.rmq("acl", "list")[::2] == (0, "")
     closed.ok("acl", "remove", "new-user", "--yes")
     assert "new-user" not in closed.ok("acl", "list")
@@ -219,7 +219,7 @@ def test_accounts_of_servers_that_differ_are_told_and_made_equal(closed: Closed)
 def test_what_an_account_has_can_be_taken_away(closed: Closed) -> None:
     given = ("--topic", "Low=SUB", "--group", "g=SUB", "--white", "10.0.0.1")
     closed.secrets["brief-user"] = closed.ok("acl", "add", "brief-user", *given).splitlines()[-1]
-    closed.ok("acl", "set", "brief-user", "--no-topics", "--no-white")
+    closed.ok("acl", "set", "brief-user", "--no-topics", "--no-white", "--yes")
     (left,) = [row for row in rows(closed, "acl", "list") if row["access_key"] == "brief-user"]
     assert (left["topic_perms"], left["group_perms"], left["white_remote_address"]) == ([], ["g=SUB"], "")
     assert closed.rmq("acl", "set", "brief-user", "--no-groups", "--group", "g=SUB")[0] == 2
@@ -233,7 +233,7 @@ def test_accounts_are_exported_without_secrets_and_imported(closed: Closed, tmp_
     assert "owner-app" in text
     assert closed.ok("import", str(file)) == "nothing to change\n"
 
-    closed.ok("acl", "set", "owner-app", "--topic", "Other=SUB", "--white", "10.0.0.7")
+    closed.ok("acl", "set", "owner-app", "--topic", "Other=SUB", "--white", "10.0.0.7", "--yes")
     assert "changes made" in closed.ok("import", str(file), "--yes")
     assert closed.ok("import", str(file)) == "nothing to change\n"
     assert closed.rmq("acl", "list")[::2] == (0, ""), "slaves and name servers have them too"
@@ -244,7 +244,7 @@ def test_accounts_are_exported_without_secrets_and_imported(closed: Closed, tmp_
 def test_the_slave_is_read_while_its_master_is_down(closed: Closed) -> None:
     """Last: broker-a ends and comes back."""
     closed.ok("topic", "create", "Pair", "-b", "broker-a", "--queues", "1")
-    closed.ok("acl", "set", "owner-app", "--topic", "Pair=PUB|SUB", "--topic", "Orders=PUB|SUB")
+    closed.ok("acl", "set", "owner-app", "--topic", "Pair=PUB|SUB", "--topic", "Orders=PUB|SUB", "--yes")
     for number in range(5):
         assert "SEND_OK" in closed.ok("pub", "Pair", f"kept {number}")
     until(lambda: "Pair" in topics_of(closed, "slave-a"))  # copied every 10 s

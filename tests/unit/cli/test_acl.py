@@ -59,6 +59,66 @@ def test_rotate_and_set_change_one_thing(file: Path) -> None:
     assert (app["topicPerms"], app["defaultTopicPerm"]) == (["Orders=PUB"], "SUB")
 
 
+def perms(file: Path, field: str = "topicPerms") -> list[str]:
+    found: list[str] = yaml.safe_load(file.read_text())["accounts"][-1].get(field, [])
+    return found
+
+
+def test_single_rights_are_added_and_dropped_and_a_loss_is_asked_for(file: Path) -> None:
+    made(file, "orders-app", "--topic", "Orders=PUB|SUB", "--topic", "Old=SUB", "--group", "g=SUB")
+    said = rmq_acl(file, "set", "orders-app", "--add-topic", "Bills=PUB", "--add-group", "h=SUB")
+    assert said.exit_code == 0, said.output
+    assert perms(file) == ["Orders=PUB|SUB", "Old=SUB", "Bills=PUB"]
+    assert perms(file, "groupPerms") == ["g=SUB", "h=SUB"]
+    assert "topic_perms: Orders=PUB|SUB, Old=SUB -> Orders=PUB|SUB, Old=SUB, Bills=PUB" in said.output
+
+    for arguments, lost in (
+        (("--drop-topic", "Old"), "SUB of topic Old"),
+        (("--add-topic", "Orders=SUB"), "PUB of topic Orders"),
+        (("--topic", "Bills=PUB"), "PUB|SUB of topic Orders, SUB of topic Old"),
+        (("--no-groups",), "SUB of group g, SUB of group h"),
+    ):
+        before = file.read_text()
+        said = rmq_acl(file, "set", "orders-app", *arguments)
+        assert said.exit_code == 1, said.output
+        assert f"orders-app loses {lost}. Change it?" in said.output
+        assert file.read_text() == before
+    assert rmq_acl(file, "set", "orders-app", "--drop-topic", "Old", "--yes").exit_code == 0
+    assert perms(file) == ["Orders=PUB|SUB", "Bills=PUB"]
+    said = rmq_acl(file, "set", "orders-app", "--drop-topic", "Orders", "--drop-topic", "Bills", "--yes")
+    assert (said.exit_code, perms(file)) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--drop-topic", "Nowhere"), "there is no single topic Nowhere to drop; the account has: Orders"),
+        (("--add-topic", "T=PUB", "--topic", "U=PUB"), "--topic and --no-topics set the whole list"),
+        (("--add-topic", "T=PUB", "--no-topics"), "--topic and --no-topics set the whole list"),
+        (("--add-topic", "Orders=SUB", "--drop-topic", "Orders"), "is added and dropped"),
+        (("--add-topic", "T=READ"), "expected"),
+    ],
+)
+def test_changes_of_rights_that_make_no_sense_are_refused(
+    file: Path, arguments: tuple[str, ...], text: str
+) -> None:
+    made(file, "orders-app", "--topic", "Orders=PUB")
+    before = file.read_text()
+    said = rmq_acl(file, "set", "orders-app", *arguments, "--yes")
+    assert (said.exit_code, file.read_text()) == (2, before)
+    assert text in said.output
+
+
+def test_a_right_by_default_is_no_loss_and_a_denial_is_one(file: Path) -> None:
+    made(file, "orders-app", "--topic", "Orders=PUB", "--default-topic", "PUB|SUB", "--white", "10.0.0.1")
+    assert rmq_acl(file, "set", "orders-app", "--drop-topic", "Orders").exit_code == 0
+    said = rmq_acl(file, "set", "orders-app", "--add-topic", "Secret=DENY", "--no-white")
+    assert said.exit_code == 1
+    assert "PUB|SUB of topic Secret, requests without a signature from 10.0.0.1" in said.output
+    made(file, "manager", "--admin")
+    assert "manager loses administration" in rmq_acl(file, "set", "manager", "--no-admin").output
+
+
 def test_remove_asks_first(file: Path) -> None:
     made(file, "manager", "--admin")
     made(file, "orders-app")
