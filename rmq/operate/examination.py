@@ -168,7 +168,8 @@ async def _cluster(
     if any(broker.config.get("aclEnable") == "true" for broker in brokers):
         differing = await _account_differences(admin)
     step(1)
-    seen_groups = list((await ask_each(tables.groups, lambda name: _group(admin, name))).values())
+    addresses = [broker.address for broker in masters]
+    seen_groups = list((await ask_each(tables.groups, lambda name: _group(admin, name, addresses))).values())
     step(1)
     topics = {name: list(places) for name, places in tables.topics.items()}
     found = evolve(facts, brokers=brokers, topics=topics, groups=seen_groups, account_differences=differing)
@@ -230,7 +231,7 @@ async def _vip_error(admin: Admin, address: str, config: Mapping[str, str]) -> s
     return ""
 
 
-async def _group(admin: Admin, name: str) -> GroupFacts:
+async def _group(admin: Admin, name: str, masters: Sequence[str]) -> GroupFacts:
     """A group's lag, dead letters, members and their subscriptions; `error` says what stopped the look."""
     dead = lag = 0
     ids: list[str] = []
@@ -248,7 +249,14 @@ async def _group(admin: Admin, name: str) -> GroupFacts:
         pass
     except RmqError as error:
         problem = str(error)
-    return GroupFacts(name, lag, len(ids), dead, problem, subscriptions)
+    found = GroupFacts(name, lag, len(ids), dead, problem, subscriptions)
+    for address in masters:
+        with contextlib.suppress(RmqError):  # RocketMQ's brokers may not know the request
+            figures = await admin.delivery_figures(address, name)
+            found.taken = max(found.taken, figures.taken + figures.waiting)
+            found.oldest_ms = max(found.oldest_ms, figures.oldest_ms)
+            found.polls += figures.polls
+    return found
 
 
 async def dead_letter_count(admin: Admin, group: str) -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 
+import rmq
 from tests.interop.conftest import Servers
-from tests.interop.rocketmq import Process, Processes
+from tests.interop.rocketmq import Process, Processes, wait_until
 
 pytestmark = pytest.mark.interop
 
@@ -99,3 +102,57 @@ def consume(processes: Processes, namesrv: str, count: int) -> list[dict[str, An
         assert consumer.child.poll() is None, consumer.said()
     consumer.close_input()
     return rows
+
+
+async def take_some(namesrv: str, acknowledge: Callable[[bytes], bool]) -> set[bytes]:
+    """Take all messages one by one, with the group `archive`, and acknowledge some; what was acknowledged."""
+    found: set[bytes] = set()
+    async with (
+        rmq.connect(namesrv) as client,
+        client.simple_consumer("archive", {TOPIC: "*"}, consume_from="first") as consumer,
+    ):
+        while messages := await consumer.receive(32, wait=2, invisible=600):
+            some = [message for message in messages if acknowledge(message.body)]
+            if some:
+                await consumer.ack(*some)
+            found.update(message.body for message in some)
+    return found
+
+
+def until_saved(store: pathlib.Path, offset: int) -> None:
+    """Wait until the group's offset is in its file, which brokers of both kinds write every five seconds."""
+    path = store / "config" / "consumerOffset.json"
+    row = f'"{TOPIC}@archive":{{0:{offset}}}'
+    wait_until(lambda: path.exists() and row in "".join(path.read_text().split()), 30, f"{row} in {path}")
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_java_broker_opens_a_store_whose_group_takes_messages_one_by_one(
+    processes: Processes, tmp_path: pathlib.Path, how: str
+) -> None:
+    store = tmp_path / "store"
+    ours, java = Servers(processes, "rmq"), Servers(processes, "java")
+    broker = ours.broker(store, flushDiskType="SYNC_FLUSH")
+    processes.make_topic(ours.namesrv, TOPIC, 1)
+    processes.program("Produce", ours.namesrv, TOPIC, "sync", "30", "m").finish()
+    finished = anyio.run(take_some, ours.namesrv, lambda body: int(body[2:]) not in range(12, 29))
+    first = min(number for number in range(30) if b"m-%d" % number not in finished)
+    assert len(finished) == 13
+    assert first == 12
+    until_saved(store, first)
+    end(broker, how)
+
+    # Java delivers from the oldest unfinished message on, and knows nothing of those behind it.
+    broker = java.broker(store)
+    bodies = {row["body"] for row in consume(processes, java.namesrv, 30 - first)}
+    assert bodies == {f"m-{number}" for number in range(first, 30)}
+    processes.program("Produce", java.namesrv, TOPIC, "sync", "9", "new").finish()
+    end(broker, "stop")
+
+    broker = ours.broker(store)
+    assert anyio.run(take_some, ours.namesrv, lambda body: True) == {b"new-%d" % at for at in range(9)}
+    until_saved(store, 39)
+    end(broker, how)
+    java.broker(store)
+    said = processes.mqadmin("consumerProgress", "-n", java.namesrv, "-g", "archive")
+    assert "Diff Total: 0" in said

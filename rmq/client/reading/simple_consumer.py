@@ -16,6 +16,7 @@ import anyio
 
 from rmq.client.consume.message_view import FoundMessage, found_messages
 from rmq.client.consume.subscription import Sql, subscription
+from rmq.client.reading.taking_member import TakingMember
 from rmq.client.session.session import Session
 from rmq.errors import NETWORK_ERRORS, LocalProtocolError, NoRoute, ResponseError, check_number, for_code
 from rmq.message import validate_group
@@ -130,16 +131,20 @@ class SimpleConsumer(AsyncResource):
         self._init_mode = 0 if from_first else 1
         self._scope = TaskGroupScope()
         self._is_open = False
+        self._member: TakingMember | None = None
         self._ready: list[ReceivedMessage] = []
         self._arrived = anyio.Event()
         self._polling: set[_Place] = set()
         self._paused: dict[_Place, float] = {}
+        self._known: set[_Place] = set()
+        """Places whose brokers have heard of this member, or soon will."""
         self._error: Exception | None = None
 
     async def __aenter__(self) -> SimpleConsumer:
         """Begin. Cancelled: the consumer is not open."""
         await self._scope.__aenter__()
         self._session.arrive()
+        self._member = TakingMember.join(self._session, self.group, self._subscriptions)
         self._is_open = True
         return self
 
@@ -158,6 +163,8 @@ class SimpleConsumer(AsyncResource):
                         await self.nack(message, after=0)
                     except (*NETWORK_ERRORS, NoRoute, ResponseError):
                         break
+                if self._member is not None:
+                    await self._member.leave(self._subscriptions)
         finally:
             self._session.depart()
             await self._scope.__aexit__(kind, error, trace)
@@ -211,6 +218,9 @@ class SimpleConsumer(AsyncResource):
             rotation = await self._session.rotation(topic, self._session.brokers.timeout)
             for queue in rotation.route.subscribe_queues:
                 places[_Place(topic, queue.broker_name)] = None
+        if not self._known.issuperset(places):
+            self._known.update(places)
+            self._scope.tasks.start_soon(self._session.join, self.group)
         return list(places)
 
     def _poll(self, places: Iterable[_Place], most: int, wait: float, invisible: float) -> None:

@@ -11,6 +11,7 @@ from rmq.operate.diagnosis.brokers import clock_ahead_ms, findings_of_broker
 from rmq.operate.diagnosis.controllers import findings_of_controllers
 from rmq.operate.diagnosis.expected import findings_of_expectation
 from rmq.operate.diagnosis.facts import BrokerFacts, Expectation, Facts, Finding, GroupFacts, Level
+from rmq.operate.diagnosis.groups import findings_of_group
 from rmq.operate.diagnosis.missing import findings_of_missing, findings_of_refused
 from rmq.operate.diagnosis.sets import findings_of_set, findings_of_slaves
 from rmq.protocol.codes import MASTER_ID
@@ -50,7 +51,7 @@ def diagnose(facts: Facts) -> list[Finding]:
         *(findings_of_expectation(facts.expected) if facts.expected is not None else ()),
         *_account_findings(facts),
         *_topic_findings(facts),
-        *(finding for group in facts.groups for finding in _group_findings(group, facts.lag_limit)),
+        *(finding for group in facts.groups for finding in findings_of_group(group, facts)),
     ]
     return sorted(dict.fromkeys(found), key=lambda finding: finding.level != "wrong")
 
@@ -115,27 +116,3 @@ def _topic_findings(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 "note", f"topic {topic}", f"is only on {there[0]}: if that stops, nobody can send", todo
             )
-
-
-def _group_findings(group: GroupFacts, limit: int) -> Iterator[Finding]:
-    where = f"group {group.name}"
-    if group.error:
-        yield Finding(
-            "note", where, f"could not be looked at in full: {group.error}", "see the brokers first"
-        )
-    if group.lag and group.members == 0:
-        todo = f"start a consumer, or `rmq group delete {group.name}` if nobody needs it"
-        level: Level = "wrong" if group.lag > limit else "note"
-        yield Finding(level, where, f"has {group.lag} messages left, and no member is connected", todo)
-    elif group.lag > limit:
-        todo = f"add members, or see what they wait for: `rmq group members {group.name} --stack`"
-        yield Finding("wrong", where, f"has {group.lag} messages left", todo)
-    if len({tuple(sorted(wanted.items())) for wanted in group.subscriptions.values()}) > 1:
-        what = "; ".join(
-            f"{member}: {dict(wanted)}" for member, wanted in sorted(group.subscriptions.items())
-        )
-        todo = "let all members subscribe to the same: messages are lost until then"
-        yield Finding("wrong", where, f"members subscribe differently: {what}", todo)
-    if group.dead_letters:
-        todo = f"`rmq tail %DLQ%{group.name} --from earliest` shows them"
-        yield Finding("note", where, f"{group.dead_letters} messages were given up after all retries", todo)

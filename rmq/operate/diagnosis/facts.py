@@ -58,7 +58,9 @@ class BrokerFacts:
 @define
 class GroupFacts:
     """Facts about a group: messages left, dead letters, members (None when not counted), and the
-    subscriptions of each member."""
+    subscriptions of each member. `taken` are the messages that it has taken one by one and has not
+    acknowledged, of the broker with most of them; `oldest_ms` is the age of the oldest lease; `polls` are
+    takes that wait."""
 
     name: str
     lag: int = 0
@@ -66,6 +68,9 @@ class GroupFacts:
     dead_letters: int = 0
     error: str = ""
     subscriptions: Mapping[str, Mapping[str, str]] = Factory(dict)
+    taken: int = 0
+    oldest_ms: int = 0
+    polls: int = 0
 
 
 @frozen

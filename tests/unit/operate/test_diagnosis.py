@@ -111,6 +111,19 @@ def test_groups_behind_conflicting_and_with_dead_letters() -> None:
     assert "4 messages were given up" in found["group dead"].what
 
 
+def test_groups_that_take_messages_one_by_one() -> None:
+    brokers = [evolve(BROKER, config={"maxTakenMessagesOfGroup": "1000"})]
+    groups = [
+        GroupFacts("fine", lag=3, taken=800, oldest_ms=3_600_000, polls=1),
+        GroupFacts("slow", members=1, taken=1, oldest_ms=2 * 3_600_000),
+        GroupFacts("full", members=1, taken=901),
+    ]
+    found = diagnose(Facts({"n:1": ["broker-a"]}, brokers, groups=groups))
+    assert [(one.level, one.where) for one in found] == [("wrong", "group full"), ("note", "group slow")]
+    assert "901 messages" in found[0].what
+    assert "120 min ago" in found[1].what
+
+
 def test_a_controlled_set_that_nobody_can_take_over_is_told() -> None:
     def pair(master: dict[str, str], slave: dict[str, str]) -> list[tuple[str, str, str]]:
         known = {

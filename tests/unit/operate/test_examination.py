@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 
+import anyio
+import pytest
+
 import rmq
-from rmq.errors import ConnectFailed
+from rmq.errors import ConnectFailed, ConsumerNotOnline
 from rmq.operate.diagnosis import diagnose
 from rmq.operate.examination import PARTS, dead_letter_count, examine, facts_of
 from rmq.operate.overview import Broker, Overview, overview
@@ -40,6 +43,24 @@ async def test_an_examination_sees_servers_topics_and_groups(cluster: Cluster, c
     subjects = {finding.subject for finding in diagnose(facts)}
     assert {("name server", "away:1"), ("topic", "OnlyA"), ("group", "billing")} <= subjects
     assert await dead_letter_count(client.admin, "nobody") == 0
+
+
+async def test_a_group_that_takes_messages_one_by_one_has_members(
+    cluster: Cluster, client: rmq.Client
+) -> None:
+    await send(client, "Orders", 4)
+    async with client.simple_consumer("takers", {"Orders": "*"}, consume_from="first") as consumer:
+        found = [await consumer.receive(1, wait=5) for _ in range(4)]
+        await consumer.ack(*found[0])
+        await anyio.sleep(1)
+        members = await client.admin.consumer_connection("takers")
+        assert [one.client_id for one in members.connection_set] == [client.client_id]
+        facts = await examine(lambda _: cluster.connect(), [cluster.namesrv_address])
+        (group,) = [one for one in facts.groups if one.name == "takers"]
+        assert group.members == 1
+        assert 1 <= group.taken <= 2  # of the broker that has more of the three
+    with pytest.raises(ConsumerNotOnline):
+        await client.admin.consumer_connection("takers")
 
 
 async def test_members_that_subscribe_differently_are_a_finding(cluster: Cluster, client: rmq.Client) -> None:

@@ -1,0 +1,107 @@
+"""TakingMember: a group whose messages this client takes one by one, in heartbeats and for administrators.
+
+Such a member holds no queues. It makes the group's consumers known to brokers, so that lists of members and
+diagnoses do not take the group for one that nobody consumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rmq.client.session.health import ConsumerHealth
+from rmq.protocol.bodies import ConsumerData, ConsumerRunningInfo
+from rmq.protocol.codes import ResponseCode
+
+if TYPE_CHECKING:
+    from rmq.client.session.session import Session
+    from rmq.message import MessageQueue
+    from rmq.protocol.bodies import SubscriptionData
+    from rmq.protocol.command import Command
+    from rmq.remoting.connection import Connection
+
+
+class TakingMember:
+    """The consumers of one group in this client; to brokers a `session.Member`."""
+
+    def __init__(self, session: Session, group: str) -> None:
+        self.group = group
+        self._session = session
+        self._started_ms = session.now_ms()
+        self._users: list[Mapping[str, SubscriptionData]] = []
+
+    def describe(self) -> ConsumerData:
+        """Content for the heartbeat."""
+        return ConsumerData(
+            group_name=self.group,
+            consume_type="CONSUME_ACTIVELY",
+            message_model="CLUSTERING",
+            consume_from_where="CONSUME_FROM_LAST_OFFSET",
+            subscription_data_set=self._subscriptions(),
+        )
+
+    def _subscriptions(self) -> list[SubscriptionData]:
+        """The subscriptions of all consumers, one for each topic."""
+        found = {data.topic: data for user in self._users for data in user.values()}
+        return [found[topic] for topic in sorted(found)]
+
+    def rebalance_soon(self) -> None:
+        """Do nothing: there are no queues to share."""
+
+    def reconnected(self) -> None:
+        """Do nothing: polls go on by themselves."""
+
+    def reset_offsets(self, topic: str, offsets: dict[MessageQueue, int]) -> None:
+        """Do nothing: the broker has the offsets."""
+
+    def running_info(self) -> ConsumerRunningInfo:
+        """State for an administrator."""
+        addresses = self._session.name_servers.addresses
+        return ConsumerRunningInfo(
+            properties={
+                "PROP_NAMESERVER_ADDR": "".join(f"{address};" for address in addresses),
+                "PROP_CONSUME_TYPE": "CONSUME_ACTIVELY",
+                "PROP_CONSUMEORDERLY": "false",
+                "PROP_THREADPOOL_CORE_SIZE": "1",
+                "PROP_CLIENT_VERSION": "V4_9_7",
+                "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
+            },
+            subscription_set=self._subscriptions(),
+        )
+
+    def consume_directly(self, request: Command, connection: Connection) -> Command:
+        """Refuse: the messages of the group are the application's to handle."""
+        remark = f"group {self.group} takes messages one by one: none can be handed to it from outside"
+        return request.reply(ResponseCode.SYSTEM_ERROR, remark)
+
+    def health(self) -> ConsumerHealth:
+        """State for the application."""
+        return ConsumerHealth(self.group, (), 0, 0, 0, (), ())
+
+    def check_ready(self) -> None:
+        """Return: a member needs no queues."""
+
+    async def lag(self) -> dict[MessageQueue, int]:
+        """Nothing: no queue is this client's alone."""
+        return {}
+
+    # ---- joining and leaving ----
+
+    @classmethod
+    def join(
+        cls, session: Session, group: str, subscriptions: Mapping[str, SubscriptionData]
+    ) -> TakingMember:
+        """The member for one more consumer of a group. Heartbeats announce it, the next one as soon as the
+        consumer knows the brokers of its topics."""
+        known = session.members.get(group)
+        member = known if isinstance(known, TakingMember) else cls(session, group)
+        if known is None:
+            session.members[group] = member
+        member._users.append(subscriptions)
+        return member
+
+    async def leave(self, subscriptions: Mapping[str, SubscriptionData]) -> None:
+        """A consumer has ended; the last one leaves the group. Cancelled: the brokers forget it later."""
+        self._users.remove(subscriptions)
+        if not self._users and self._session.members.get(self.group) is self:
+            await self._session.leave(consumer=self.group)

@@ -1,0 +1,57 @@
+"""Findings about consumer groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from rmq.operate.diagnosis.facts import Facts, Finding, GroupFacts, Level
+
+LEASE_MS: Final = 3_600_000
+"""A message that is taken and not acknowledged for so long is worth a look."""
+TAKEN_SHARE: Final = 0.9
+"""A group with this share of its greatest number of messages taken soon gets no more."""
+
+
+def findings_of_group(group: GroupFacts, facts: Facts) -> Iterator[Finding]:
+    """Judge a group: lag, members, dead letters, and messages that it takes one by one."""
+    limit = facts.lag_limit
+    where = f"group {group.name}"
+    if group.error:
+        yield Finding(
+            "note", where, f"could not be looked at in full: {group.error}", "see the brokers first"
+        )
+    if group.lag and group.members == 0 and not group.polls:
+        todo = f"start a consumer, or `rmq group delete {group.name}` if nobody needs it"
+        level: Level = "wrong" if group.lag > limit else "note"
+        yield Finding(level, where, f"has {group.lag} messages left, and no member is connected", todo)
+    elif group.lag > limit:
+        todo = f"add members, or see what they wait for: `rmq group members {group.name} --stack`"
+        yield Finding("wrong", where, f"has {group.lag} messages left", todo)
+    if len({tuple(sorted(wanted.items())) for wanted in group.subscriptions.values()}) > 1:
+        what = "; ".join(
+            f"{member}: {dict(wanted)}" for member, wanted in sorted(group.subscriptions.items())
+        )
+        todo = "let all members subscribe to the same: messages are lost until then"
+        yield Finding("wrong", where, f"members subscribe differently: {what}", todo)
+    if group.dead_letters:
+        todo = f"`rmq tail %DLQ%{group.name} --from earliest` shows them"
+        yield Finding("note", where, f"{group.dead_letters} messages were given up after all retries", todo)
+    yield from _taking_findings(group, facts)
+
+
+def _taking_findings(group: GroupFacts, facts: Facts) -> Iterator[Finding]:
+    """Whether a group that takes messages one by one soon gets no more, or has forgotten one."""
+    where = f"group {group.name}"
+    limits = [one.config.get("maxTakenMessagesOfGroup", "") for one in facts.brokers if one.is_master]
+    most = min((int(limit) for limit in limits if limit.isdigit()), default=0)
+    if most and group.taken >= TAKEN_SHARE * most:
+        what = f"has taken {group.taken} messages without acknowledging them, {most} are the most"
+        todo = (
+            "see that consumers acknowledge or give back; maxTakenMessagesOfGroup of the broker is the limit"
+        )
+        yield Finding("wrong", where, what, todo)
+    if group.oldest_ms > LEASE_MS:
+        what = f"a message was taken {group.oldest_ms // 60_000} min ago, and is not acknowledged"
+        todo = f"see its consumer (`rmq group members {group.name}`); it comes again when its lease ends"
+        yield Finding("note", where, what, todo)
