@@ -52,8 +52,13 @@ async def test_a_group_that_takes_messages_one_by_one_has_members(
     async with client.simple_consumer("takers", {"Orders": "*"}, consume_from="first") as consumer:
         found = [await consumer.receive(1, wait=5) for _ in range(4)]
         await consumer.ack(*found[0])
-        await anyio.sleep(1)
-        members = await client.admin.consumer_connection("takers")
+        with anyio.fail_after(60):
+            while True:  # the heartbeat is on its way
+                try:
+                    members = await client.admin.consumer_connection("takers")
+                    break
+                except ConsumerNotOnline:
+                    await anyio.sleep(0.01)
         assert [one.client_id for one in members.connection_set] == [client.client_id]
         facts = await examine(lambda _: cluster.connect(), [cluster.namesrv_address])
         (group,) = [one for one in facts.groups if one.name == "takers"]
