@@ -1,7 +1,7 @@
-"""TakingMember: a group whose messages this client takes one by one, in heartbeats and for administrators.
+"""TakingMember: a consumer group of single messages in this client, in heartbeats and for administrators.
 
-Such a member holds no queues. It makes the group's consumers known to brokers, so that lists of members and
-diagnoses do not take the group for one that nobody consumes.
+Such a member holds no queues. Its heartbeats make the group's consumers known to brokers, so that lists of
+members and diagnoses do not take the group for an abandoned group.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TakingMember:
-    """The consumers of one group in this client; to brokers a `session.Member`."""
+    """The consumers of a group in this client; to brokers a `session.Member`."""
 
     def __init__(self, session: Session, group: str) -> None:
         self.group = group
@@ -41,7 +41,7 @@ class TakingMember:
         )
 
     def _subscriptions(self) -> list[SubscriptionData]:
-        """The subscriptions of all consumers, one for each topic."""
+        """The subscriptions of all consumers, by topic."""
         found = {data.topic: data for user in self._users for data in user.values()}
         return [found[topic] for topic in sorted(found)]
 
@@ -91,7 +91,7 @@ class TakingMember:
     def join(
         cls, session: Session, group: str, subscriptions: Mapping[str, SubscriptionData]
     ) -> TakingMember:
-        """The member for one more consumer of a group. Heartbeats announce it, the next one as soon as the
+        """Add a consumer to the member of its group. Heartbeats announce the member, first as soon as the
         consumer knows the brokers of its topics."""
         known = session.members.get(group)
         member = known if isinstance(known, TakingMember) else cls(session, group)
@@ -101,7 +101,8 @@ class TakingMember:
         return member
 
     async def leave(self, subscriptions: Mapping[str, SubscriptionData]) -> None:
-        """A consumer has ended; the last one leaves the group. Cancelled: the brokers forget it later."""
+        """Remove a consumer; with the last the client leaves the group. Cancelled: the brokers forget the
+        member later."""
         self._users.remove(subscriptions)
         if not self._users and self._session.members.get(self.group) is self:
             await self._session.leave(consumer=self.group)

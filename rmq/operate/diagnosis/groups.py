@@ -8,13 +8,13 @@ from typing import Final
 from rmq.operate.diagnosis.facts import Facts, Finding, GroupFacts, Level
 
 LEASE_MS: Final = 3_600_000
-"""A message that is taken and not acknowledged for so long is worth a look."""
+"""The age of a lease from which the message is worth a look."""
 TAKEN_SHARE: Final = 0.9
 """A group with this share of its greatest number of messages taken soon gets no more."""
 
 
 def findings_of_group(group: GroupFacts, facts: Facts) -> Iterator[Finding]:
-    """Judge a group: lag, members, dead letters, and messages that it takes one by one."""
+    """Judge the lag, the members, the dead letters and the taken messages of a group."""
     limit = facts.lag_limit
     where = f"group {group.name}"
     if group.error:
@@ -41,7 +41,7 @@ def findings_of_group(group: GroupFacts, facts: Facts) -> Iterator[Finding]:
 
 
 def _taking_findings(group: GroupFacts, facts: Facts) -> Iterator[Finding]:
-    """Whether a group that takes messages one by one soon gets no more, or has forgotten one."""
+    """Judge the messages that a group has taken and not acknowledged: their number and the oldest lease."""
     where = f"group {group.name}"
     limits = [one.config.get("maxTakenMessagesOfGroup", "") for one in facts.brokers if one.is_master]
     most = min((int(limit) for limit in limits if limit.isdigit()), default=0)
