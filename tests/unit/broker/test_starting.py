@@ -18,7 +18,7 @@ from rmq.broker.runtime import failover_service, service
 from rmq.errors import RemoteProtocolError
 from rmq.remoting.serving import accept
 from rmq.remoting.transports import websocket
-from rmq.server.process import VERSION, _version
+from rmq.server.process import VERSION, _installed
 from rmq.store.config import StoreConfig
 
 NOT_LOADED = (
@@ -94,14 +94,14 @@ async def test_without_the_parsers_one_peer_ends_and_not_the_server(monkeypatch:
         await accept._websocket()
 
 
-def test_the_version_is_the_installed_package_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_version_is_the_installed_package_s(tmp_path: Path) -> None:
     try:
         installed = importlib.metadata.version("rmq")
     except importlib.metadata.PackageNotFoundError:
         installed = "unknown"
     assert installed == VERSION
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "none"), str(tmp_path)])
-    assert _version() == "unknown"
+    folders = [str(tmp_path / "none"), str(tmp_path)]
+    assert _installed("rmq", folders) == ""
     (tmp_path / "rmq-7.1.dist-info").mkdir()
     (tmp_path / "rmq_other-8.dist-info").mkdir()
-    assert _version() == "7.1"
+    assert _installed("rmq", folders) == "7.1"
