@@ -1,7 +1,7 @@
 """Rules: the permissions that each request needs, in a table: request code -> Rule. A code without a rule is
 refused.
 
-The facts about RocketMQ are pinned by tests/golden/acl_rules.json; docs/security.md says where and why this
+The facts about RocketMQ are pinned by tests/golden/acl_rules.json. docs/design/security.md says why this
 table requires more. Headers are read by the same reader that the handler uses, so that both understand a
 request alike.
 """

@@ -1,7 +1,7 @@
 """Attacks that worked once, on real brokers, open and with accounts, beside an honest client.
 
 `nox -s hostile` runs them all (RMQ_HOSTILE_WINDOWS windows of RMQ_HOSTILE_SECONDS each: 5 of 1.0) and prints
-the table of docs/security.md; RMQ_HOSTILE_ONLY names some (a;b). A few run always, for a moment.
+the table of docs/design/security.md; RMQ_HOSTILE_ONLY names some (a;b). A few run always, for a moment.
 """
 
 from __future__ import annotations

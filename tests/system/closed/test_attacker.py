@@ -1,5 +1,5 @@
 """A closed cluster as an attacker sees it: raw frames over TLS, by strangers and by an account that may write
-one topic. What RocketMQ 4.9.7 let through of these is told in docs/security.md.
+one topic. What RocketMQ 4.9.7 let through of these is told in docs/design/security.md.
 """
 
 from __future__ import annotations
