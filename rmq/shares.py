@@ -41,6 +41,10 @@ class Shares:
         """The number of holders."""
         return len(self._held)
 
+    def largest(self) -> tuple[str, int]:
+        """The greediest holder and the counts of it; an empty name without any."""
+        return max(self._held.items(), key=lambda one: one[1], default=("", 0))
+
     def full(self, holders: Holders, count: int = 1) -> str:
         """Why `count` more are too many, as words for a remark; empty when there is room."""
         free = self.most - self.used

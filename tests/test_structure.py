@@ -319,7 +319,7 @@ VALUES: Final = {
 """Names of objects whose attributes others assign, since they are values and not parts."""
 ASSIGNED: Final = {
     "a counter": ("self._stats.failed_puts",),
-    "a limit that a setting changes": ("self._shares.most",),
+    "a limit that a setting changes": ("self._shares.most", "self.shares.most"),
     "not mended yet": (
         "self._decoder.head",
         "self._files.bases",

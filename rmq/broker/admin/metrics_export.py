@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+from rmq.broker.admin.places import crowded, place_metrics
 from rmq.broker.admin.unread import unread
 from rmq.broker.replication.replica_state import slave_names
 from rmq.broker.tables.histograms import Histograms
@@ -106,7 +107,7 @@ def metrics_of(broker: Measured, *, queues: bool = False) -> Slices[list[Metric]
         found += yield from _lags(broker, queues)
         found += _waiting_messages(broker)
         yield
-    for part in (_server, _store, _replicas, _waiting, _clients, _deliveries):
+    for part in (_server, _store, _replicas, _waiting, place_metrics, _clients, _deliveries):
         found += part(broker)
         yield
     found += _durations(broker.histograms)
@@ -132,6 +133,12 @@ def gauges_of(broker: Measured) -> dict[str, str]:
         "slaveLag": _slave_lag(broker),
         "takesNoMessages": broker.store.ails,
         "descriptorLimit": str(descriptor_limit() or ""),
+        "connectionsRefused": " ".join(
+            f"{port}/{reason}={count}"
+            for port, acceptor in broker.acceptors.items()
+            for reason, count in sorted(acceptor.refused.items())
+        ),
+        "placesTaken": crowded(broker),
         "rmqVersion": VERSION,
         "certificateEnd": end.isoformat() if (end := broker.registration.certificate_end) else "",
         **broker.replica.rows(),

@@ -112,10 +112,10 @@ class _Places:
         self._holders: dict[int, Holders] = {}  # by queue offset
         self._taken: deque[tuple[Record, Holders]] = deque(maxlen=TAKEN_MAX)  # on their way into the store
 
-    def full(self, maker: Holders, most: int) -> str:
-        """Why no further message of a maker may wait beside others, `most` in all; empty when one may."""
+    def shares(self, most: int) -> Shares:
+        """The counts, of `most` messages in all."""
         self._shares.most = most
-        return self._shares.full(maker)
+        return self._shares
 
     def take(self, record: Record, maker: Holders) -> None:
         """A record is perhaps on its way into the store."""
@@ -183,11 +183,16 @@ class Timers:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def shares(self) -> Shares:
+        """The places of the messages that wait."""
+        return self._places.shares(self.limit)
+
     # ---- taking ----
 
     def full(self, maker: Holders) -> str:
         """Why no further message of `maker` may wait for its time; empty when one may."""
-        return self._places.full(maker, self.limit)
+        return self.shares.full(maker)
 
     def take(
         self,

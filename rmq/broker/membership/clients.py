@@ -86,7 +86,7 @@ class Clients:
         self.known_subscriptions = KnownSubscriptions(self._consumers, clock)
         self._producers: dict[str, dict[MemberConnection, Member]] = {}
         self._of_connection: dict[MemberConnection, set[tuple[str, str]]] = {}
-        self._shares = Shares(settings.broker.max_group_members)
+        self.shares = Shares(settings.broker.max_group_members)
         self._holders: dict[MemberConnection, Holders] = {}  # of those with memberships
         self._ids = ClientIds()
         self.conflicts = Conflicts(settings)
@@ -280,9 +280,9 @@ class Clients:
                 f"client {data.client_id} names {count} groups on one connection, "
                 f"at most {GROUPS_OF_A_CONNECTION} are allowed",
             )
-        self._shares.most = self._settings.broker.max_group_members
+        self.shares.most = self._settings.broker.max_group_members
         new = count - len(mine)
-        if new and (full := self._shares.full(self._holders_of(connection), new)):
+        if new and (full := self.shares.full(self._holders_of(connection), new)):
             raise for_code(
                 ResponseCode.SYSTEM_BUSY,
                 f"client {data.client_id} is not let into {new} groups: of the members of groups "
@@ -364,7 +364,7 @@ class Clients:
         mine = self._of_connection.setdefault(connection, set())
         if (kind, group) not in mine:
             mine.add((kind, group))
-            self._shares.add(self._holders.setdefault(connection, self._holders_of(connection)))
+            self.shares.add(self._holders.setdefault(connection, self._holders_of(connection)))
 
     # --- leaving ---
 
@@ -417,7 +417,7 @@ class Clients:
         if (kind, group) not in memberships:
             return False
         memberships.discard((kind, group))
-        self._shares.give(self._holders[connection])
+        self.shares.give(self._holders[connection])
         if not memberships:
             del self._of_connection[connection]
             del self._holders[connection]

@@ -32,6 +32,7 @@ def findings_of_broker(broker: BrokerFacts) -> Iterator[Finding]:
     yield from _disk(where, broker)
     yield from _takes_no_messages(where, broker)
     yield from _descriptors(where, broker)
+    yield from _refusals(where, broker)
     if hangs := broker.runtime.get("diskHangs", ""):
         todo = "look at the disk, and at the kernel's log: no sync ends and none fails"
         yield Finding("wrong", where, f"its disk does not answer: {hangs}", todo)
@@ -142,6 +143,34 @@ def _descriptors(where: str, broker: BrokerFacts) -> Iterator[Finding]:
     level: Level = "wrong" if int(text) < DESCRIPTORS_WRONG else "note"
     what = f"it may open {text} files and connections only: clients are refused beyond that"
     yield Finding(level, where, what, "raise LimitNOFILE of its unit, or `ulimit -n`, to 65536 or more")
+
+
+REMEDIES: Final = {
+    "address": "name balancers and gateways in trustedGateways; else a client leaves connections open",
+    "connections": "raise maxConnections, of slaves haMaxConnections",
+    "rate": "handshakes of an address fail: wrong TLS or accounts? maxNewConnectionsPerAddress bounds them",
+    "descriptors": "raise the limit of open files: LimitNOFILE of a unit, or ulimit -n",
+    "unproved": "strangers connect and say nothing: keep them off by a firewall",
+}
+"""What helps against each reason for which connections are refused."""
+
+
+def _refusals(where: str, broker: BrokerFacts) -> Iterator[Finding]:
+    """Connections and places that limits have refused, or soon will."""
+    counts: dict[str, list[str]] = {}
+    for row in broker.runtime.get("connectionsRefused", "").split():
+        place, _, count = row.partition("=")
+        port, _, reason = place.partition("/")
+        counts.setdefault(reason, []).append(f"{count} at the port for {port}")
+    for reason, some in counts.items():
+        what = "cut connections off that had proved nothing, for newcomers"
+        if reason != "unproved":
+            what = f"refused connections by the limit of {reason}"
+        todo = REMEDIES.get(reason, "see rmq_connections_refused_total in docs/metrics.md")
+        yield Finding("note", where, f"since its start it has {what}: {', '.join(some)}", todo)
+    if crowd := broker.runtime.get("placesTaken", ""):
+        todo = "who has the most keeps others short of places: see `Limits` in docs/design/security.md"
+        yield Finding("note", where, f"half of the places or more are taken: {crowd}", todo)
 
 
 def _certificate(where: str, broker: BrokerFacts) -> Iterator[Finding]:

@@ -186,7 +186,7 @@ def test_members_of_all_groups_are_bounded() -> None:
     rig.clients.on_close(first)  # type: ignore[arg-type]
     beat(rig, second, "c2", consumer("g1", T="*"), consumer("g2", T="*"), ProducerData("p"))
     rig.clients.on_close(second)  # type: ignore[arg-type]
-    assert (rig.clients._shares.used, rig.clients._holders) == (0, {})
+    assert (rig.clients.shares.used, rig.clients._holders) == (0, {})
 
 
 def test_subscriptions_of_a_heartbeat_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rmq.broker.admin.metrics_export import gauges_of
+from rmq.broker.admin.places import place_metrics
 from rmq.broker.filtering import filters as filter_module
 from rmq.broker.membership import client_requests
 from rmq.broker.tables import queue_locks, topics
@@ -224,6 +226,17 @@ def test_an_account_has_one_share_wherever_it_comes_from(name: str) -> None:
     assert not any(refused(ask(rig, honest, 1_000 + number)) for number in range(5))
 
 
+def test_a_table_that_is_half_full_is_shown_with_its_greediest_holder() -> None:
+    rig = made("pulls that wait")
+    assert gauges_of(rig.broker)["placesTaken"] == ""
+    for number in range(32):
+        waits(rig, Wire("10.0.0.1:1"), number)
+    assert gauges_of(rig.broker)["placesTaken"] == "waiting pulls: 32 of 64, 32 of 10.0.0.1"
+    metrics = {one.name: dict(one.rows) for one in place_metrics(rig.broker)}
+    row = ("waiting pulls",)
+    assert [metrics[name][row] for name in ("places_taken", "places", "places_of_greediest")] == [32, 64, 32]
+
+
 def test_what_is_held_is_given_back() -> None:
     rig = made("pulls that wait")
     wires = [Wire(f"10.0.0.1:{port}") for port in range(4)]
@@ -235,4 +248,4 @@ def test_what_is_held_is_given_back() -> None:
     for wire in wires:
         rig.broker.on_close(wire)  # type: ignore[arg-type]
     assert shares.holders() == 0
-    assert rig.clients._shares.held("10.0.0.1") == 0
+    assert rig.clients.shares.held("10.0.0.1") == 0

@@ -165,6 +165,25 @@ def test_a_controlled_set_that_nobody_can_take_over_is_told() -> None:
     ]
 
 
+def test_refused_connections_and_full_tables_are_named() -> None:
+    rows = {
+        "connectionsRefused": "clients/address=5 clients/unproved=9 slaves/address=2 slaves/rate=1",
+        "placesTaken": "waiting pulls: 60000 of 100000, 50000 of 10.0.0.1",
+    }
+    found = diagnose(Facts({"n:1": ["broker-a"]}, [evolve(BROKER, runtime={**RUNTIME, **rows})]))
+    assert [(one.level, one.what) for one in found] == [
+        ("note", f"since its start it has {what}")
+        for what in (
+            "refused connections by the limit of address: "
+            "5 at the port for clients, 2 at the port for slaves",
+            "cut connections off that had proved nothing, for newcomers: 9 at the port for clients",
+            "refused connections by the limit of rate: 1 at the port for slaves",
+        )
+    ] + [("note", f"half of the places or more are taken: {rows['placesTaken']}")]
+    assert "trustedGateways" in found[0].what_to_do
+    assert "handshakes" in found[2].what_to_do
+
+
 def test_what_slaves_lack_is_told() -> None:
     def pair(master: dict[str, str], slave: dict[str, str]) -> list[tuple[str, str, str]]:
         ends = {"commitLogMinOffset": "0", "commitLogMaxOffset": str(200 << 20)}

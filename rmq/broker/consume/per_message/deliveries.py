@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rmq.broker.state import Tables
     from rmq.doors import TakeRequest
     from rmq.protocol.record import Record
+    from rmq.shares import Shares
     from rmq.store.store import Store
 else:
     from rmq.lazy_attrs import frozen
@@ -134,6 +135,11 @@ class Deliveries:
     def out(self) -> int:
         """Messages of all groups that were taken and are not finished."""
         return self._leases.out
+
+    @property
+    def shares(self) -> Shares:
+        """The places of the messages that are out."""
+        return self._leases.shares(self._settings.broker.max_taken_messages)
 
     @property
     def dead_letters(self) -> int:

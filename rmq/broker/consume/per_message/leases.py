@@ -98,13 +98,17 @@ class Leases:
         """Messages of all groups that were taken and are not finished."""
         return self._shares.used
 
+    def shares(self, most: int) -> Shares:
+        """The places of the messages that are out, of `most` in all."""
+        self._shares.most = most
+        return self._shares
+
     def room(self, topic: TopicDelivery, taker: Holders, most: int) -> int:
         """How many more messages of a topic may be taken, of `most` in all, by the shares of the holders that
         have taken the others; a topic of which none is out counts for `taker` from now on."""
         if not topic.out:
             topic.holders = taker
-        self._shares.most = most
-        return self._shares.room(topic.holders)
+        return self.shares(most).room(topic.holders)
 
     def count_out(self, topic: TopicDelivery, count: int) -> None:
         """So many messages of a topic are out more, or less with a negative number."""

@@ -90,6 +90,12 @@ class HeldTakes:
         """The number of takes that wait."""
         return self._shares.used
 
+    @property
+    def shares(self) -> Shares:
+        """The places of the takes that wait."""
+        self._shares.most = self._settings.broker.pull_thread_pool_queue_capacity
+        return self._shares
+
     def waiting(self, key: Key) -> int:
         """The takes of a group that wait for a topic."""
         return len(self._polls.get(key, ()))
