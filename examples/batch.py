@@ -1,13 +1,12 @@
 """Send many messages of one topic in few requests, and consume them many at a time.
 
-python examples/batch.py [name server]
+python examples/batch.py [name server] [--loop asyncio]
 """
 
 from __future__ import annotations
 
-import sys
-
-import trio
+import anyio
+from command_line import run
 
 import rmq
 
@@ -24,7 +23,7 @@ async def main(namesrv: str) -> None:
         if total == 1000:
             done.set()
 
-    done = trio.Event()
+    done = anyio.Event()
     async with rmq.connect(namesrv) as client:
         async with client.producer("example-producer") as producer:
             rows = [rmq.Message(TOPIC, b"row %d" % number) for number in range(1000)]
@@ -33,12 +32,12 @@ async def main(namesrv: str) -> None:
 
         async with (
             client.consumer("example-loader", {TOPIC: "*"}, consume_from="first") as consumer,
-            trio.open_nursery() as nursery,
+            anyio.create_task_group() as tasks,
         ):
-            nursery.start_soon(consumer.run_batches, write_rows)
+            tasks.start_soon(consumer.run_batches, write_rows)
             await done.wait()
             await consumer.drain()
 
 
 if __name__ == "__main__":
-    trio.run(main, sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876")
+    run(main)

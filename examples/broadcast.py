@@ -1,14 +1,14 @@
 """Give every member of a group every message. Each keeps its own offsets in a file.
 
-python examples/broadcast.py [name server]
+python examples/broadcast.py [name server] [--loop asyncio]
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
 
-import trio
+import anyio
+from command_line import run
 
 import rmq
 
@@ -35,10 +35,10 @@ async def main(namesrv: str) -> None:
         for number in range(3):
             await producer.send(rmq.Message(TOPIC, b"news %d" % number))
     with tempfile.TemporaryDirectory() as folder:
-        async with trio.open_nursery() as nursery:
+        async with anyio.create_task_group() as tasks:
             for name in ("ann", "bob"):
-                nursery.start_soon(read, namesrv, name, folder)
+                tasks.start_soon(read, namesrv, name, folder)
 
 
 if __name__ == "__main__":
-    trio.run(main, sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876")
+    run(main)

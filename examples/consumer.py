@@ -1,15 +1,15 @@
 """Consume messages of some tags with a function; what fails comes again; stop in good order.
 
-python examples/consumer.py [name server]
+python examples/consumer.py [name server] [--loop asyncio]
 """
 
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import AsyncIterator
 
-import trio
+import anyio
+from command_line import run
 
 import rmq
 
@@ -31,24 +31,24 @@ async def main(namesrv: str) -> None:
             if not left:
                 done.set()
 
-        left, done = 5, trio.Event()
+        left, done = 5, anyio.Event()
         retry = rmq.Backoff(1, 60, tries=5)
         async with (
             client.consumer("example-billing", {TOPIC: "paid"}, consume_from="first", retry=retry) as billing,
-            trio.open_nursery() as nursery,
+            anyio.create_task_group() as tasks,
         ):
-            nursery.start_soon(billing.run, bill)
-            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-                nursery.start_soon(wait_for_a_signal, signals, done)
+            tasks.start_soon(billing.run, bill)
+            with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                tasks.start_soon(wait_for_a_signal, signals, done)
                 await done.wait()  # a signal, or here: the five are billed
             await billing.drain(30)  # handlers that run may end, offsets are committed; then `run` returns
-            nursery.cancel_scope.cancel()
+            tasks.cancel_scope.cancel()
 
 
-async def wait_for_a_signal(signals: AsyncIterator[int], done: trio.Event) -> None:
+async def wait_for_a_signal(signals: AsyncIterator[int], done: anyio.Event) -> None:
     async for _ in signals:
         done.set()
 
 
 if __name__ == "__main__":
-    trio.run(main, sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876")
+    run(main)

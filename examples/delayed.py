@@ -1,14 +1,13 @@
 """Deliver later: by a delay level, after any time, at any time; and take a message back.
 
-python examples/delayed.py [name server]
+python examples/delayed.py [name server] [--loop asyncio]
 """
 
 from __future__ import annotations
 
-import sys
 import time
 
-import trio
+from command_line import run
 
 import rmq
 
@@ -38,4 +37,4 @@ async def main(namesrv: str) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main, sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876")
+    run(main)

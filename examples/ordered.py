@@ -1,14 +1,14 @@
 """Keep the order of what belongs together: one key, one queue, one message of a queue at a time.
 
-python examples/ordered.py [name server]
+python examples/ordered.py [name server] [--loop asyncio]
 """
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 
-import trio
+import anyio
+from command_line import run
 
 import rmq
 
@@ -29,7 +29,7 @@ async def main(namesrv: str) -> None:
             done.set()
 
     tried: set[str] = {"0", "1", "2", "3"}  # only order 4 has to wait
-    done = trio.Event()
+    done = anyio.Event()
     async with rmq.connect(namesrv) as client:
         async with client.producer("example-producer") as producer:
             for step in STEPS:
@@ -40,9 +40,9 @@ async def main(namesrv: str) -> None:
         topics = {TOPIC: "*"}
         async with (
             client.consumer("example-tracker", topics, consume_from="first", ordered=True) as consumer,
-            trio.open_nursery() as nursery,
+            anyio.create_task_group() as tasks,
         ):
-            nursery.start_soon(consumer.run, apply_step)
+            tasks.start_soon(consumer.run, apply_step)
             await done.wait()
             await consumer.drain()  # what runs may end; then `run` returns
     for order, steps in sorted(seen.items()):
@@ -51,4 +51,4 @@ async def main(namesrv: str) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main, sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876")
+    run(main)

@@ -1,13 +1,12 @@
 """Send messages: one at a time, and many at once.
 
-python examples/producer.py [name server]
+python examples/producer.py [name server] [--loop asyncio]
 """
 
 from __future__ import annotations
 
-import sys
-
-import trio
+import anyio
+from command_line import run
 
 import rmq
 
@@ -19,11 +18,11 @@ async def main(namesrv: str) -> None:
         print(result.status, result.message_queue, result.queue_offset)
 
         # Any number of tasks may send over one producer; that is how to have many messages in flight.
-        async with trio.open_nursery() as nursery:
+        async with anyio.create_task_group() as tasks:
             for number in range(100):
-                nursery.start_soon(producer.send, rmq.Message("ExampleOrders", b"paid %d" % number))
+                tasks.start_soon(producer.send, rmq.Message("ExampleOrders", b"paid %d" % number))
         print("sent 100 more")
 
 
 if __name__ == "__main__":
-    trio.run(main, sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876")
+    run(main)

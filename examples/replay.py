@@ -1,14 +1,14 @@
 """Read a topic again from a point in time; the application owns the offsets.
 
-python examples/replay.py [name server]
+python examples/replay.py [name server] [--loop asyncio]
 """
 
 from __future__ import annotations
 
-import sys
 import time
 
-import trio
+import anyio
+from command_line import run
 
 import rmq
 
@@ -19,9 +19,9 @@ async def main(namesrv: str) -> None:
     async with rmq.connect(namesrv) as client:
         async with client.producer("example-producer") as producer:
             await producer.send(rmq.Message(TOPIC, b"too old"))
-            await trio.sleep(0.1)
+            await anyio.sleep(0.1)
             since = int(time.time() * 1000)
-            await trio.sleep(0.1)
+            await anyio.sleep(0.1)
             for number in range(10):
                 await producer.send(rmq.Message(TOPIC, b"event %d" % number))
 
@@ -39,4 +39,4 @@ async def main(namesrv: str) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main, sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876")
+    run(main)

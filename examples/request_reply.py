@@ -1,13 +1,12 @@
 """Ask by a message and wait for the answer of whoever consumes it.
 
-python examples/request_reply.py [name server]
+python examples/request_reply.py [name server] [--loop asyncio]
 """
 
 from __future__ import annotations
 
-import sys
-
-import trio
+import anyio
+from command_line import run
 
 import rmq
 
@@ -23,9 +22,9 @@ async def main(namesrv: str) -> None:
 
         async with (
             client.consumer("example-quoting", {TOPIC: "*"}, consume_from="first") as consumer,
-            trio.open_nursery() as nursery,
+            anyio.create_task_group() as tasks,
         ):
-            nursery.start_soon(consumer.run, quote)
+            tasks.start_soon(consumer.run, quote)
             for city in PRICES:
                 answer = await producer.request(rmq.Message(TOPIC, city), timeout=30)
                 print(city.decode(), answer.body.decode())
@@ -33,4 +32,4 @@ async def main(namesrv: str) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main, sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876")
+    run(main)

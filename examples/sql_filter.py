@@ -1,13 +1,11 @@
 """Let the broker choose by the properties of messages. `rmq dev` does; others need enablePropertyFilter=true.
 
-python examples/sql_filter.py [name server]
+python examples/sql_filter.py [name server] [--loop asyncio]
 """
 
 from __future__ import annotations
 
-import sys
-
-import trio
+from command_line import run
 
 import rmq
 
@@ -33,4 +31,4 @@ async def main(namesrv: str) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main, sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876")
+    run(main)

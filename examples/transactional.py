@@ -1,13 +1,11 @@
 """Send a message if, and only if, the work that belongs to it succeeds.
 
-python examples/transactional.py [name server]
+python examples/transactional.py [name server] [--loop asyncio]
 """
 
 from __future__ import annotations
 
-import sys
-
-import trio
+from command_line import run
 
 import rmq
 
@@ -43,4 +41,4 @@ async def main(namesrv: str) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main, sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876")
+    run(main)

@@ -1,16 +1,16 @@
 """An application of handlers with typed bodies, which runs until it is told to stop.
 
-rmq run --dir examples/asyncio app:app      (for ever, until a signal)
-python examples/asyncio/app.py [name server]      (until three orders are invoiced)
+rmq run --dir examples app:app                            (for ever, until a signal)
+python examples/app.py [name server] [--loop asyncio]     (until three orders are invoiced)
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-import sys
 
+import anyio
 import msgspec
+from command_line import run
 
 import rmq
 
@@ -28,7 +28,7 @@ class Invoice(msgspec.Struct):
 PRICES = {"tea": 5, "cups": 20}
 app = rmq.App(group="example-app")  # its name servers are those of RMQ_NAMESRV_ADDR
 invoiced: set[int] = set()
-finished = asyncio.Event()
+finished = anyio.Event()
 
 
 @app.consumer(
@@ -52,7 +52,8 @@ async def mail(invoice: Invoice, message: rmq.StoredMessage) -> None:
         finished.set()
 
 
-async def main() -> None:
+async def main(namesrv: str) -> None:
+    os.environ.setdefault("RMQ_NAMESRV_ADDR", namesrv)
     async with app:
         for number, item in enumerate(["tea", "cups", "tea"]):
             await app.send("ExampleAppOrders", Order(number, item))
@@ -60,5 +61,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("RMQ_NAMESRV_ADDR", sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876")
-    asyncio.run(main())
+    run(main)
