@@ -18,15 +18,25 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 from attrs import field, frozen
 
+from rmq.config import parse_addresses
 from rmq.controller.consensus.raft import NotLeader
 from rmq.controller.controller import AddMember, Answer, ElectRequest, RemoveMember, Request
 from rmq.controller.requests import answer_of, request_of
 from rmq.controller.sets import Remove
-from rmq.errors import NETWORK_ERRORS, RemoteProtocolError, RequestCodeNotSupported, RmqError, for_code
+from rmq.errors import (
+    NETWORK_ERRORS,
+    ConnectionLost,
+    RemoteProtocolError,
+    RequestCodeNotSupported,
+    RmqError,
+    for_code,
+)
 from rmq.protocol.codes import CONTROLLER_NOT_LEADER, CONTROLLER_STATUS
 from rmq.protocol.command import Command
+from rmq.remoting.address import with_scheme
 
 if TYPE_CHECKING:
+    from rmq.client.admin import Admin
     from rmq.protocol.auth.signature import Credentials
     from rmq.remoting.network import Network
     from rmq.remoting.transports.tls import TlsConfig
@@ -40,6 +50,7 @@ SECONDS: Final = 5.0
 SCAN_SECONDS: Final = 0.1
 """Between two looks at who is master, or a member."""
 MEMBER_SECONDS: Final = 30.0
+TLS_HINT: Final = "does it speak TLS? Write tls:// before its address, or give --tls"
 NO_CONTROLLER: Final = "it is no controller (setting controllers): name them with --controllers"
 
 
@@ -149,14 +160,16 @@ def _unsigned(request: Command) -> Command:
 
 class Controllers:
     """Operations on the controllers at `addresses`, by `call`; `sign` signs what changes something, with the
-    secret of the cluster's servers.
+    secret of the cluster's servers. The scheme of the first address with one (`tls://`) is that of all.
 
     Methods raise the errors of the network only when no controller can be reached, AccessDenied and the
     ResponseError of a refusal.
     """
 
     def __init__(self, addresses: Sequence[str], call: Call, sign: Sign = _unsigned) -> None:
-        self._given, self._call, self._sign = list(addresses), call, sign
+        self._scheme = next((one.partition("://")[0] for one in addresses if "://" in one), "")
+        self._given = [self._named(one) for one in addresses]
+        self._call, self._sign = call, sign
 
     # --- reading ---
 
@@ -181,9 +194,8 @@ class Controllers:
         return (await self.leading()).broker_set(name)
 
     def _named(self, address: str) -> str:
-        """An address that a controller says, which has no scheme, with that of those that were given."""
-        scheme, separator, _ = self._given[0].partition("://")
-        return address if not separator or separator in address else f"{scheme}{separator}{address}"
+        """An address with the scheme of all, unless the address has a scheme."""
+        return with_scheme(address, self._scheme) if self._scheme else address
 
     async def _ask(self, addresses: Sequence[str]) -> list[ControllerState]:
         found = []
@@ -195,7 +207,7 @@ class Controllers:
             except RequestCodeNotSupported:
                 found.append(ControllerState(address, error=NO_CONTROLLER))
             except NETWORK_ERRORS as error:
-                found.append(ControllerState(address, error=str(error)))
+                found.append(ControllerState(address, error=_explained(address, error)))
         return found
 
     # --- changes ---
@@ -302,7 +314,7 @@ class Controllers:
                 failures[address] = error
                 if isinstance(error, NotLeader) and error.leader:
                     waiting.insert(0, self._named(error.leader))
-        why = "; ".join(f"{address}: {error}" for address, error in failures.items())
+        why = "; ".join(f"{address}: {_explained(address, error)}" for address, error in failures.items())
         raise NoLeadingController(f"no controller leads ({why})")
 
 
@@ -337,6 +349,21 @@ async def opened(
             return await pool.call(address, request, SECONDS)
 
         yield Controllers(addresses, call, sign)
+
+
+async def addresses_of(admin: Admin) -> list[str]:
+    """The controllers in the settings of brokers that answer, for a cluster whose name servers are none.
+    Empty for a cluster without controllers. Raises as `client.admin`."""
+    found: list[str] = []
+    for data in (await admin.cluster_info()).broker_addr_table.values():
+        for address in data.broker_addrs.values():
+            try:
+                text = (await admin.broker_config(address)).get("controllerAddr", "")
+            except NETWORK_ERRORS:
+                continue  # another broker of its set may answer
+            found += [one for one in parse_addresses(text, "controllerAddr") if one not in found]
+            break
+    return found
 
 
 def members_text(members: Sequence[str]) -> str:
@@ -418,6 +445,12 @@ def _misplaced(new: ControllerState, leading: ControllerState) -> str:
             " first, then add it"
         )
     return ""
+
+
+def _explained(address: str, error: Exception) -> str:
+    """An error in words, with a hint where a plain connection was closed or not understood."""
+    is_odd = isinstance(error, ConnectionLost | RemoteProtocolError) and "://" not in address
+    return f"{error}; {TLS_HINT}" if is_odd else str(error)
 
 
 def _outcome(answer: Answer, text: str) -> Outcome:

@@ -27,7 +27,7 @@ CONTROLLERS: Final = click.option(
     envvar="RMQ_CONTROLLERS",
     metavar="HOST:PORT;...",
     default="",
-    help="The controllers, when they are no part of the name servers.",
+    help="The controllers. Default: the name servers, or those that brokers name.",
 )
 BROKER: Final = click.argument("broker")
 ADDRESS: Final = click.argument("address", metavar="ADDRESS")
@@ -39,8 +39,9 @@ def operations() -> None:
     """Look after the controllers. BROKER is the name of a broker set, NUMBER a replica of the set, ADDRESS
     the host:port of a controller.
 
-    Without --controllers the name servers are asked, which may be controllers too. With a clusterSecretFile
-    and without accounts they take changes only from commands with that file in RMQ_CLUSTER_SECRET_FILE.
+    Without --controllers the name servers are asked, which may be controllers too, else those that brokers
+    name in their settings. With a clusterSecretFile and without accounts they take changes only from commands
+    with that file in RMQ_CLUSTER_SECRET_FILE.
     """
 
 
@@ -190,11 +191,27 @@ def _operate(target: Target, controllers: str, work: Callable[[Controllers], Awa
 
 
 async def _with(target: Target, controllers: str, work: Callable[[Controllers], Awaitable[T]]) -> T:
+    """Do some work with the given controllers; else with the name servers, and where these are none, with the
+    controllers that brokers name. The scheme of the name servers holds for all that have none."""
     from rmq.config import parse_addresses
-    from rmq.operate.controllers import opened
+    from rmq.operate.controllers import NO_CONTROLLER, addresses_of, opened
+    from rmq.remoting.address import with_scheme
 
+    scheme, mark, _ = target.namesrv.partition("://")
     addresses = parse_addresses(controllers or target.namesrv, "controllers")
-    async with opened(addresses, credentials=target.credentials, tls=target.tls, sign=_signed) as found:
+    if mark and "://" not in controllers:
+        addresses = [with_scheme(one, scheme) for one in addresses]
+    options: dict[str, Any] = {"credentials": target.credentials, "tls": target.tls, "sign": _signed}
+    async with opened(addresses, **options) as found:
+        if controllers or any(one.error != NO_CONTROLLER for one in await found.states()):
+            return await work(found)
+    async with target.connect() as client:
+        named = await addresses_of(client.admin)
+    if not named:
+        refuse(
+            "this cluster has no controllers: neither its name servers are any, nor do its brokers name some"
+        )
+    async with opened([with_scheme(one, scheme) if mark else one for one in named], **options) as found:
         return await work(found)
 
 

@@ -100,6 +100,6 @@ def test_an_unclean_election_is_asked_for_twice(
         yield Said(addresses, nobody)
 
     monkeypatch.setattr("rmq.operate.controllers.opened", opened)
-    arguments = ["elect", "s", "2", "--unclean", "-n", "a:1"]
+    arguments = ["elect", "--controllers", "a:1", "s", "2", "--unclean", "-n", "a:1"]
     CliRunner().invoke(controller.operations, arguments, input=f"{answer}\n")
     assert asked == [("s", 2, True)] * is_asked

@@ -12,10 +12,11 @@ from attrs import define, field
 from trio.testing import MockClock
 
 from rmq.controller.controller import Answer
-from rmq.errors import ConnectFailed, RemoteProtocolError
+from rmq.errors import ConnectFailed, ConnectionLost, RemoteProtocolError
 from rmq.operate.controllers import (
     Controllers,
     NoLeadingController,
+    addresses_of,
     is_member,
     leases,
     members_text,
@@ -23,6 +24,9 @@ from rmq.operate.controllers import (
 )
 from rmq.protocol.codes import CONTROLLER_NOT_LEADER, CONTROLLER_STATUS
 from rmq.protocol.command import Command
+from rmq.testing.cluster import Cluster
+from tests.sim.broker_controllers import CONTROLLERS
+from tests.sim.brokers import controlled_set
 
 
 def state(address: str, **more: Any) -> dict[str, Any]:
@@ -74,6 +78,39 @@ async def test_all_controllers_are_asked_and_by_tls_where_the_first_is() -> None
     assert [(one.address, bool(one.error)) for one in await plain.states()] == [("b:1", False), ("a:1", True)]
     with pytest.raises(NoLeadingController, match="b:1: it does not lead; a:1: "):
         await plain.leading()
+
+
+async def test_a_scheme_of_one_address_holds_for_all() -> None:
+    answers = {f"tls://{one}:1": state(f"{one}:1", leading=one == "c") for one in "abc"}
+    table = Table(answers, [Answer(controllers=("a:1",))])
+    for given in (["tls://a:1", "b:1", "c:1"], ["a:1", "b:1", "tls://c:1"]):
+        states = await Controllers(given, table.call).states()
+        assert [(one.address, one.error) for one in states] == [(f"tls://{one}:1", "") for one in "abc"]
+    assert (await Controllers(["tls://a:1", "b:1", "c:1"], table.call).drop("b:1")).is_done
+
+
+async def test_a_plain_connection_that_is_closed_hints_at_tls() -> None:
+    async def closed(address: str, request: Command) -> Command:
+        raise ConnectionLost(address, "the peer closed it")
+
+    (one,) = await Controllers(["a:1"], closed).states()
+    assert "does it speak TLS? Write tls:// before its address" in one.error
+    (one,) = await Controllers(["tls://a:1"], closed).states()
+    assert "TLS?" not in one.error
+    with pytest.raises(NoLeadingController, match="does it speak TLS"):
+        await Controllers(["a:1"], closed).drop("b:1")
+
+
+async def test_brokers_name_the_controllers(autojump_clock: MockClock) -> None:
+    async with controlled_set(2) as (found, client):
+        await found.begin(client)
+        assert await addresses_of(client.admin) == CONTROLLERS
+        outcome = await Controllers(await addresses_of(client.admin), client.admin.call).hand_over("s")
+        assert outcome.is_done, outcome.text
+        await found.kill(found.nodes[0])
+        assert await addresses_of(client.admin) == CONTROLLERS
+    async with Cluster("a") as cluster, cluster.connect() as client:
+        assert await addresses_of(client.admin) == []
 
 
 def test_values_of_states() -> None:
