@@ -229,7 +229,7 @@ class SkipDuplicates:
         key = self._key(message)
         if not await self._window.begin(key):
             self.skipped += 1
-            log.info("message %s is a copy of one that was handled (%s)", message.message_id, key)
+            log.info("skipped message %s, a duplicate of a handled one (%s)", message.message_id, key)
             return None
         is_handled = False
         try:

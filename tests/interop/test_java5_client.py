@@ -7,7 +7,9 @@ import pathlib
 import pytest
 import trio
 
-from tests.interop.five import client_of, in_thread, take
+import rmq
+from tests.interop.driver import Driver
+from tests.interop.five import client_of, in_thread, take, topic_of
 from tests.interop.rocketmq import Process, Processes, wait_until
 
 pytestmark = pytest.mark.interop
@@ -53,3 +55,44 @@ async def test_javas_traces(five: Processes, ours: str) -> None:
                 if b"Traced" in trace.body:
                     break
             await in_thread(send)
+
+
+# --- what a JVM with several clients does (java/Driver.java) ---
+
+
+@pytest.fixture
+def driver(five: Processes, ours: str) -> Driver:
+    return Driver(five, ours)
+
+
+async def test_its_lite_pull_consumer(ours: str, driver: Driver) -> None:
+    """Its pulls are requests 361. With queues of its choice from an offset on, and as a member of a group."""
+    async with client_of(ours, seconds=180) as client, client.producer("five") as producer:
+        topic = await topic_of(client, "Lite")
+        results = [await producer.send(rmq.Message(topic, b"m%d" % number)) for number in range(40)]
+        late = sorted(f"m{number}" for number, result in enumerate(results) if result.queue_offset >= 4)
+        alone = driver.do("lite", topic=topic, group="lite", offset=4, count=len(late))
+        await alone.until(lambda: alone.told("done"), "end", 90)
+        assert sorted(alone.bodies) == late
+        async with client.pull_consumer("lite") as puller:
+            for queue in await puller.message_queues(topic):
+                assert await puller.committed(queue) == 10
+        member = driver.do("lite", topic=topic, group="lite-all", subscribe=True, count=40)
+        await member.until(lambda: member.told("done"), "end", 90)
+        assert len(set(member.bodies)) == 40
+
+
+async def test_its_requests_are_replied_to(ours: str, driver: Driver) -> None:
+    """Asked by the method with a queue and a callback: others of 5.3.0 to 5.3.3 do not wait for the reply."""
+    async with client_of(ours, seconds=180) as client, client.producer("answers") as producer:
+        topic = await topic_of(client, "Asks")
+
+        async def answer(message: rmq.StoredMessage) -> None:
+            await producer.reply(message, b"a" + message.body)
+
+        async with client.consumer("answering", {topic: "*"}) as consumer, trio.open_nursery() as nursery:
+            nursery.start_soon(consumer.run, answer)
+            job = driver.do("ask", topic=topic, bodies=["q0", "q1", "q2"], callback=True)
+            await job.until(lambda: job.told("done"), "end", 90)
+            nursery.cancel_scope.cancel()
+        assert job.told("answer") == ["aq0", "aq1", "aq2"]

@@ -62,9 +62,9 @@ def test_a_consumer_is_asked_through_the_broker(processes: Processes, servers: S
     assert "#Consumer Subscription#" in status
     assert "Relay" in status
 
-    said = processes.mqadmin(
-        "queryMsgById", "-n", servers.namesrv, "-i", sent[0]["offset_id"], "-g", "relay", "-d", client
-    )
+    topic = ("-t", "Relay") if processes.java.version >= "5" else ()
+    named = ("-n", servers.namesrv, "-i", sent[0]["offset_id"], "-g", "relay", "-d", client, *topic)
+    said = processes.mqadmin("queryMsgById", *named)
     assert "CR_SUCCESS" in said
     wait_until(lambda: bodies(consumer).count(sent[0]["sent"]) == 2, 30, "the message, consumed directly")
 
@@ -83,5 +83,5 @@ def test_a_running_group_is_reset_by_time(processes: Processes, servers: Servers
         "resetOffsetByTime", "-n", servers.namesrv, "-g", "again", "-t", "Again", "-s", "0"
     )
 
-    assert "rollback consumer offset by specified" in said
+    assert "consumer offset by specified" in said
     wait_until(lambda: len(bodies(consumer)) >= 40, 60, "all messages once more")

@@ -37,8 +37,8 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     ),
     "docs/stopping.md": (r"^handled b'paid 42'\nall ended by themselves: True\n$",),
     "docs/logging.md": (
-        r"ERROR rmq.client.delivery billing: try 1 of message \w+ of Orders \(queue . of \S+, offset 0, "
-        r"tag paid, keys 42\) failed; it comes again in 0.1 s \(try 2 of 17\)\nTraceback",
+        r"ERROR rmq.client.delivery billing: attempt 1 of message \w+ of Orders \(queue . of \S+, offset 0, "
+        r"tag paid, keys 42\) failed; redelivered in 0.1 s \(attempt 2 of 17\)\nTraceback",
     ),
     "docs/app.md": (r"^billed tea\ninvoice for 7\n$",),
     "docs/fastapi.md": (

@@ -369,7 +369,7 @@ class Groups(Cluster):
             try:
                 rows = await self.consumer_progress(group, topic)
             except (NoRoute, ResponseError) as error:  # the broker has the last word, and may refuse
-                log.info("the progress of group %s is not known: %s", group, error)
+                log.info("cannot read the progress of group %s: %s", group, error)
                 continue
             if left := [row for row in rows if row.message_queue.queue_id >= queues and row.lag]:
                 found[group] = left

@@ -89,7 +89,7 @@ class LocalOffsets:
         try:
             self._save()
         except OSError as error:
-            log.error("%s: the offsets are not saved: %s", self.path, error)
+            log.error("%s: cannot save the offsets: %s", self.path, error)
 
     def _save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ class LocalOffsets:
         except FileNotFoundError:
             return None
         except (OSError, RemoteProtocolError) as error:
-            log.warning("%s cannot be read: %s", path, error)
+            log.warning("cannot read %s: %s", path, error)
             return None
 
 
@@ -256,7 +256,7 @@ class Assignments:
         if before is None or type(before[0]) is not type(error) or now >= before[1] + REPEAT_SECONDS:
             self.errors[topic] = error, now
             hint = f" ({error.hint})" if error.hint else ""
-            log.warning("%s: topic %s waits: %s%s", self._group, topic, error, hint)
+            log.warning("%s: cannot consume topic %s yet: %s%s", self._group, topic, error, hint)
 
     async def _rebalance_topic(self, topic: str) -> None:
         session, options = self._session, self._options
@@ -380,7 +380,7 @@ class Assignments:
             self.start(queue, *await self._first_position(queue))
         except FAILURES as error:
             self._is_complete = False
-            log.warning("cannot begin with %s: %s", queue, error)
+            log.warning("cannot start to consume %s: %s", queue, error)
 
     async def _first_position(self, queue: MessageQueue) -> tuple[int, int | None]:
         """Where to begin, and the creation (ms) of the topic that this offset belongs to, if it is known."""
@@ -510,7 +510,7 @@ class Assignments:
     def _on_lock_lost(self, queue: MessageQueue) -> None:
         """Another member may have consumed the queue in between: begin at the group's present offset."""
         if queue in self.pullers and self._locks is not None:
-            log.warning("%s: the lock is lost, beginning anew", queue)
+            log.warning("%s: lost the queue lock, starting again", queue)
             self._drop(queue)
             self._lost.append(queue)
             self._locks.forget(queue)
@@ -606,6 +606,6 @@ class Assignments:
                 else:
                     window.committed = queue_offset
         except FAILURES as error:
-            log.warning("commit of %s: %s", windows[0].queue.broker_name, error)
+            log.warning("cannot commit offsets at broker %s: %s", windows[0].queue.broker_name, error)
         if refused is not None:
-            log.warning("commit of %s: %s", windows[0].queue.broker_name, refused)
+            log.warning("cannot commit offsets at broker %s: %s", windows[0].queue.broker_name, refused)

@@ -236,7 +236,7 @@ class Deliveries:
                 log.warning("%s", stalled)
                 self._session.tell(stalled)
             for place in before.keys() - stalls.current.keys():
-                log.info("%s: goes on behind offset %d of %s", self.group, place[1], place[0])
+                log.info("%s: resumed after offset %d of %s", self.group, place[1], place[0])
 
     async def drained(self) -> None:
         """Return when nothing is in flight."""
@@ -292,7 +292,7 @@ class Deliveries:
         # A warning: where the clocks of hosts differ by more than a request's time to live, all would go this
         # way.
         late = (now_ms - until) / 1000
-        log.warning("%s: request %s came %g s after its time to live", self.group, message.message_id, late)
+        log.warning("%s: request %s expired %g s before its delivery", self.group, message.message_id, late)
         _window(message).finish(message.queue_offset)
         return True
 
@@ -302,21 +302,23 @@ class Deliveries:
             return
         what, times, then = named(message), message.reconsume_times, self._next_step(message, delay)
         if isinstance(error, Retry):
-            log.info("%s: try %d of %s is to be repeated: %s; %s", self.group, times + 1, what, error, then)
+            log.info(
+                "%s: attempt %d of %s asks for a retry: %s; %s", self.group, times + 1, what, error, then
+            )
         else:
-            log.error("%s: try %d of %s failed; %s", self.group, times + 1, what, then, exc_info=error)
+            log.error("%s: attempt %d of %s failed; %s", self.group, times + 1, what, then, exc_info=error)
 
     def _next_step(self, message: PulledMessage, delay: Delay) -> str:
         options, times = self._options, message.reconsume_times
         limit = options.retries if options.ordered else self._max_reconsume_times
         if options.broadcasting and not options.ordered:
-            return "it does not come again: the group broadcasts"
+            return "not redelivered: the group broadcasts"
         if not options.broadcasting and (delay.level < 0 or (limit is not None and times >= limit)):
             return f"it goes to the dead letters, {dlq_topic(self.group)}"
         then = delay.told(times)
         if options.ordered:
-            then = f"comes again in {self._suspended_seconds(delay):g} s, and its queue waits"
-        return f"it {then}" if limit is None else f"it {then} (try {times + 2} of {limit + 1})"
+            then = f"redelivered in {self._suspended_seconds(delay):g} s, and its queue waits"
+        return then if limit is None else f"{then} (attempt {times + 2} of {limit + 1})"
 
     def _suspended_seconds(self, delay: Delay) -> float:
         """How long a message of an ordered consumer holds up its queue."""
@@ -337,7 +339,7 @@ class Deliveries:
                 message, self.group, delay.level, limit, reason, delay.milliseconds
             )
         except (*NETWORK_ERRORS, ResponseError) as refusal:
-            log.warning("%s: %s cannot be sent back: %s", self.group, named(message), refusal)
+            log.warning("%s: cannot send %s back to the broker: %s", self.group, named(message), refusal)
             message.reconsume_times += 1
             self._dispatch.schedule_redelivery(message)
         except BaseException:
@@ -354,7 +356,7 @@ class Deliveries:
     async def _on_timeout(self, message: PulledMessage) -> None:
         """Send back a message whose handler does not end; the handler goes on, and its end means nothing."""
         seconds = self.timeouts.seconds
-        log.warning("%s: %s is being consumed for over %g s", self.group, named(message), seconds)
+        log.warning("%s: %s has been in its handler for more than %g s", self.group, named(message), seconds)
         window, options = _window(message), self._options
         if options.ordered or options.broadcasting or window.is_dropped:
             return
@@ -365,7 +367,7 @@ class Deliveries:
                 message, self.group, delay.level, limit, reason, delay.milliseconds
             )
         except (*NETWORK_ERRORS, ResponseError) as error:
-            log.warning("%s: %s cannot be sent back: %s", self.group, named(message), error)
+            log.warning("%s: cannot send %s back to the broker: %s", self.group, named(message), error)
         else:
             window.finish(message.queue_offset)
 
@@ -391,7 +393,7 @@ class Deliveries:
             queue = MessageQueue(retry_topic(self.group), message.broker_name, 0)
             await self._sender.send(self._dead_letter(message, queue.topic, reason), queue)
         except RmqError as error:
-            log.warning("%s: %s cannot go to the dead letters: %s", self.group, named(message), error)
+            log.warning("%s: cannot send %s to the dead letters: %s", self.group, named(message), error)
             return False
         except BaseException:
             self._dispatch.schedule_redelivery(message)
@@ -523,4 +525,4 @@ class Delivery:
             self._is_open = False
             await self._deliveries.failed(self._pulled, error)
         else:
-            log.error("an error after the end of message %s", self._pulled.message_id, exc_info=error)
+            log.error("error after message %s was acknowledged", self._pulled.message_id, exc_info=error)

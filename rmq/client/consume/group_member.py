@@ -188,7 +188,7 @@ class GroupMember:
                 with anyio.move_on_after(seconds * DRAINING_PART) as draining:
                     await self.deliveries.drained()
                 if draining.cancelled_caught:
-                    log.warning("%s: leaving while messages are still being consumed", self.group)
+                    log.warning("%s: leaving the group while handlers still run", self.group)
                 # In this order: the member that gets a queue next asks for the offset once it has the lock.
                 with session.brokers.leaving.going_on():
                     await self.assignments.commit()
@@ -264,7 +264,7 @@ class GroupMember:
         """The member's part of `Client.health`."""
         windows = self._windows()
         problems = [
-            f"{self.group}: topic {topic} waits: {error}"
+            f"{self.group}: cannot consume topic {topic} yet: {error}"
             for topic, (error, _) in self.assignments.errors.items()
         ]
         if (stopped := self._stopped()) is not None:
@@ -354,7 +354,7 @@ class GroupMember:
             failure = as_failure(error)
             if failure is None:
                 raise
-            log.error("%s: a message given by an administrator failed", self.group, exc_info=failure)
+            log.error("%s: a message that an administrator sent failed", self.group, exc_info=failure)
             result.consume_result = "CR_THROW_EXCEPTION"
             result.remark = repr(failure)
         result.spent_time_mills = int((self._session.now() - began) * 1000)

@@ -176,7 +176,7 @@ class PullTemplate:
             messages, complete = read_messages(raw.body, self.queue.broker_name, window, self._kind)
             if not complete:
                 next_offset = messages[-1].queue_offset + 1
-                log.error("%s: the message after offset %d cannot be read", self.queue, next_offset - 1)
+                log.error("%s: cannot read the message after offset %d", self.queue, next_offset - 1)
             messages = self._wanted(messages, queue_offset)
         return PullAnswer(
             raw.code,
@@ -291,7 +291,7 @@ class Puller:
             if self._beyond_is_end and asked > answer.max_offset >= answer.min_offset:
                 at = answer.max_offset
             next_offset = places.get(config.offset_reset, at)
-            log.warning("%s: offset %d is not there, going on at %d", window.queue, asked, next_offset)
+            log.warning("%s: offset %d does not exist, continuing at %d", window.queue, asked, next_offset)
             # Another puller begins there: it cannot know that this one was sent away, too.
             await anyio.sleep(LONGEST_PAUSE_SECONDS if next_offset == asked else FIRST_PAUSE_SECONDS)
             self._on_offset_moved(window.queue, next_offset, None)

@@ -104,7 +104,7 @@ class QueueLocks:
             try:
                 await session.brokers.unlock(session.brokers.master(mine[0]), group, session.client_id, mine)
             except FAILURES as error:
-                log.warning("unlock at %s: %s", mine[0].broker_name, error)
+                log.warning("cannot unlock queues at broker %s: %s", mine[0].broker_name, error)
 
     def forget(self, queue: MessageQueue) -> None:
         """Rely on this lock no more."""
@@ -137,7 +137,7 @@ class QueueLocks:
                     await self._renew(mine, is_overtaken, on_renewed, on_lost)
                 except FAILURES as error:
                     pause = min(RETRY_SECONDS, interval)
-                    log.warning("the locks of %s are not renewed: %s", mine[0].broker_name, error)
+                    log.warning("cannot renew the queue locks at broker %s: %s", mine[0].broker_name, error)
 
     async def _renew(
         self,

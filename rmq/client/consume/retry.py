@@ -76,7 +76,7 @@ class Delay:
         if seconds is None:
             level = self.level or FIRST_LEVEL + times
             seconds = LEVEL_SECONDS[min(level, len(LEVEL_SECONDS)) - 1]
-        return f"comes again in {seconds:g} s"
+        return f"redelivered in {seconds:g} s"
 
 
 @frozen

@@ -91,7 +91,7 @@ class MessageTrace(Observer):
                     await sender.send(pack(message, session.unique_ids.next(), session.config))
                 except RmqError as error:
                     self.dropped += len(rows)
-                    log.warning("%d rows of trace are lost: %s", len(rows), error)
+                    log.warning("lost %d trace rows: %s", len(rows), error)
 
     def _add(self, context: TraceContext) -> None:
         if len(self._rows) >= WAITING_MAX:

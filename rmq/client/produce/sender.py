@@ -490,7 +490,7 @@ class Sender:
         session = self._session
         session.refresh_soon(topic)
         if session.health.failed(broker, now):
-            log.warning("sends to %s fail, it is avoided where there is another broker: %s", broker, error)
+            log.warning("sends to broker %s fail, other brokers are preferred: %s", broker, error)
             if rotation is not None and rotation.has_other(session.health.avoided(now)):
                 session.windows.of(broker).disperse()
 

@@ -140,7 +140,9 @@ class TransactionalProducer(Producer):
         broker = result.message_queue.broker_name
         address = self._session.routes.master(broker)
         if address is None:
-            log.warning("no address of %s: %s is left to the check-back", broker, result.message_id)
+            log.warning(
+                "no address of broker %s: the check-back will end transaction %s", broker, result.message_id
+            )
             return
         header = EndTransactionRequestHeader(
             self.group,
@@ -159,7 +161,7 @@ class TransactionalProducer(Producer):
         try:
             await session.pool.notify(address, request, session.brokers.timeout)
         except ConnectFailed as error:
-            log.warning("%s is left to the check-back: %s", header.msg_id, error)
+            log.warning("the check-back will end transaction %s: %s", header.msg_id, error)
 
     # --- check-back ---
 

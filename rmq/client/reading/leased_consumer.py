@@ -191,7 +191,7 @@ class LeasedConsumer(AsyncResource):
                 with anyio.CancelScope() as self._receiving:
                     found = await self._inner.receive(room, wait=POLL_SECONDS, invisible=self._lease)
             except FAILURES as error:
-                log.warning("%s: no messages: %s", self.group, error)
+                log.warning("%s: cannot take messages: %s", self.group, error)
                 await anyio.sleep(FAILED_SECONDS)
                 continue
             if self._is_stopping:
@@ -242,7 +242,7 @@ class LeasedConsumer(AsyncResource):
         after = self._retry.seconds(message.attempt - 1) if self._retry is not None else None
         if isinstance(failure, Retry):
             after = failure.after if failure.after is not None else after
-            log.warning("%s: %s is retried: %s", self.group, message.message_id, failure.reason)
+            log.warning("%s: message %s is redelivered: %s", self.group, message.message_id, failure.reason)
         else:
             log.error("%s: %s failed", self.group, message.message_id, exc_info=failure)
         await self._give_back(message, after)
@@ -251,7 +251,9 @@ class LeasedConsumer(AsyncResource):
         try:
             await self._inner.nack(message, after=after)
         except FAILURES as error:
-            log.warning("%s: %s comes again when its time ends: %s", self.group, message.message_id, error)
+            log.warning(
+                "%s: message %s is redelivered when its lease ends: %s", self.group, message.message_id, error
+            )
 
     async def _acknowledge(self) -> None:
         """Send acknowledgements, in batches."""
@@ -287,4 +289,9 @@ class LeasedConsumer(AsyncResource):
                     try:
                         await self._inner.extend(message, self._lease)
                     except FAILURES as error:
-                        log.warning("%s: the lease of %s ends: %s", self.group, message.message_id, error)
+                        log.warning(
+                            "%s: cannot extend the lease of message %s: %s",
+                            self.group,
+                            message.message_id,
+                            error,
+                        )

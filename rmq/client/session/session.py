@@ -129,7 +129,7 @@ class PendingRequests:
         properties[PROPERTY_REPLY_ARRIVE_TIME] = str(now_ms)
         waiter = self._waiters.get(properties.get(PROPERTY_CORRELATION_ID, ""))
         if waiter is None:
-            log.warning("%s: a reply came that nobody waits for any more", broker)
+            log.warning("%s: ignored a late reply to a request", broker)
             return
         body = request.body
         if header.sys_flag & SYS_COMPRESSED:
@@ -384,7 +384,7 @@ class Session:
             # A name server that has just started knows nothing yet: what was known stays.
             if self._unrefreshed.get(topic) != (reason := str(error)):
                 self._unrefreshed[topic] = reason  # it is said once, not every 30 s
-                log.info("the route of %s stays as it was: %s", topic, error)
+                log.info("kept the former route of %s: %s", topic, error)
         else:
             self._unrefreshed.pop(topic, None)
 

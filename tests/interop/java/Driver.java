@@ -11,7 +11,9 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.TimeUnit;
 import java.util.stream.Collectors;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
@@ -22,6 +24,7 @@ import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
+import org.apache.rocketmq.client.producer.RequestCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.client.producer.TransactionListener;
@@ -107,9 +110,19 @@ public class Driver {
             message.setDelayTimeLevel(todo.getIntValue("delay"));
         }
         if (todo.containsKey("properties")) {
-            todo.getJSONObject("properties").forEach((name, value) -> message.putUserProperty(name, value.toString()));
+            todo.getJSONObject("properties").forEach((name, value) -> put(message, name, value.toString()));
         }
         return message;
+    }
+
+    /** Sets a property; 5.x takes times of a delivery by methods only, which 4.9 has not. */
+    static void put(Message message, String name, String value) {
+        String setter = name.equals("TIMER_DELIVER_MS") ? "setDeliverTimeMs" : name.equals("TIMER_DELAY_MS") ? "setDelayTimeMs" : "";
+        try {
+            Message.class.getMethod(setter, long.class).invoke(message, Long.parseLong(value));
+        } catch (ReflectiveOperationException missing) {
+            message.putUserProperty(name, value);
+        }
     }
 
     static List<String> bodies(JSONObject todo) {
@@ -181,11 +194,34 @@ public class Driver {
         DefaultMQProducer producer = new DefaultMQProducer("driver-" + todo.getString("id"));
         open(producer, todo);
         producer.start();
+        boolean waits = !todo.getBooleanValue("callback");
+        MessageQueue queue = waits ? null : producer.fetchPublishMessageQueues(todo.getString("topic")).get(0);
         for (String body : bodies(todo)) {
-            tell(todo, "answer", text(producer.request(message(todo, body), 15_000)));
+            if (waits) {
+                tell(todo, "answer", text(producer.request(message(todo, body), 15_000)));
+            } else {
+                tell(todo, "answer", text(answered(producer, message(todo, body), queue)));
+            }
         }
         producer.shutdown();
         tell(todo, "done", true);
+    }
+
+    /** Asks by the method that takes a queue and a callback: others of 5.3.0 to 5.3.3 do not wait for the reply. */
+    static Message answered(DefaultMQProducer producer, Message question, MessageQueue queue) throws Exception {
+        CompletableFuture<Message> reply = new CompletableFuture<>();
+        producer.request(question, queue, new RequestCallback() {
+            @Override
+            public void onSuccess(Message message) {
+                reply.complete(message);
+            }
+
+            @Override
+            public void onException(Throwable error) {
+                reply.completeExceptionally(error);
+            }
+        }, 15_000);
+        return reply.get(20, TimeUnit.SECONDS);
     }
 
     /**

@@ -1,13 +1,17 @@
 import java.nio.charset.StandardCharsets;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.RequestCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
  * Request NAMESRV TOPIC ask COUNT: asks so many questions, one after the other, and prints a JSON line for each answer.
@@ -28,11 +32,25 @@ public class Request {
         System.exit(0);
     }
 
+    /** By the method that takes a queue and a callback: others of 5.3.0 to 5.3.3 do not wait for the reply. */
     static void ask(DefaultMQProducer producer, String topic, int count) throws Exception {
+        MessageQueue queue = producer.fetchPublishMessageQueues(topic).get(0);
         for (int i = 0; i < count; i++) {
             Message question = new Message(topic, ("q" + i).getBytes(StandardCharsets.UTF_8));
-            Message answer = producer.request(question, 15_000);
-            System.out.printf("{\"answer\":\"%s\"}%n", new String(answer.getBody(), StandardCharsets.UTF_8));
+            CompletableFuture<Message> answer = new CompletableFuture<>();
+            producer.request(question, queue, new RequestCallback() {
+                @Override
+                public void onSuccess(Message message) {
+                    answer.complete(message);
+                }
+
+                @Override
+                public void onException(Throwable error) {
+                    answer.completeExceptionally(error);
+                }
+            }, 15_000);
+            byte[] body = answer.get(20, TimeUnit.SECONDS).getBody();
+            System.out.printf("{\"answer\":\"%s\"}%n", new String(body, StandardCharsets.UTF_8));
         }
     }
 

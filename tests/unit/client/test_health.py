@@ -132,11 +132,13 @@ class TestMissing:
         caplog.set_level(logging.INFO)
         async with setting.connect() as client, client.consumer("g", {"Late": "*"}) as consumer:
             await trio.sleep(50)
-            (line,) = lines(caplog, "g: topic Late waits: no route for topic 'Late'")
+            (line,) = lines(caplog, "g: cannot consume topic Late yet: no route for topic 'Late'")
             assert "create the topic 'Late'" in line
             await trio.sleep(100)
-            assert 2 <= len(lines(caplog, "g: topic Late waits")) <= 3, "it is said again, each minute"
-            assert client.health().problems[0].startswith("g: topic Late waits: no route")
+            assert 2 <= len(lines(caplog, "g: cannot consume topic Late yet")) <= 3, (
+                "it is said again, each minute"
+            )
+            assert client.health().problems[0].startswith("g: cannot consume topic Late yet: no route")
             await setting.cluster.create_topic("Late", 2)
             await trio.sleep(30)
             assert len(lines(caplog, "g: Late can be consumed now", logging.INFO)) == 1
@@ -175,7 +177,7 @@ class TestMissing:
                     pass
             async with client.consumer("g", {"T": "*"}) as consumer:
                 await trio.sleep(40)
-                (line,) = lines(caplog, "g: topic T waits: no name server could be asked")
+                (line,) = lines(caplog, "g: cannot consume topic T yet: no name server could be asked")
                 assert "check that the name servers run" in line
                 with pytest.raises(rmq.Unreachable):
                     consumer.check_ready()
@@ -377,7 +379,7 @@ class TestStalls:
             seconds = 1
             await trio.sleep(60)
             assert client.health().consumers[0].stalls == ()
-            assert lines(caplog, "g: goes on behind offset", logging.INFO) != []
+            assert lines(caplog, "g: resumed after offset", logging.INFO) != []
             nursery.cancel_scope.cancel()
 
     async def test_a_delivery_that_asks_for_more_time_is_none(self, setting: World, clock: MockClock) -> None:

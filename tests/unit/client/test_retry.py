@@ -185,10 +185,10 @@ async def test_a_log_line_says_what_failed_which_try_it_was_and_what_comes(
         await times_of(consumer, 99, seconds=100)
     what = "message ID7 of T (queue 1 of a, offset 0, tag paid, keys 42 43)"
     first, last = (record for record in caplog.records if record.levelno == logging.ERROR)
-    assert first.getMessage() == f"billing: try 1 of {what} failed; it comes again in 1.5 s (try 2 of 2)"
+    assert first.getMessage() == f"billing: attempt 1 of {what} failed; redelivered in 1.5 s (attempt 2 of 2)"
     assert "ID7 of T (in %RETRY%billing, queue 0 of a, offset 0" in last.getMessage()
     assert "keys 42 43" in last.getMessage()
-    assert last.getMessage().startswith("billing: try 2 of ")
+    assert last.getMessage().startswith("billing: attempt 2 of ")
     assert last.getMessage().endswith(" failed; it goes to the dead letters, %DLQ%billing")
     assert first.exc_info is not None
     assert isinstance(first.exc_info[1], ValueError)
@@ -197,12 +197,12 @@ async def test_a_log_line_says_what_failed_which_try_it_was_and_what_comes(
 @pytest.mark.parametrize(
     ("options", "error", "then"),
     [
-        ({}, ValueError("x"), "it comes again in 10 s (try 2 of 17)"),
-        ({}, rmq.Retry("x", delay_level=5), "it comes again in 60 s (try 2 of 17)"),
+        ({}, ValueError("x"), "redelivered in 10 s (attempt 2 of 17)"),
+        ({}, rmq.Retry("x", delay_level=5), "redelivered in 60 s (attempt 2 of 17)"),
         ({}, rmq.Retry("x", delay_level=-1), "it goes to the dead letters, %DLQ%g"),
-        ({"ordered": True}, ValueError("x"), "it comes again in 1 s, and its queue waits"),
-        ({"ordered": True}, rmq.Retry(after=3), "it comes again in 3 s, and its queue waits"),
-        ({"broadcasting": True}, ValueError("x"), "it does not come again: the group broadcasts"),
+        ({"ordered": True}, ValueError("x"), "redelivered in 1 s, and its queue waits"),
+        ({"ordered": True}, rmq.Retry(after=3), "redelivered in 3 s, and its queue waits"),
+        ({"broadcasting": True}, ValueError("x"), "not redelivered: the group broadcasts"),
     ],
 )
 async def test_what_comes_next_is_said_of_each_kind_of_consumer(
@@ -227,7 +227,7 @@ async def test_what_comes_next_is_said_of_each_kind_of_consumer(
         with trio.CancelScope() as scope:
             await consumer.run(handle)
     lines = [record.getMessage() for record in caplog.records]
-    (line,) = [line for line in lines if "g: try 1 of message ID0" in line]
+    (line,) = [line for line in lines if "g: attempt 1 of message ID0" in line]
     assert line.endswith("; " + then)
 
 

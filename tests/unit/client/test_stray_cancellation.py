@@ -117,7 +117,7 @@ def test_it_is_a_failure_of_the_handler(
 
     in_memory(scenario, cluster)
     assert sorted(seen) == [b"%d" % number for number in range(10)]
-    failed = [line for line in errors(caplog) if "try 1 of" in line]
+    failed = [line for line in errors(caplog) if "attempt 1 of" in line]
     assert len(failed) == 5
     assert "StrayCancellation" in caplog.text
 
