@@ -147,8 +147,10 @@ def long(session: nox.Session) -> None:
 
 @nox.session
 def browser(session: nox.Session) -> None:
-    """The dashboard in headless Chromium: Debian's, or the program that RMQ_CHROMIUM names."""
-    session.install("-e", ".[test]", "playwright>=1.50", "axe-playwright-python>=0.1.4")
+    """The dashboard in headless Chromium: Debian's, or the program that RMQ_CHROMIUM names; and Schemathesis
+    over its API."""
+    tools = ("playwright>=1.50", "axe-playwright-python>=0.1.4", "schemathesis>=4.32")
+    session.install("-e", ".[test]", *tools)
     session.run("python", "-m", "pytest", "-m", "browser", "-n", "0", "tests/browser", *session.posargs)
 
 

@@ -44,9 +44,12 @@ class Cache:
         self._kept: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
         self._locks: dict[Hashable, anyio.Lock] = {}
 
-    async def get(self, key: Hashable, seconds: float, fetch: Callable[[], Awaitable[T]]) -> T:
+    async def get(
+        self, key: Hashable, seconds: float, fetch: Callable[[], Awaitable[T]], *, rest: float = REST
+    ) -> T:
         """The value of `key`, if it is not older than `seconds`; else the result of `fetch`, which a single
-        caller calls while the rest waits. Errors are not kept."""
+        caller calls while the rest waits. A value whose request took long is kept for `rest` times as long.
+        Errors are not kept."""
         lock = self._locks.setdefault(key, anyio.Lock())
         try:
             async with lock:
@@ -54,17 +57,23 @@ class Cache:
                 if found is not None and self._now() < found[0]:
                     value: T = found[1]
                     return value
-                began = self._now()
-                value = await fetch()
-                took = self._now() - began
-                self._kept[key] = (self._now() + max(seconds, REST * took), value)
-                self._kept.move_to_end(key)
-                while len(self._kept) > CACHED_MAX:
-                    self._kept.popitem(last=False)
-                return value
+                return await self.renew(key, seconds, fetch, rest=rest)
         finally:
             if not lock.statistics().tasks_waiting and not lock.locked():
                 self._locks.pop(key, None)
+
+    async def renew(
+        self, key: Hashable, seconds: float, fetch: Callable[[], Awaitable[T]], *, rest: float = REST
+    ) -> T:
+        """The result of `fetch`, kept as `get` keeps it."""
+        began = self._now()
+        value = await fetch()
+        took = self._now() - began
+        self._kept[key] = (self._now() + max(seconds, rest * took), value)
+        self._kept.move_to_end(key)
+        while len(self._kept) > CACHED_MAX:
+            self._kept.popitem(last=False)
+        return value
 
     def clear(self) -> None:
         """Forget all: something was changed."""

@@ -144,3 +144,22 @@ def test_without_scripts_pages_and_forms_work(filled: Dev, chromium: Any) -> Non
     page.get_by_role("button", name="Send").click()
     assert page.get_by_text("Stored in").is_visible()
     context.close()
+
+
+def test_all_dead_letters_are_resent_in_a_job(filled: Dev, chromium: Any, watcher: Watcher) -> None:
+    context = chromium.new_context(base_url=filled.base)
+    page = context.new_page()
+    watcher.watch(page)
+    page.goto(filled.link)
+    page.goto("/c/dev/dead-letters?group=couriers")
+    page.get_by_role("button", name="Resend all").click()
+    page.wait_for_url(re.compile("/jobs/[0-9a-f]+$"))
+    page.locator("#live .badge.good").wait_for()
+    assert '"sent": 1' in page.locator("pre.content").inner_text()
+    page.goto("/c/dev/dead-letters?group=couriers")
+    page.get_by_role("button", name="Export in the background").click()
+    page.locator("#live .badge.good").wait_for()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").click()
+    assert download.value.suggested_filename == "dead-letters-couriers.jsonl"
+    context.close()

@@ -14,12 +14,13 @@ from typing import Any, Final
 
 import anyio
 
-from rmq.client.admin import Admin, GroupProgress
+from rmq.client.admin import GroupProgress
 from rmq.client.admin.reports import first_number
 from rmq.dashboard.access.roles import Role
 from rmq.dashboard.access.sessions import Identity
-from rmq.dashboard.clusters import Clusters
+from rmq.dashboard.clusters import Clusters, Handle
 from rmq.dashboard.history.history import History, HistoryError, Sample
+from rmq.dashboard.progress import progress_of
 from rmq.errors import RmqError
 from rmq.message import MessageQueue
 from rmq.protocol.codes import MASTER_ID
@@ -31,8 +32,6 @@ SUBJECTS_MAX: Final = 2000
 """Groups and topics of a cluster that are sampled; of more, those with the largest figures."""
 ROW_SECONDS: Final = 60e-6
 """Processor time of a broker for a queue of a group's progress: 28 to 62 µs on a busy machine."""
-PROGRESS_SECONDS: Final = 10.0
-"""What a broker may take to tell the progress of all groups."""
 SHARE: Final = 0.01
 """Of one core, which a broker may spend on being sampled."""
 
@@ -65,12 +64,13 @@ class Sampler:
         """Sample one cluster once; errors are logged."""
         try:
             async with self._clusters.use(name, OWN) as handle:
-                samples = await self._figures(name, handle.client.admin)
+                samples = await self._figures(name, handle)
             await self._run_blocking(self._history.add, name, self._now_ms(), samples)
         except (RmqError, OSError, HistoryError) as error:
             log.info("cluster %s was not sampled: %s", name, error)
 
-    async def _figures(self, name: str, admin: Admin) -> list[Sample]:
+    async def _figures(self, name: str, handle: Handle) -> list[Sample]:
+        admin = handle.client.admin
         table = (await admin.cluster_info()).broker_addr_table
         samples: list[Sample] = []
         groups: list[GroupProgress] = []
@@ -80,7 +80,7 @@ class Sampler:
                 continue
             try:
                 samples += _broker_samples(broker, await admin.broker_runtime(address))
-                progress = await admin.broker_consume_stats(address, timeout=PROGRESS_SECONDS)
+                progress = await progress_of(handle.cache, admin, address, renewed=True)
                 self._rows = max(self._rows, sum(len(group.queues) for group in progress))
                 groups += progress
             except RmqError as error:

@@ -10,6 +10,7 @@ from attrs import field, frozen
 from rmq.client.admin import GroupProgress
 from rmq.dashboard.errors import UnknownName
 from rmq.dashboard.operations.operation import LARGE_HELD_SECONDS, Call
+from rmq.dashboard.progress import progress_of
 from rmq.errors import ConsumerNotOnline, NoRoute, RmqError
 from rmq.message import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from rmq.operate.overview import Broker, BrokerSet, Overview, overview
@@ -144,9 +145,8 @@ async def all_progress(call: Call) -> dict[str, GroupProgress]:
 
 
 async def _all_progress(call: Call) -> dict[str, GroupProgress]:
-    parts = await ask_each(
-        (await masters(call)).values(), lambda address: call.admin.broker_consume_stats(address, timeout=10)
-    )
+    addresses = (await masters(call)).values()
+    parts = await ask_each(addresses, lambda address: progress_of(call.cache, call.admin, address))
     queues: dict[str, dict[Any, Any]] = {}
     rates: dict[str, float] = {}
     for progress in (one for part in parts.values() for one in part):

@@ -174,6 +174,23 @@ async def test_messages_are_paged_by_time_and_found_by_key() -> None:
         assert '"order": 6' not in by_key
 
 
+async def test_a_message_is_found_at_an_offset() -> None:
+    async with shop() as made:
+        browser = made.browser()
+        form = (await browser.get("/c/test/messages")).text
+        names = re.findall(r'name="(\w+)"', form.partition("At an offset")[2])
+        assert names[:4] == ["topic", "broker", "queue", "offset"]
+
+        rows = (await browser.http.get("/api/v1/clusters/test/messages?topic=Orders")).json()["rows"]
+        place = {name: rows[3][name] for name in ("broker", "queue", "offset")}
+        found = await browser.get("/c/test/messages/show", params={"topic": "Orders", **place})
+        assert rows[3]["message_id"] in text_of(found.text)
+        nowhere = await browser.get(
+            "/c/test/messages/show", params={"topic": "Orders", **place, "offset": 99}
+        )
+        assert nowhere.status_code == 404
+
+
 async def test_a_message_is_shown_as_text_json_and_hex_with_what_groups_did() -> None:
     async with shop() as made:
         browser = made.browser()
