@@ -83,8 +83,7 @@ class Job:
 
     def is_of(self, identity: Identity) -> bool:
         """Whether this identity has started the job: only it gets the file."""
-        own = self.order.identity
-        return (own.kind, own.name, own.cluster) == (identity.kind, identity.name, identity.cluster)
+        return self.order.identity.key == identity.key
 
     def end(self, state: State, at: int, result: Any = None, problem: Problem | None = None) -> None:
         """Note the end."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable
 from typing import Any, Final
 
 import anyio
 from attrs import define, field
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from rmq.client.admin.messages import TOOLS_GROUP
 from rmq.client.reading.pull_consumer import PullConsumer
@@ -25,25 +27,29 @@ SCAN_SECONDS: Final = 0.5
 SHOWN_MAX: Final = 50
 """Messages that one look sends to the browser; others are counted as skipped."""
 STREAMS_MAX: Final = 20
+STREAMS_OF_ONE: Final = 8
 PING_LOOKS: Final = 30
 LIMIT_DIGITS: Final = 9
 
 
 @define
 class Streams:
-    """How many tails are open, of all viewers."""
+    """Number of open tails, by identity."""
 
-    open: int = 0
+    open: Counter[Hashable] = field(factory=Counter)
 
-    def enter(self) -> None:
-        """Open one more. Raises TooMany."""
-        if self.open >= STREAMS_MAX:
+    def enter(self, identity: Hashable) -> None:
+        """Open a tail. Raises TooMany."""
+        if self.open.total() >= STREAMS_MAX:
             raise TooMany(f"{STREAMS_MAX} tails are open already")
-        self.open += 1
+        if self.open[identity] >= STREAMS_OF_ONE:
+            raise TooMany(f"{STREAMS_OF_ONE} tails of yours are open already")
+        self.open[identity] += 1
 
-    def leave(self) -> None:
-        """One has ended."""
-        self.open -= 1
+    def leave(self, identity: Hashable) -> None:
+        """Close a tail."""
+        self.open[identity] -= 1
+        self.open += Counter()  # drops the identities without a tail
 
 
 STREAMS: Final = Streams()
@@ -62,9 +68,23 @@ async def events(page: Page) -> Response:
     limit = page.query.get("limit", "0")
     if not limit.isdecimal() or len(limit) > LIMIT_DIGITS:
         raise BadRequest("limit: a number of messages is needed")
-    STREAMS.enter()
-    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(_events(page, int(limit)), media_type="text/event-stream", headers=headers)
+    STREAMS.enter(page.caller.identity.key)
+    return Tail(page, int(limit))
+
+
+class Tail(StreamingResponse):
+    """The stream as a response, which gives its place back even when its viewer is gone before it begins."""
+
+    def __init__(self, page: Page, limit: int) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(_events(page, limit), media_type="text/event-stream", headers=headers)
+        self._identity = page.caller.identity.key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            STREAMS.leave(self._identity)
 
 
 async def _events(page: Page, limit: int) -> AsyncIterator[str]:
@@ -89,8 +109,6 @@ async def _events(page: Page, limit: int) -> AsyncIterator[str]:
                 await anyio.sleep(SCAN_SECONDS)
     except (RmqError, OSError) as error:
         yield f"event: problem\ndata: {' '.join(str(error).split())}\n\n"
-    finally:
-        STREAMS.leave()
 
 
 def _event(name: str, value: Any) -> str:

@@ -15,8 +15,12 @@ pytest.importorskip("starlette")
 pytest.importorskip("hypercorn")
 pytest.importorskip("jinja2")
 
+from starlette.requests import ClientDisconnect
+
 from rmq.client.client import Client
 from rmq.client.observability.trace import MessageTrace
+from rmq.dashboard.errors import TooMany
+from rmq.dashboard.web.tail import STREAMS, STREAMS_OF_ONE, Streams
 from rmq.message import Message, StoredMessage
 from rmq.testing.cluster import Cluster
 
@@ -398,3 +402,43 @@ async def test_name_servers_keep_and_forget_values() -> None:
         assert "shop-a:2" in text_of((await admin.get("/c/test/name-servers")).text)
         await admin.post("/c/test/name-servers", namespace="ORDER_TOPIC_CONFIG", key="Mail", act="delete")
         assert "shop-a:2" not in text_of((await admin.get("/c/test/name-servers")).text)
+
+
+def test_tails_of_one_viewer_leave_some_to_others() -> None:
+    streams = Streams()
+    for _ in range(STREAMS_OF_ONE):
+        streams.enter("ada")
+    with pytest.raises(TooMany):
+        streams.enter("ada")
+    streams.enter("otto")
+    streams.leave("ada")
+    streams.enter("ada")
+    assert streams.open.total() == STREAMS_OF_ONE + 1
+
+
+async def test_a_tail_whose_viewer_is_gone_before_it_begins_gives_its_place_back() -> None:
+    async with Cluster("shop-a", topics={"Orders": 1}) as cluster, site(cluster) as made:
+
+        async def send(message: object) -> None:
+            raise OSError("gone")
+
+        async def receive() -> dict[str, str]:
+            await anyio.sleep_forever()
+            raise AssertionError("unreachable")
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1",
+            "method": "GET",
+            "scheme": "http",
+            "path": "/c/test/topics/Orders/events",
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"host", b"127.0.0.1:8088")],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 8088),
+        }
+        with pytest.raises(ClientDisconnect):
+            await made.app(scope, receive, send)
+        assert STREAMS.open.total() == 0
