@@ -89,6 +89,20 @@ class ReadResult:
     max_offset: int
 
 
+class Chooser(Protocol):
+    """A choice among the messages of a take, by the door: those that it refuses stay for other consumers.
+
+    The answer for a message changes only together with `version`.
+    """
+
+    @property
+    def version(self) -> int:
+        """The number of changes so far."""
+
+    def __call__(self, message: StoredMessage) -> bool:
+        """Whether the consumer takes a message; False also leaves a message that another consumer has."""
+
+
 @frozen
 class TakeRequest:
     """Single messages that a consumer takes: of a topic, or with `queue_id` of a queue of the topic.
@@ -97,7 +111,8 @@ class TakeRequest:
     `expression_type` are those of a ReadRequest. `in_order`: while a message of a message group
     (`__SHARDINGKEY`) is out, the next of that group waits, and messages of other groups do not; None: as the
     group's settings say. A new group begins at the first message with `from_first`, else where RocketMQ's
-    consumers begin.
+    consumers begin. What `subscription` refuses is finished for the group; what `chooser` refuses is not.
+    A take with `chooser` is not in order.
     """
 
     consumer_group: str
@@ -109,6 +124,7 @@ class TakeRequest:
     expression_type: str | None = None
     in_order: bool | None = None
     from_first: bool = False
+    chooser: Chooser | None = None
     queue_offset: int = field(default=0, init=False)
     sub_version: int = field(default=0, init=False)
     topic_created_ms: None = field(default=None, init=False)
@@ -342,6 +358,18 @@ class DoorHost(Protocol):
     def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
         """Have messages become dead letters of the group now. `on_done` as for `acknowledge`. Raises
         AccessDenied, ResponseError, StoreError.
+        """
+
+    def is_finished(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether a group has finished a message: by an offset, or by an acknowledgement. Raises
+        AccessDenied."""
+
+    def topics_of_group(self, group: str) -> list[str]:
+        """The topics of which a group has offsets. Raises AccessDenied."""
+
+    def end_group(self, group: str, on_done: OnCommitted | None = None) -> None:
+        """Delete a group and its offsets, now. `on_done` is called when that is saved, or with the refusal.
+        Raises AccessDenied.
         """
 
     def delivery_settings(self, group: str) -> DeliverySettings:

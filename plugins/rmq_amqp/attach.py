@@ -1,18 +1,33 @@
-"""Attaching: which kind of link a peer asks for, by its termini, and the names behind addresses."""
+"""Attaching: which kind of link a peer asks for, by its termini."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rmq_amqp import engine
 from rmq_amqp.addresses import TOPIC, destination
+from rmq_amqp.choosing import Choice
 from rmq_amqp.conditions import INVALID_FIELD, NOT_IMPLEMENTED, Refused
-from rmq_amqp.consumers import QueueConsumer
+from rmq_amqp.consumers import Consumer
+from rmq_amqp.links import Link
 from rmq_amqp.producers import Producer
+from rmq_amqp.selectors import InvalidSelector, Selector
+from rmq_amqp.subscriptions import (
+    QueueSubscription,
+    Subscription,
+    TopicSubscription,
+    end_group,
+    group_name,
+    known_subscription,
+)
 
 if TYPE_CHECKING:
     from rmq_amqp.connection import Connection
-    from rmq_amqp.links import Link
+
+SELECTOR: Final = 0x0000468C00000004
+NO_LOCAL: Final = 0x0000468C00000003
+_SELECTORS: Final = (SELECTOR, "apache.org:selector-filter:string")
+_NO_LOCALS: Final = (NO_LOCAL, "apache.org:no-local-filter:list")
 
 
 def attach(connection: Connection, link: Any) -> Link:
@@ -35,12 +50,68 @@ def _producer(connection: Connection, link: Any) -> Link:
 
 def _consumer(connection: Connection, link: Any) -> Link:
     source = link.remote_source
+    if source.type == engine.UNSPECIFIED:
+        return Unsubscribing(connection, link)
     if source.dynamic:
         raise Refused(NOT_IMPLEMENTED, "temporary queues and topics are not possible")
     if not source.address:
         raise Refused(INVALID_FIELD, "the source of the link has no address")
-    kind, topic = destination(source.address, engine.words(source.capabilities))
+    capabilities = engine.words(source.capabilities)
+    kind, topic = destination(source.address, capabilities)
+    choice = _choice(connection, source)
+    connection.host.make_topic(topic)
     if kind == TOPIC:
-        raise Refused(NOT_IMPLEMENTED, "subscriptions of topics are not possible")
+        subscription: Subscription = _topic_subscription(connection, link, topic, capabilities, choice)
+    else:
+        subscription = QueueSubscription(connection, topic, choice)
     engine.accept_link(link)
-    return QueueConsumer(connection, link, topic, source.address)
+    return Consumer(connection, link, subscription, source.address)
+
+
+def _choice(connection: Connection, source: Any) -> Choice:
+    selector, hidden = None, ""
+    filters = engine.fields_of(source.filter)
+    for name, value in (filters or {}).items():
+        descriptor = getattr(value, "descriptor", None)
+        if descriptor in _SELECTORS or str(name) == "jms-selector":
+            text = getattr(value, "value", value)
+            try:
+                selector = Selector(str(text))
+            except InvalidSelector as error:
+                raise Refused(INVALID_FIELD, str(error)) from None
+        elif descriptor in _NO_LOCALS or str(name) == "no-local":
+            hidden = connection.container
+    return Choice(selector, hidden)
+
+
+def _topic_subscription(
+    connection: Connection, link: Any, topic: str, capabilities: list[str], choice: Choice
+) -> TopicSubscription:
+    is_durable = link.remote_source.durability != 0 or link.remote_source.expiry_policy == engine.NEVER
+    is_shared = "shared" in capabilities
+    owner = "global" if "global" in capabilities else connection.container
+    name = link.name.partition("|")[0]
+    if is_durable:
+        group = group_name(owner, name)
+    elif is_shared:
+        group = group_name(owner, name, "volatile")
+    else:
+        group = group_name(connection.container, "temporary", connection.next_name())
+    return TopicSubscription(connection, group, topic, choice, is_durable=is_durable, is_shared=is_shared)
+
+
+class Unsubscribing(Link):
+    """A link without a source: a durable subscription is found by its name, and deleted when the link is
+    closed. Raises Refused without such a subscription.
+    """
+
+    def __init__(self, connection: Connection, link: Any) -> None:
+        super().__init__(connection, link)
+        self._group, topic = known_subscription(connection, link.name)
+        engine.accept_link(link)
+        engine.describe_subscription(link, topic)
+
+    def on_end(self, *, is_closed: bool) -> None:
+        """As `Link.on_end`."""
+        if is_closed:
+            end_group(self.connection, self._group)

@@ -62,6 +62,7 @@ class Connection:
         self._changed = anyio.Event()
         self._is_ended = False
         self._has_opened = False
+        self._names = 0
         self.container = ""
 
     # ---- tasks ----
@@ -291,6 +292,11 @@ class Connection:
                 self._drop(link, is_closed=False)
         session.close()
         session.free()
+
+    def next_name(self) -> str:
+        """A name that no other link of the broker has."""
+        self._names += 1
+        return f"{self.number}-{self._names}"
 
     # ---- memberships ----
 

@@ -18,6 +18,7 @@ from rmq_amqp.sections import build
 
 if TYPE_CHECKING:
     from rmq_amqp.connection import Connection
+    from rmq_amqp.subscriptions import Subscription
 
 log = logging.getLogger("rmq.amqp")
 
@@ -40,21 +41,20 @@ class Out:
     attempt: int
 
 
-class QueueConsumer(Link):
-    """A link that gets messages of a queue: a topic that the group of the same name shares."""
+class Consumer(Link):
+    """A link that gets the messages of a subscription."""
 
-    def __init__(self, connection: Connection, link: Any, topic: str, address: str) -> None:
+    def __init__(self, connection: Connection, link: Any, subscription: Subscription, address: str) -> None:
         super().__init__(connection, link)
         self._host = connection.host
-        self._topic = self._group = topic
+        self._subscription = subscription
+        self._topic, self._group = subscription.topic, subscription.group
         self._address = address
         self._is_settled = link.remote_snd_settle_mode == SETTLED
         self._tags = 0
         self._out: dict[Any, Out] = {}
         self._end_wait: Callable[[], None] | None = None
         self._wait_for = 0
-        self._host.make_topic(topic)
-        self._leave = connection.join(self._group, topic)
 
     # ---- messages for the peer ----
 
@@ -67,8 +67,15 @@ class QueueConsumer(Link):
         self._pull()
 
     def _request(self, most: int) -> TakeRequest:
+        chooser = self._subscription.chooser
         return TakeRequest(
-            self._group, self._topic, max_msg_nums=most, invisible_ms=LEASE_MS, from_first=True
+            self._group,
+            self._topic,
+            max_msg_nums=most,
+            invisible_ms=LEASE_MS,
+            in_order=False,
+            from_first=True,
+            chooser=chooser if chooser is not None and chooser.is_needed else None,
         )
 
     def _room(self) -> int:
@@ -124,7 +131,9 @@ class QueueConsumer(Link):
         now_ms = self._host.now_ms()
         for one in taken:
             expires = expires_ms(one.message.properties)
-            if expires is not None and expires <= now_ms:
+            if not self._subscription.wants(one.message):
+                self.connection.settlements.accept(self._group, self._topic, one.handle)
+            elif expires is not None and expires <= now_ms:
                 self._expired(one)
             else:
                 self._send(one, now_ms)
@@ -132,7 +141,7 @@ class QueueConsumer(Link):
         self.connection.wake()
 
     def _send(self, one: TakenMessage, now_ms: int) -> None:
-        data = build(to_client(one.message, one.attempt, self._address, 0, now_ms))
+        data = build(to_client(one.message, one.attempt, self._address, self._subscription.kind, now_ms))
         self._tags += 1
         tag = self._tags.to_bytes(8, "big")
         delivery = engine.send(self.pointer, tag, data, is_settled=self._is_settled)
@@ -198,13 +207,15 @@ class QueueConsumer(Link):
     def on_end(self, *, is_closed: bool) -> None:
         """Give back the unsettled messages."""
         self._stop_waiting()
+        self.connection.settlements.flush()
         handles = [out.handle for out in self._out.values()]
         self._out.clear()
         if handles:
             self._give_back(handles)
-        self._leave()
+        self._subscription.end(is_closed=is_closed)
 
     def on_lost(self) -> None:
         """Forget the messages: the broker gives back all of a connection."""
         self._out.clear()
         self._end_wait = None
+        self._subscription.end(is_closed=False)

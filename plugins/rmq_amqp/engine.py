@@ -32,6 +32,8 @@ MODIFIED: Final = 0x27
 TRANSACTIONAL: Final = 0x34
 DECLARED: Final = 0x33
 
+UNSPECIFIED: Final = int(cproton.PN_UNSPECIFIED)
+NEVER: Final = int(cproton.PN_EXPIRE_NEVER)
 COORDINATOR: Final = int(cproton.PN_COORDINATOR)
 _CHUNK: Final = 65_536
 _LINK_EVENTS: Final = frozenset({LINK_OPEN, LINK_CLOSE, LINK_DETACH, FLOW})
@@ -157,6 +159,16 @@ def accept_link(link: Any) -> None:
     link.target.copy(link.remote_target)
     link.snd_settle_mode = link.remote_snd_settle_mode
     link.rcv_settle_mode = link.remote_rcv_settle_mode
+
+
+def describe_subscription(link: Any, topic: str) -> None:
+    """Say in the source of a link which durable subscription it stands for."""
+    source = link.source
+    source.type = proton.Terminus.SOURCE
+    source.address = topic
+    source.durability = proton.Terminus.DELIVERIES
+    source.expiry_policy = proton.Terminus.EXPIRE_NEVER
+    source.capabilities.put_object(proton.symbol("topic"))
 
 
 def refuse_link(link: Any, condition: str, text: str) -> None:

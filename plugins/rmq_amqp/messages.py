@@ -49,6 +49,8 @@ DELIVERY_MODE: Final = "JMSDeliveryMode"
 EXPIRATION: Final = "JMSExpiration"
 TIMESTAMP: Final = "JMSTimestamp"
 DELIVERY_TIME: Final = "JMSDeliveryTime"
+CLIENT: Final = "JMS_AMQP_Client"
+"""The client id (container id) of the producer, for subscriptions that leave out their own messages."""
 USER_ID: Final = "JMSXUserID"
 GROUP_SEQUENCE: Final = "JMSXGroupSeq"
 
@@ -58,7 +60,7 @@ ESCAPE: Final = "JMS_AMQP_P_"
 _OURS: Final = frozenset(
     {BODY, TYPES, BODY_TYPES, CONTENT_TYPE, CONTENT_ENCODING, REPLY_TO_GROUP, REPLY_TYPE, MESSAGE_ID}
     | {CORRELATION_ID, TYPE, REPLY_TO, PRIORITY, DELIVERY_MODE, EXPIRATION, TIMESTAMP, USER_ID}
-    | {GROUP_SEQUENCE, DELIVERY_TIME}
+    | {GROUP_SEQUENCE, DELIVERY_TIME, CLIENT}
 )
 _TIMER: Final = frozenset({PROPERTY_DELIVER_MS, PROPERTY_DELAY_MS, PROPERTY_DELAY_SEC, "TIMER_OUT_MS"})
 _BROKERS: Final = (
@@ -87,7 +89,7 @@ _WORDS: Final = {number: word for word, number in _MESSAGE_TYPES.items()}
 # ---- to the broker ----
 
 
-def to_store(message: Sections, topic: str, now_ms: int) -> Message:
+def to_store(message: Sections, topic: str, now_ms: int, client: str) -> Message:
     """The message that the broker stores. Raises Refused when it cannot be stored as it is."""
     types: dict[str, str] = {}
     properties: dict[str, str] = {}
@@ -98,6 +100,7 @@ def to_store(message: Sections, topic: str, now_ms: int) -> Message:
         properties[stored] = _put(types, stored, value)
     body = _body(message, properties)
     _put_headers(message, properties, types, now_ms)
+    properties[CLIENT] = _put(types, CLIENT, client)
     deliver_at = _deliver_at(message, now_ms)
     if deliver_at is not None:
         properties[DELIVERY_TIME] = str(deliver_at)

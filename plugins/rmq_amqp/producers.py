@@ -83,7 +83,8 @@ class Producer(Link):
                 sections = parse(data)
             except Malformed as error:
                 raise Refused(DECODE_ERROR, f"the message cannot be decoded: {error}") from None
-            message = to_store(sections, self._topic_of(sections), self._host.now_ms())
+            topic = self._topic_of(sections)
+            message = to_store(sections, topic, self._host.now_ms(), self.connection.container)
         except EXPECTED as error:
             self._answer(delivery, *of_error(error))
         else:

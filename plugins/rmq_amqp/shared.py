@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from rmq_amqp.choosing import GroupOwners
+
 if TYPE_CHECKING:
     from rmq_amqp.connection import Connection
 
@@ -20,6 +22,8 @@ class Shared:
             self.version = "0"
         self.expired_are_dead = expired_are_dead
         self._soles: dict[str, Connection] = {}
+        self._owners: dict[str, GroupOwners] = {}
+        self._used: dict[str, int] = {}
         self._connections = 0
 
     def next_number(self) -> int:
@@ -28,10 +32,38 @@ class Shared:
         return self._connections
 
     def claim(self, container: str, connection: Connection, *, is_sole: bool) -> bool:
-        """Whether a connection may have a client id; with `is_sole` no other connection may have it then."""
+        """Whether a connection may have a client id; with `is_sole` no other connection may have the id."""
         if not is_sole:
             return True
         return self._soles.setdefault(container, connection) is connection
+
+    def owners(self, queue: str) -> GroupOwners:
+        """The owners of a queue's message groups, for a further consumer."""
+        owners = self._owners.setdefault(queue, GroupOwners())
+        owners.consumers += 1
+        return owners
+
+    def end_owner(self, queue: str) -> None:
+        """Count a consumer of a queue less."""
+        owners = self._owners[queue]
+        owners.consumers -= 1
+        if not owners.consumers:
+            del self._owners[queue]
+
+    def used(self, subscription: str) -> int:
+        """The consumers of a subscription."""
+        return self._used.get(subscription, 0)
+
+    def use(self, subscription: str) -> None:
+        """Count a consumer of a subscription more."""
+        self._used[subscription] = self.used(subscription) + 1
+
+    def end_use(self, subscription: str) -> int:
+        """Count a consumer of a subscription less; returns the number of consumers left."""
+        left = self._used.pop(subscription) - 1
+        if left:
+            self._used[subscription] = left
+        return left
 
     def release(self, connection: Connection) -> None:
         """A connection has ended: its client id is free."""

@@ -49,6 +49,7 @@ from rmq.protocol.codes import (
     ResponseCode,
 )
 from rmq.protocol.headers import (
+    DeleteSubscriptionGroupRequestHeader,
     EndTransactionRequestHeader,
     RecallMessageRequestHeader,
     UpdateConsumerOffsetRequestHeader,
@@ -267,6 +268,26 @@ class DoorPeer(DoorClient):
         """As `rmq.doors.DoorHost.give_back`."""
         self._check(JOIN, group)
         return self._broker.deliveries.give_back(group, topic, handles, after_ms, counts=counts)
+
+    def is_finished(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """As `rmq.doors.DoorHost.is_finished`."""
+        self._check(JOIN, group)
+        queue = self._broker.deliveries.queue_of(group, topic, queue_id)
+        if queue is not None:
+            return offset in queue.finished
+        return offset < self._broker.offsets.get(group, topic, queue_id)
+
+    def topics_of_group(self, group: str) -> list[str]:
+        """As `rmq.doors.DoorHost.topics_of_group`."""
+        self._check(JOIN, group)
+        return sorted(self._broker.offsets.topics_of(group))
+
+    def end_group(self, group: str, on_done: OnCommitted | None = None) -> None:
+        """As `rmq.doors.DoorHost.end_group`."""
+        self._check(JOIN, group)
+        self._broker.offsets.delete_group(group)  # now: the group may begin anew while the table is saved
+        header = DeleteSubscriptionGroupRequestHeader(group, False)
+        self._ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, header, on_done)
 
     def delivery_settings(self, group: str) -> DeliverySettings:
         """As `rmq.doors.DoorHost.delivery_settings`."""

@@ -156,7 +156,15 @@ class Client:
         link.source.address = address
         link.target.type = proton.Terminus.TARGET
         for key, value in named.items():
-            setattr(link, key, value)
+            if key == "capabilities":
+                link.source.capabilities.put_object([proton.symbol(word) for word in value])
+            elif key == "filters":
+                link.source.filter.put_object(value)
+            elif key == "durable":
+                link.source.durability = 2
+                link.source.expiry_policy = proton.Terminus.EXPIRE_NEVER
+            else:
+                setattr(link, key, value)
         await self.attached(link)
         consumer = Consumer(self, link)
         if credit:

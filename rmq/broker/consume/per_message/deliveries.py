@@ -192,6 +192,9 @@ class Deliveries:
             plan,
             self.policy(topic.group)[0],
             self._role.high_watermark(),
+            request.chooser,
+            config.max_taken_messages_of_group // 2
+            - topic.out,  # the rest is for those that take what is left
         )
         in_order = self.is_ordered(topic.group) if request.in_order is None else request.in_order
         try:
@@ -234,6 +237,8 @@ class Deliveries:
             leases.postpone(batch, until_ms)
         for batch in taking.dying:
             leases.give_up(batch)
+        for batch in taking.left_over:
+            leases.leave(batch)
         if taking.new != taking.dropped:
             leases.count_out(topic, taking.new - taking.dropped)
         topic.has_more = taking.has_more and not taking.leased
@@ -384,8 +389,7 @@ class Deliveries:
         """As `Leases.give_back`. Raises ResponseError."""
         self._check_keeps(handles)
         parsed = [_parsed(text) for text in handles]
-        known = self._table.get((group, topic))
-        outcomes = self._leases.give_back(known, parsed, after_ms, counts=counts)
+        outcomes = self._leases.give_back(self._table.get((group, topic)), parsed, after_ms, counts=counts)
         self._write_soon()
         return outcomes
 
@@ -407,6 +411,11 @@ class Deliveries:
         """A connection has ended: its polls are forgotten, its messages come again."""
         self.polls.on_close(connection)
         self._leases.on_close(connection)
+
+    def queue_of(self, group: str, topic: str, queue_id: int) -> QueueDelivery | None:
+        """The state of a queue for a group that takes its messages one by one."""
+        known = self._table.get((group, topic))
+        return None if known is None else known.queues.get(queue_id)
 
     def _give_up(self, queue: QueueDelivery, offset: int, attempts: int, reason: str) -> None:
         record = self._taker.record(queue, offset)
@@ -500,11 +509,8 @@ class Deliveries:
             self.ledger.keep(queue)
             self._on_base(queue)
 
-    # ---- figures ----
-
     def _measured(self, topic: TopicDelivery) -> DeliveryFigures:
-        polls = self.polls.waiting((topic.group, topic.topic))
-        return figures_of(topic, self._now_ms(), polls)
+        return figures_of(topic, self._now_ms(), self.polls.waiting((topic.group, topic.topic)))
 
     def figures(self) -> list[DeliveryFigures]:
         """The figures of all groups and topics."""

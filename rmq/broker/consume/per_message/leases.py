@@ -120,6 +120,13 @@ class Leases:
         batch.queue.wait(batch, self._clock() + (until_ms - self._now_ms()) / 1000)
         self._at(batch)
 
+    def leave(self, batch: Batch) -> None:
+        """Leave a batch that a consumer has looked at and not taken to the other consumers."""
+        self._ledger.note(batch, 0)
+        batch.queue.make_ready(batch)
+        self._on_ready(batch.queue.topic)
+        self._on_deadline(self._clock())
+
     def give_up(self, batch: Batch) -> None:
         """Have a recovered batch become dead letters."""
         self._dying.append(batch)

@@ -189,7 +189,7 @@ class HeldTakes:
                 continue
             if handed:
                 self._answer(held, handed)
-            elif held.request.queue_id < 0:
+            elif held.request.queue_id < 0 and held.request.chooser is None:
                 break
         return tried
 

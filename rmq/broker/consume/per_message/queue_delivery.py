@@ -88,6 +88,8 @@ class Batch:
     state: int = LEASED
     span: int = 0
     """The number of offsets from `start` on among which all of the batch were when it was leased."""
+    refused: dict[Any, int] | None = None
+    """Of a ready batch: the choosers that take none of it, with their versions."""
     due: float = math.inf
     """When the batch is looked at; infinite: nobody does."""
 

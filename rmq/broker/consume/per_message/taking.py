@@ -6,6 +6,7 @@ redelivered message carries its number of failed attempts, as RocketMQ's retries
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Final
@@ -13,24 +14,29 @@ from typing import TYPE_CHECKING, Final
 from attrs import field
 
 from rmq.broker.consume.per_message.message_groups import group_of
-from rmq.broker.consume.per_message.queue_delivery import DYING, READY, Batch
+from rmq.broker.consume.per_message.queue_delivery import DYING, GONE, READY, Batch
 from rmq.errors import CorruptRecord
 from rmq.protocol.codes import SYS_HOST_BITS
-from rmq.protocol.record import HOST_BITS, offset_of
+from rmq.protocol.record import HOST_BITS, decode_records, offset_of
 
 if TYPE_CHECKING:
     from attrs import define
 
     from rmq.broker.consume.per_message.queue_delivery import QueueDelivery
     from rmq.broker.consume.read import SubscriptionPlan
+    from rmq.doors import Chooser
     from rmq.store.files.disk import Bytes
     from rmq.store.reader import GetResult
     from rmq.store.store import Store
 else:
     from rmq.lazy_attrs import define
 
+REFUSALS_MAX: Final = 64
+"""Choosers that a ready batch remembers."""
 LOOKS_OF_A_QUEUE: Final = 8
 """Reads of one queue for one take: of long runs that a filter refuses, or that are finished."""
+CHOOSING_LOOKS: Final = 64
+"""Reads of one queue for a take with a chooser."""
 ORDERED_LOOKS: Final = 256
 """Messages of one queue that an ordered take looks at."""
 
@@ -89,6 +95,11 @@ class Taking:
     plan: SubscriptionPlan
     max_attempts: int
     reach: int | None
+    chooser: Chooser | None = None
+    may_read: int = 0
+    """With a chooser: so many new messages are looked at."""
+    left_over: list[Batch] = field(factory=list)
+    """New batches that the chooser leaves to other consumers."""
     handed: list[Handed] = field(factory=list)
     leased: list[Batch] = field(factory=list)
     postpone: list[tuple[Batch, int]] = field(factory=list)
@@ -109,6 +120,11 @@ class Taking:
         """Whether it gets no more."""
         return self.left <= 0 or self.bytes_left <= 0
 
+    @property
+    def has_read_enough(self) -> bool:
+        """Whether a take with a chooser has looked at as many new messages as it may."""
+        return self.chooser is not None and self.new >= self.may_read
+
 
 class Taker:
     """Takes messages of queues. `beyond(queue)` gives the offset at which a queue goes on whose cursor lies
@@ -120,13 +136,15 @@ class Taker:
 
     def take(self, queue: QueueDelivery, taking: Taking) -> None:
         """Take messages of a queue, redeliveries first."""
-        if queue.ready:
+        if queue.ready and taking.chooser is not None:
+            self._choose_ready(queue, taking.chooser, taking)
+        elif queue.ready:
             self._take_ready(queue, taking)
         if queue.groups is not None:
             self._take_ordered(queue, taking)
         else:
-            looks = LOOKS_OF_A_QUEUE
-            while not taking.is_full and self._take_new(queue, taking):
+            looks = LOOKS_OF_A_QUEUE if taking.chooser is None else CHOOSING_LOOKS
+            while not taking.is_full and not taking.has_read_enough and self._take_new(queue, taking):
                 looks -= 1
                 if not looks:
                     taking.has_more = True
@@ -171,6 +189,48 @@ class Taker:
             taken.append((offset, record))
             taking.left -= 1
             taking.bytes_left -= len(record)
+        if taken:
+            self._lease(queue, taken, batch.attempt + 1, taking, batch.key)
+
+    def _choose_ready(self, queue: QueueDelivery, chooser: Chooser, taking: Taking) -> None:
+        """Take the chosen messages of the ready batches."""
+        version, has_empty = chooser.version, False
+        for batch in list(queue.ready):
+            if taking.is_full:
+                break
+            if batch.state != READY or (batch.refused is not None and batch.refused.get(chooser) == version):
+                continue
+            self._choose_some(queue, batch, chooser, taking)
+            if not batch.mask:
+                queue.take_out(batch)
+                has_empty = True
+            elif not taking.is_full:
+                if batch.refused is None or len(batch.refused) >= REFUSALS_MAX:
+                    batch.refused = {}
+                batch.refused[chooser] = version
+        if has_empty:
+            queue.ready = deque(batch for batch in queue.ready if batch.state == READY)
+
+    def _choose_some(self, queue: QueueDelivery, batch: Batch, chooser: Chooser, taking: Taking) -> None:
+        """Take the chosen messages of a ready batch, and remove finished and deleted messages."""
+        stale = queue.finished.bits(batch.start, batch.mask.bit_length()) & batch.mask
+        taking.dropped += stale.bit_count()
+        batch.mask &= ~stale
+        taken: list[tuple[int, Bytes]] = []
+        for offset in list(batch.offsets()):
+            if taking.is_full:
+                break
+            record = self.record(queue, offset)
+            if record is None:
+                taking.dropped += 1
+                self._gone(queue, offset, batch.key)
+            elif _is_chosen(chooser, record):
+                taken.append((offset, record))
+                taking.left -= 1
+                taking.bytes_left -= len(record)
+            else:
+                continue
+            batch.mask &= ~(1 << offset - batch.start)
         if taken:
             self._lease(queue, taken, batch.attempt + 1, taking, batch.key)
 
@@ -262,7 +322,8 @@ class Taker:
         end = result.next_queue_offset
         buffers: Sequence[Bytes] = result.buffers
         mask = (1 << result.count) - 1
-        if mask and end - start == result.count and start >= queue.recovered:  # as most are
+        is_plain = mask and end - start == result.count and start >= queue.recovered
+        if is_plain and taking.chooser is None:  # as most are
             queue.pass_notes(end)
             taking.new += result.count
             taking.left -= result.count
@@ -310,6 +371,10 @@ class Taker:
             else:
                 taking.postpone.append((batch, available_ms))
             return
+        if taking.chooser is not None:
+            start, mask, buffers = _chosen(queue, start, mask, attempts, taking.chooser, taking, buffers)
+            if not mask:
+                return
         taking.left -= mask.bit_count()
         if attempts:
             buffers = [_with_attempt(record, attempts + 1) for record in _records(buffers)]
@@ -394,6 +459,42 @@ class Taker:
         taking.left -= 1
         taking.bytes_left -= len(record)
         self._lease(queue, [(offset, record)], attempts + 1, taking, key)
+
+
+def _chosen(
+    queue: QueueDelivery,
+    start: int,
+    mask: int,
+    attempts: int,
+    chooser: Chooser,
+    taking: Taking,
+    buffers: Sequence[Bytes],
+) -> tuple[int, int, Sequence[Bytes]]:
+    """The chosen messages among those that were read, as start, mask and records; the rest is left over."""
+    chosen, kept = 0, []
+    for record in _records(buffers):
+        if _is_chosen(chooser, record):
+            chosen |= 1 << offset_in(record) - start
+            kept.append(record)
+    if left := mask & ~chosen:
+        shift = (left & -left).bit_length() - 1
+        batch = Batch(
+            queue, start + shift, left >> shift, attempts, taking.taken_ms, 0.0, None, ~start, None, GONE
+        )
+        batch.refused = {chooser: chooser.version}
+        taking.left_over.append(batch)
+    if not chosen:
+        return start, 0, []
+    shift = (chosen & -chosen).bit_length() - 1
+    return start + shift, chosen >> shift, kept
+
+
+def _is_chosen(chooser: Chooser, record: Bytes) -> bool:
+    try:
+        (message,) = decode_records(memoryview(record))
+    except CorruptRecord:
+        return False
+    return chooser(message)
 
 
 def offset_in(record: Bytes) -> int:
