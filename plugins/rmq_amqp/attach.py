@@ -20,6 +20,7 @@ from rmq_amqp.subscriptions import (
     group_name,
     known_subscription,
 )
+from rmq_amqp.transactions import Coordinator
 
 if TYPE_CHECKING:
     from rmq_amqp.connection import Connection
@@ -38,7 +39,8 @@ def attach(connection: Connection, link: Any) -> Link:
 def _producer(connection: Connection, link: Any) -> Link:
     target = link.remote_target
     if target.type == engine.COORDINATOR:
-        raise Refused(NOT_IMPLEMENTED, "transactions are not possible")
+        engine.accept_coordinator(link)
+        return Coordinator(connection, link)
     if target.dynamic:
         raise Refused(NOT_IMPLEMENTED, "temporary queues and topics are not possible")
     engine.accept_link(link)

@@ -16,6 +16,7 @@ from rmq_amqp.conditions import EXPECTED, FORCED, INTERNAL_ERROR, INVALID_FIELD,
 from rmq_amqp.engine import Engine
 from rmq_amqp.sasl import ANONYMOUS, PLAIN, Login
 from rmq_amqp.settlements import Settlements
+from rmq_amqp.transactions import Transactions
 
 if TYPE_CHECKING:
     from rmq.plugin import DoorHost, DoorStream
@@ -56,6 +57,7 @@ class Connection:
             idle_seconds=IDLE_SECONDS,
         )
         self.settlements = Settlements(host, self.wake)
+        self.transactions = Transactions(self)
         self._links: dict[Any, Link] = {}
         self._joined: dict[str, int] = {}
         self._paused: dict[Link, None] = {}
@@ -233,6 +235,7 @@ class Connection:
             link.is_ended = True
             link.on_lost()
         self._links.clear()
+        self.transactions.forget()
         self.shared.release(self)
         self._engine.release()
 
@@ -293,6 +296,11 @@ class Connection:
         session.close()
         session.free()
 
+    @property
+    def client_id(self) -> str:
+        """The client id of the connection in the broker's tables."""
+        return f"amqp@{self.container}@{self.number}"
+
     def next_name(self) -> str:
         """A name that no other link of the broker has."""
         self._names += 1
@@ -304,7 +312,7 @@ class Connection:
         """Be a member of a group for a link; returns the function that ends that. Raises AccessDenied,
         ResponseError."""
         if group not in self._joined:
-            self.host.join(group, f"amqp@{self.container}@{self.number}", {topic: "*"})
+            self.host.join(group, self.client_id, {topic: "*"})
             self._joined[group] = 0
         self._joined[group] += 1
         return partial(self._leave, group)

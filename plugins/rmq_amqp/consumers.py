@@ -15,6 +15,7 @@ from rmq_amqp.conditions import EXPECTED, of_error
 from rmq_amqp.links import Link
 from rmq_amqp.messages import expires_ms, to_client
 from rmq_amqp.sections import build
+from rmq_amqp.transactions import Received
 
 if TYPE_CHECKING:
     from rmq_amqp.connection import Connection
@@ -167,6 +168,9 @@ class Consumer(Link):
         state = engine.remote_state(delivery)
         if state in (0, engine.RECEIVED) and not engine.is_settled(delivery):
             return
+        if state == engine.TRANSACTIONAL:
+            self._within(delivery, out)
+            return
         del self._out[delivery]
         settlements = self.connection.settlements
         if state == engine.ACCEPTED:
@@ -181,6 +185,26 @@ class Consumer(Link):
             settlements.give_back(self._group, self._topic, [out.handle], counts=counts)
         engine.settle(delivery)
         self._settled()
+
+    def _within(self, delivery: Any, out: Out) -> None:
+        """The peer acknowledges a message in a transaction."""
+        try:
+            transaction = self.connection.transactions.find(engine.state_of(delivery))
+        except EXPECTED as error:
+            self.connection.end_link(self, *of_error(error))
+            return
+        del self._out[delivery]
+        is_settled = engine.is_settled(delivery)
+
+        def end(commits: bool) -> None:
+            if not is_settled and not self.is_ended:
+                engine.update(delivery, engine.ACCEPTED if commits else engine.RELEASED)
+                self.connection.wake()
+
+        transaction.received.append(Received(self._group, self._topic, out.handle, end))
+        if is_settled:
+            engine.settle(delivery)
+            self._settled()
 
     def _answer(self, delivery: Any) -> Callable[[ResponseError | None], None]:
         """The function that settles a delivery when its acknowledgement is kept."""

@@ -161,6 +161,13 @@ def accept_link(link: Any) -> None:
     link.rcv_settle_mode = link.remote_rcv_settle_mode
 
 
+def accept_coordinator(link: Any) -> None:
+    """Say that a link is one to the coordinator of transactions."""
+    accept_link(link)
+    link.target.type = COORDINATOR
+    link.target.capabilities.put_object(proton.symbol("amqp:local-transactions"))
+
+
 def describe_subscription(link: Any, topic: str) -> None:
     """Say in the source of a link which durable subscription it stands for."""
     source = link.source
@@ -261,6 +268,12 @@ def update(delivery: Any, state: int, condition: str = "", text: str = "", field
         proton.Data(cproton.pn_disposition_data(local)).put_object(fields)
     cproton.pn_delivery_update(delivery, state)
     cproton.pn_delivery_settle(delivery)
+
+
+def accept_within(delivery: Any, transaction: bytes) -> None:
+    """Accept a delivery as part of a transaction."""
+    outcome = proton.Described(proton.ulong(ACCEPTED), [])
+    update(delivery, TRANSACTIONAL, fields=[transaction, outcome])
 
 
 # ---- deliveries to a peer ----

@@ -28,6 +28,7 @@ from rmq_amqp.values import Malformed
 
 if TYPE_CHECKING:
     from rmq_amqp.connection import Connection
+    from rmq_amqp.transactions import Transaction
 
 CREDIT: Final = 300
 """Messages that a peer may send before it is answered."""
@@ -47,6 +48,7 @@ class Producer(Link):
         self._topic = topic
         self._inbox = bytearray()
         self._waiting: deque[tuple[Any, Message]] = deque()
+        self._within: dict[Any, Transaction] = {}
         link.max_message_size = MESSAGE_BYTES
         if topic:
             if not self._host.may(PUBLISH, topic):
@@ -83,12 +85,26 @@ class Producer(Link):
                 sections = parse(data)
             except Malformed as error:
                 raise Refused(DECODE_ERROR, f"the message cannot be decoded: {error}") from None
+            transactions, transaction = self.connection.transactions, None
+            if engine.remote_state(delivery) == engine.TRANSACTIONAL:
+                transaction = transactions.find(engine.state_of(delivery))
             topic = self._topic_of(sections)
             message = to_store(sections, topic, self._host.now_ms(), self.connection.container)
+            if transaction is not None:
+                transactions.half(message)
+                transaction.pending += 1
+                self._within[delivery] = transaction
         except EXPECTED as error:
             self._answer(delivery, *of_error(error))
         else:
             self._store(delivery, message)
+
+    def _answer_to(self, delivery: Any, message: Message, error: Exception) -> None:
+        """Tell the peer the refusal of a message."""
+        transaction = self._within.pop(delivery, None)
+        if transaction is not None:
+            self.connection.transactions.stored(transaction, message, None, of_error(error)[1])
+        self._answer(delivery, *of_error(error))
 
     def _topic_of(self, sections: Sections) -> str:
         if self._topic:
@@ -114,13 +130,13 @@ class Producer(Link):
                 self._waiting.append((delivery, message))
                 self._host.defer(RETRY_SECONDS, self._retry)
             else:
-                self._answer(delivery, *of_error(error))
+                self._answer_to(delivery, message, error)
         except EXPECTED as error:
-            self._answer(delivery, *of_error(error))
+            self._answer_to(delivery, message, error)
 
     def _append(self, delivery: Any, message: Message) -> None:
         queue_id = self._queue_of(message)
-        self._host.append(message, partial(self._stored, delivery), queue_id=queue_id)
+        self._host.append(message, partial(self._stored, delivery, message), queue_id=queue_id)
 
     def _queue_of(self, message: Message) -> int:
         """The queue of a message: the same for all messages of a connection, for their order."""
@@ -140,18 +156,24 @@ class Producer(Link):
                 if error.code in _BUSY:
                     self._host.defer(RETRY_SECONDS, self._retry)
                     return
-                self._answer(delivery, *of_error(error))
+                self._answer_to(delivery, message, error)
             except EXPECTED as error:
-                self._answer(delivery, *of_error(error))
+                self._answer_to(delivery, message, error)
             self._waiting.popleft()
 
-    def _stored(self, delivery: Any, outcome: Appended) -> None:
+    def _stored(self, delivery: Any, message: Message, outcome: Appended) -> None:
+        transaction = self._within.pop(delivery, None)
+        if transaction is not None:
+            text = "" if outcome.error is None else of_error(outcome.error)[1]
+            self.connection.transactions.stored(transaction, message, outcome, text)
         if outcome.error is None:
-            self._answer(delivery)
+            self._answer(delivery, transaction=transaction)
         else:
             self._answer(delivery, *of_error(outcome.error))
 
-    def _answer(self, delivery: Any, condition: str = "", text: str = "") -> None:
+    def _answer(
+        self, delivery: Any, condition: str = "", text: str = "", transaction: Transaction | None = None
+    ) -> None:
         """Tell the peer the outcome of a message; without a condition it is stored."""
         if self.is_ended:
             return
@@ -159,6 +181,8 @@ class Producer(Link):
             engine.settle(delivery)
         elif condition:
             engine.update(delivery, engine.REJECTED, condition, text)
+        elif transaction is not None:
+            engine.accept_within(delivery, transaction.name)
         else:
             engine.update(delivery, engine.ACCEPTED)
         self._grant()

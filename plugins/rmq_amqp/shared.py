@@ -24,6 +24,8 @@ class Shared:
         self._soles: dict[str, Connection] = {}
         self._owners: dict[str, GroupOwners] = {}
         self._used: dict[str, int] = {}
+        self.halves: set[str] = set()
+        """The half messages of open transactions, by their transaction ids."""
         self._connections = 0
 
     def next_number(self) -> int:

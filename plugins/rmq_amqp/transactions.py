@@ -1,0 +1,303 @@
+"""Transactions: the coordinator of a connection, and its open transactions.
+
+Messages that are sent in a transaction are half messages until the commit; what is received is acknowledged
+after them. So a broker that is killed in the middle of a commit loses nothing, though a received message may
+come again. A transaction ends with its coordinator's link, by a rollback.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import define, field
+
+from rmq.message import (
+    PROPERTY_PRODUCER_GROUP,
+    PROPERTY_TRANSACTION_PREPARED,
+    PROPERTY_UNIQUE_KEY,
+    Message,
+)
+from rmq.plugin import Appended, OpenTransaction, transaction_id
+from rmq_amqp import engine
+from rmq_amqp.conditions import (
+    DECODE_ERROR,
+    EXPECTED,
+    NOT_IMPLEMENTED,
+    RESOURCE_LIMIT,
+    TX_ROLLBACK,
+    TX_UNKNOWN,
+    Refused,
+    of_error,
+)
+from rmq_amqp.links import Link
+from rmq_amqp.sections import VALUE, parse
+from rmq_amqp.values import Described, Malformed
+
+if TYPE_CHECKING:
+    from rmq.errors import ResponseError
+    from rmq_amqp.connection import Connection
+
+log = logging.getLogger("rmq.amqp")
+
+GROUP: Final = "amqp-transactions"
+"""The producer group of all half messages of the door."""
+DECLARE: Final = (0x31, "amqp:declare:list")
+DISCHARGE: Final = (0x32, "amqp:discharge:list")
+CREDIT: Final = 100
+OPEN_MAX: Final = 1_000
+"""Open transactions of a connection."""
+WORK_MAX: Final = 100_000
+"""Messages of a transaction."""
+
+
+@define(eq=False)
+class Received:
+    """A received message whose acknowledgement waits for the commit. `end` is called with the outcome: True
+    is the commit."""
+
+    group: str
+    topic: str
+    handle: str
+    end: Callable[[bool], None]
+
+
+@define(eq=False)
+class Transaction:
+    """An open transaction."""
+
+    name: bytes
+    halves: list[tuple[str, str]] = field(factory=list)
+    """The transaction ids and unique keys of the half messages."""
+    received: list[Received] = field(factory=list)
+    pending: int = 0
+    """Half messages that are not stored yet."""
+    failure: str = ""
+    then: Callable[[], None] | None = None
+    """The discharge that waits for the half messages."""
+
+
+class Transactions:
+    """The open transactions of one connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._host = connection.host
+        self._open: dict[bytes, Transaction] = {}
+        self._is_producing = False
+
+    def find(self, fields: Any) -> Transaction:
+        """The transaction of a transactional state. Raises Refused."""
+        name = bytes(fields[0]) if isinstance(fields, (list, tuple)) and fields and fields[0] else b""
+        found = self._open.get(name)
+        if found is None:
+            raise Refused(TX_UNKNOWN, f"there is no open transaction {name.hex()!r:.80} on this connection")
+        if len(found.halves) + found.pending + len(found.received) >= WORK_MAX:
+            raise Refused(RESOURCE_LIMIT, f"a transaction has at most {WORK_MAX} messages; commit before")
+        return found
+
+    def declare(self) -> bytes:
+        """Begin a transaction; returns its name. Raises Refused, AccessDenied, ResponseError."""
+        if len(self._open) >= OPEN_MAX:
+            raise Refused(RESOURCE_LIMIT, f"a connection has at most {OPEN_MAX} open transactions")
+        if not self._is_producing:
+            self._host.produce(GROUP, self._connection.client_id, self._check)
+            self._is_producing = True
+        name = uuid.uuid4().bytes
+        self._open[name] = Transaction(name)
+        return name
+
+    def _check(self, orphan: OpenTransaction) -> None:
+        """The broker asks for the end of a half message: what no connection has open is rolled back."""
+        if orphan.transaction_id not in self._connection.shared.halves:
+            key = orphan.message.properties.get(PROPERTY_UNIQUE_KEY, "")
+            self._end_half(orphan.transaction_id, key, False, None)
+
+    def half(self, message: Message) -> None:
+        """Make a message a half message. Raises Refused for a delayed one."""
+        if message.is_delayed:
+            raise Refused(NOT_IMPLEMENTED, "a delivery delay is not possible in a transaction")
+        message.properties[PROPERTY_TRANSACTION_PREPARED] = "true"
+        message.properties[PROPERTY_PRODUCER_GROUP] = GROUP
+        message.properties.setdefault(PROPERTY_UNIQUE_KEY, uuid.uuid4().hex)
+
+    def stored(self, transaction: Transaction, message: Message, outcome: Appended | None, text: str) -> None:
+        """A half message of a transaction is stored, or failed."""
+        transaction.pending -= 1
+        if outcome is not None and outcome.message_id:
+            name = transaction_id(outcome)
+            transaction.halves.append((name, message.properties[PROPERTY_UNIQUE_KEY]))
+            self._connection.shared.halves.add(name)
+        transaction.failure = transaction.failure or text
+        if transaction.then is not None and not transaction.pending:
+            then, transaction.then = transaction.then, None
+            then()
+
+    # ---- the end ----
+
+    def discharge(self, name: bytes, fails: bool, on_done: Callable[[str], None]) -> None:
+        """End a transaction; `on_done` is called with the reason for which it was rolled back against the
+        peer's wish, empty without one. Raises Refused.
+        """
+        transaction = self._open.get(name)
+        if transaction is None:
+            raise Refused(TX_UNKNOWN, f"there is no open transaction {name.hex()!r:.80} on this connection")
+        if transaction.then is not None:
+            raise Refused(TX_UNKNOWN, "the transaction is being ended already")
+
+        def end() -> None:
+            self._open.pop(name, None)
+            if fails or transaction.failure:
+                self._roll_back(transaction)
+                on_done("" if fails else transaction.failure)
+            else:
+                self._commit(transaction, on_done)
+
+        if transaction.pending:
+            transaction.then = end
+        else:
+            end()
+
+    def _commit(self, transaction: Transaction, on_done: Callable[[str], None]) -> None:
+        left = len(transaction.halves)
+        failures: list[str] = []
+
+        def ended(name: str, error: ResponseError | None) -> None:
+            nonlocal left
+            left -= 1
+            self._connection.shared.halves.discard(name)
+            if error is not None:
+                failures.append(str(error))
+            if not left:
+                self._accept(transaction, failures, on_done)
+
+        if not left:
+            self._accept(transaction, failures, on_done)
+        for name, key in transaction.halves:
+            self._end_half(name, key, True, partial(ended, name))
+
+    def _accept(self, transaction: Transaction, failures: list[str], on_done: Callable[[str], None]) -> None:
+        """Acknowledge what was received, when all sent messages are there."""
+        if failures:
+            self._give_back(transaction)
+            on_done(f"{len(failures)} messages are not committed: {failures[0]}")
+            return
+        left = len(transaction.received)
+        if not left:
+            on_done("")
+            return
+
+        def accepted(received: Received, error: ResponseError | None) -> None:
+            nonlocal left
+            left -= 1
+            received.end(True)
+            if not left:
+                on_done("")
+
+        settlements = self._connection.settlements
+        for received in transaction.received:
+            settlements.accept(received.group, received.topic, received.handle, partial(accepted, received))
+        settlements.flush()
+
+    def _roll_back(self, transaction: Transaction) -> None:
+        for name, key in transaction.halves:
+            self._connection.shared.halves.discard(name)
+            self._end_half(name, key, False, None)
+        self._give_back(transaction)
+
+    def _give_back(self, transaction: Transaction) -> None:
+        handles: dict[tuple[str, str], list[str]] = {}
+        for received in transaction.received:
+            handles.setdefault((received.group, received.topic), []).append(received.handle)
+            received.end(False)
+        for (group, topic), texts in handles.items():
+            self._connection.settlements.give_back(group, topic, texts, counts=True)
+
+    def _end_half(
+        self, name: str, key: str, commits: bool, on_done: Callable[[ResponseError | None], None] | None
+    ) -> None:
+        try:
+            self._host.end_transaction(GROUP, name, key, commits, on_done)
+        except EXPECTED as error:
+            log.warning("the half message %s is not ended: %s", name, error)
+            if on_done is not None:
+                on_done(error)  # type: ignore[arg-type]
+
+    def end(self) -> None:
+        """Roll back all open transactions."""
+        transactions, self._open = self._open, {}
+        for transaction in transactions.values():
+            if transaction.then is None:
+                self._roll_back(transaction)
+            else:
+                transaction.failure = transaction.failure or "the coordinator has ended"
+
+    def forget(self) -> None:
+        """The connection has ended: the received messages are given back by the broker."""
+        for transaction in self._open.values():
+            transaction.received.clear()
+        self.end()
+
+
+class Coordinator(Link):
+    """The link on which a peer begins and ends transactions."""
+
+    def on_open(self) -> None:
+        """Give the peer credit."""
+        self._inbox = bytearray()
+        engine.give_credit(self.pointer, CREDIT)
+
+    def on_delivery(self, delivery: Any) -> None:
+        """Take a declare or discharge."""
+        if not engine.is_readable(delivery):
+            return
+        engine.receive(self.pointer, self._inbox)
+        if engine.is_partial(delivery):
+            return
+        data = bytes(self._inbox)
+        self._inbox.clear()
+        engine.advance(self.pointer)
+        try:
+            self._take(delivery, data)
+        except EXPECTED as error:
+            self._answer(delivery, engine.REJECTED, *of_error(error))
+        engine.give_credit(self.pointer, 1)
+
+    def _take(self, delivery: Any, data: bytes) -> None:
+        try:
+            sections = parse(data)
+        except Malformed as error:
+            raise Refused(DECODE_ERROR, f"a message to the coordinator is broken: {error}") from None
+        body = sections.body if sections.kind == VALUE else None
+        if not isinstance(body, Described) or not isinstance(body.value, list):
+            raise Refused(DECODE_ERROR, "the message to the coordinator is neither declare nor discharge")
+        transactions, fields = self.connection.transactions, body.value
+        if body.descriptor in DECLARE:
+            if fields and fields[0] is not None:
+                raise Refused(NOT_IMPLEMENTED, "distributed transactions are not possible")
+            self._answer(delivery, engine.DECLARED, fields=[transactions.declare()])
+        elif body.descriptor in DISCHARGE and fields and isinstance(fields[0], bytes):
+            fails = len(fields) > 1 and fields[1] is True
+            transactions.discharge(fields[0], fails, partial(self._discharged, delivery))
+        else:
+            raise Refused(DECODE_ERROR, "the message to the coordinator is neither declare nor discharge")
+
+    def _discharged(self, delivery: Any, failure: str) -> None:
+        if failure:
+            self._answer(delivery, engine.REJECTED, TX_ROLLBACK, failure)
+        else:
+            self._answer(delivery, engine.ACCEPTED)
+
+    def _answer(
+        self, delivery: Any, state: int, condition: str = "", text: str = "", fields: Any = None
+    ) -> None:
+        if not self.is_ended:
+            engine.update(delivery, state, condition, text, fields)
+            self.connection.wake()
+
+    def on_end(self, *, is_closed: bool) -> None:
+        """As `Link.on_end`."""
+        self.connection.transactions.end()

@@ -1,0 +1,160 @@
+"""AMQP 1.0: transactions, with a broker in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+from rmq_amqp.sections import VALUE, Sections, build
+from rmq_amqp.values import Described, ULong
+from trio.testing import MockClock
+
+from tests.unit.amqp.client import ACCEPTED, Client, Consumer, Producer, proton
+from tests.unit.amqp.test_queues import REJECTED, bodies, client, cluster, text
+
+DECLARED, TRANSACTIONAL = 0x33, 0x34
+
+
+class Coordinator:
+    """The coordinator's link of a client."""
+
+    def __init__(self, one: Client, link: Any) -> None:
+        self._sender = Producer(one, link)
+
+    async def declare(self) -> bytes:
+        outcome = await self._sender.send(Sections(VALUE, Described(ULong(0x31), [])))
+        assert outcome.remote_state == DECLARED
+        return bytes(outcome.remote.data[0])
+
+    async def discharge(self, name: bytes, *, fails: bool = False) -> Any:
+        return await self._sender.send(Sections(VALUE, Described(ULong(0x32), [name, fails])))
+
+
+async def coordinator(one: Client, session: Any) -> Coordinator:
+    link = session.sender("coordinator")
+    link.target.type = proton.Terminus.COORDINATOR
+    link.source.type = proton.Terminus.SOURCE
+    return Coordinator(one, await one.attached(link))
+
+
+async def send_within(producer: Producer, name: bytes, message: Sections) -> Any:
+    link = producer.link
+    await producer.client.until(lambda: link.credit > 0)
+    delivery = link.delivery(link.delivery_tag())
+    delivery.local.data = [name]
+    delivery.update(TRANSACTIONAL)
+    link.stream(build(message))
+    link.advance()
+    await producer.client.until(lambda: delivery.remote_state)
+    return delivery
+
+
+async def accept_within(consumer: Consumer, name: bytes) -> str:
+    delivery, message = await consumer.receive()
+    delivery.local.data = [name, proton.Described(proton.ulong(ACCEPTED), [])]
+    delivery.update(TRANSACTIONAL)
+    delivery.settle()
+    await consumer.client.flush()
+    return str(message.body)
+
+
+async def empty(consumer: Consumer) -> None:
+    await anyio.sleep(2)
+    assert consumer.link.current is None or not consumer.link.current.readable
+
+
+async def test_what_is_sent_is_there_after_the_commit(autojump_clock: MockClock) -> None:
+    async with cluster() as running, client(running) as one:
+        session = await one.session()
+        control = await coordinator(one, session)
+        producer = await one.producer(session, "Orders")
+        consumer = await one.consumer(session, "Orders")
+        name = await control.declare()
+        for number in range(3):
+            outcome = await send_within(producer, name, text(f"m{number}"))
+            assert outcome.remote_state == TRANSACTIONAL
+        await empty(consumer)
+        assert (await control.discharge(name)).remote_state == ACCEPTED
+        assert await bodies(consumer, 3) == ["m0", "m1", "m2"]
+        again = await control.discharge(name)
+        assert again.remote_state == REJECTED
+        assert again.remote.condition.name == "amqp:transaction:unknown-id"
+
+
+@pytest.mark.parametrize("ending", ["rollback", "close", "lost"])
+async def test_a_rollback_undoes_sends_and_acknowledgements(autojump_clock: MockClock, ending: str) -> None:
+    async with cluster() as running, client(running, "two") as two:
+        other = await two.session()
+        await (await two.producer(other, "Orders")).send(text("old"))
+        async with client(running) as one:
+            session = await one.session()
+            control = await coordinator(one, session)
+            producer = await one.producer(session, "Orders")
+            consumer = await one.consumer(session, "Orders", credit=1)
+            name = await control.declare()
+            assert await accept_within(consumer, name) == "old"
+            await send_within(producer, name, text("new"))
+            if ending == "rollback":
+                assert (await control.discharge(name, fails=True)).remote_state == ACCEPTED
+            elif ending == "close":
+                one.connection.close()
+                await one.flush()
+                await anyio.sleep(1)
+        rest = await two.consumer(other, "Orders")
+        _, message = await rest.receive()
+        assert (message.body, message.delivery_count) == ("old", 1)
+        await anyio.sleep(300)  # the broker asks for the end of half messages
+        await empty(rest)
+
+
+async def test_acknowledgements_wait_for_the_commit(autojump_clock: MockClock) -> None:
+    async with cluster() as running:
+        async with client(running) as one:
+            session = await one.session()
+            control = await coordinator(one, session)
+            producer = await one.producer(session, "Orders")
+            for number in range(3):
+                await producer.send(text(f"m{number}"))
+            consumer = await one.consumer(session, "Orders", credit=3)
+            first, second = await control.declare(), await control.declare()
+            assert await accept_within(consumer, first) == "m0"
+            assert await accept_within(consumer, second) == "m1"
+            assert (await control.discharge(first)).remote_state == ACCEPTED
+        await running.stop("a")
+        await running.start("a")
+        async with client(running) as two:
+            consumer = await two.consumer(await two.session(), "Orders")
+            assert await bodies(consumer, 2) == ["m1", "m2"]
+
+
+async def test_an_unknown_transaction_is_refused(autojump_clock: MockClock) -> None:
+    async with cluster() as running, client(running) as one:
+        session = await one.session()
+        producer = await one.producer(session, "Orders")
+        outcome = await send_within(producer, b"none", text("m"))
+        assert outcome.remote_state == REJECTED
+        assert outcome.remote.condition.name == "amqp:transaction:unknown-id"
+        await producer.send(text("m"))
+        consumer = await one.consumer(session, "Orders")
+        await accept_within(consumer, b"none")
+        await one.until(lambda: consumer.link.state & proton.Endpoint.REMOTE_CLOSED)
+        assert consumer.link.remote_condition.name == "amqp:transaction:unknown-id"
+
+
+async def test_the_broker_stops_and_rolls_back(autojump_clock: MockClock) -> None:
+    async with cluster() as running:
+        async with client(running) as one:
+            session = await one.session()
+            control = await coordinator(one, session)
+            name = await control.declare()
+            await send_within(await one.producer(session, "Orders"), name, text("lost"))
+            await running.stop("a")
+        await running.start("a")
+        async with client(running) as two:
+            session = await two.session()
+            control = await coordinator(two, session)
+            await control.declare()  # from now on it answers for half messages
+            consumer = await two.consumer(session, "Orders")
+            await anyio.sleep(300)
+            await empty(consumer)
