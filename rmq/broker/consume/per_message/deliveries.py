@@ -248,14 +248,16 @@ class Deliveries:
     def _begin(self, request: TakeRequest) -> TopicDelivery:
         """The state of a topic for a group, from its first take on. Raises ResponseError."""
         key = request.consumer_group, request.topic
-        topic = self._table.get(key)
-        if topic is None:
-            topic = self._table[key] = TopicDelivery(*key)
-            self._offsets.watch(*key, partial(self._on_offsets, topic))
+        topic = self._table.get(key) or self._begin_topic(key)
         topic.used_at = self.clock()
         if not topic.is_refusing_pulls:
             self._reader.refuse_pulls(*key)
             topic.is_refusing_pulls = True
+        return topic
+
+    def _begin_topic(self, key: tuple[str, str]) -> TopicDelivery:
+        topic = self._table[key] = TopicDelivery(*key, used_at=self.clock())
+        self._offsets.watch(*key, partial(self._on_offsets, topic))
         return topic
 
     def _begin_queue(self, topic: TopicDelivery, queue_id: int, request: TakeRequest) -> QueueDelivery:
@@ -494,16 +496,10 @@ class Deliveries:
             if self._topics.get(row.topic) is None:
                 continue
             end = self._store.max_offset(row.topic, row.queue_id)
-            row.finished.cut(end)
             known = self._offsets.get(row.group, row.topic, row.queue_id)
-            if not row.is_reset and known > row.finished.base:
-                row.finished.advance_to(min(known, end))
-            row.finished.advance_to(min(end, self._store.min_offset(row.topic, row.queue_id)))
+            fit(row, known, self._store.min_offset(row.topic, row.queue_id), end)
             key = row.group, row.topic
-            topic = self._table.get(key)
-            if topic is None:
-                topic = self._table[key] = TopicDelivery(*key, used_at=self.clock())
-                self._offsets.watch(*key, partial(self._on_offsets, topic))
+            topic = self._table.get(key) or self._begin_topic(key)
             queue = recovered_queue(topic, row_id, row, end)
             topic.queues[row.queue_id] = queue
             self.ledger.keep(queue)
@@ -526,6 +522,14 @@ def _parsed(text: str) -> Handle | ResponseError:
         return parse_handle(text)
     except ResponseError as error:
         return error
+
+
+def fit(row: Recovered, known: int, low: int, end: int) -> None:
+    """Make the finished messages of a queue, as the journal has them, fit its offset and its bounds."""
+    row.finished.cut(end)
+    if not row.is_reset and known > row.finished.base:
+        row.finished.advance_to(min(known, end))
+    row.finished.advance_to(min(end, low))
 
 
 def recovered_queue(topic: TopicDelivery, row_id: int, row: Recovered, end: int) -> QueueDelivery:
