@@ -430,8 +430,6 @@ class Deliveries:
         topic = queue.topic
         self._offsets.advance(topic.group, topic.topic, queue.queue_id, queue.base)
 
-    # ---- time ----
-
     def step(self, now: float) -> float:
         """Do what is due; return the next deadline, infinite when nothing waits."""
         at = min(self._leases.step(now), self.polls.step(now))
@@ -487,8 +485,6 @@ class Deliveries:
             self.ledger.reset(queue)
         self._write_soon()
         self.polls.wake((topic.group, topic.topic))
-
-    # ---- the start ----
 
     def load(self) -> None:
         """Read the journal of the store, on a master, after its offsets."""
