@@ -244,23 +244,26 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def fuzz_engine(session: nox.Session) -> None:
-    """The compiled engine beside the pure one under AddressSanitizer (RMQ_ENGINE_SEEDS, 200); needs gcc and a
-    checkout in which no engine was built."""
+    """The compiled engine beside the pure one under AddressSanitizer (RMQ_ENGINE_SEEDS, 200), and runs of
+    plain sends (RMQ_ENGINE_RUNS, 200000); needs gcc and a checkout in which no engine was built."""
     built = {"RMQ_ENGINE": "compiled", "CFLAGS": "-fsanitize=address -fno-omit-frame-pointer -g"}
     session.install("--force-reinstall", "--no-deps", ".", env=built)
     session.install(".[spark]", "--group", "test", env=built)
     library = session.run("gcc", "-print-file-name=libasan.so", external=True, silent=True)
     watched = {"LD_PRELOAD": str(library).strip(), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
     seeds = {"RMQ_ENGINE_SEEDS": session.env.get("RMQ_ENGINE_SEEDS") or "200"}
+    seeds |= {"RMQ_ENGINE_RUNS": session.env.get("RMQ_ENGINE_RUNS") or "200000"}
     client = ("tests/unit/client/test_message_view.py", "tests/unit/client/test_pipeline.py")
     spark = "tests/spark/test_plain_records.py"
-    tests = ("tests/stateful/test_engines.py", "tests/stateful/test_signed_engines.py", *client, spark)
+    engines = [f"tests/stateful/test_{name}.py" for name in ("engines", "signed_engines", "many_runs")]
+    tests = (*engines, *client, spark)
     session.run("python", "-m", "pytest", *tests, *session.posargs, env=watched | seeds)
 
 
 @nox.session
 def hostile(session: nox.Session) -> None:
-    """Attacks on real brokers beside an honest client (RMQ_HOSTILE_WINDOWS of RMQ_HOSTILE_SECONDS each)."""
+    """Attacks on real brokers beside an honest client (RMQ_HOSTILE_WINDOWS of RMQ_HOSTILE_SECONDS each); and
+    crowds: RMQ_CROWD_CLIENTS back after a restart, RMQ_CROWD_RATE short connections a second."""
     session.install("-e", ".[test]")
     session.run("python", "-m", "pytest", "-s", "-m", "campaign", "tests/hostile", *session.posargs)
 

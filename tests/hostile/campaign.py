@@ -77,6 +77,7 @@ class Target:
     accounts: dict[str, str] = field(factory=dict, repr=False)
     pages_address: str = ""
     secret_file: str = ""
+    descriptors: int = DESCRIPTORS
     process: subprocess.Popen[str] | None = None
     start_seconds: float = 0.0
 
@@ -94,7 +95,7 @@ class Target:
     def start(self) -> None:
         """Start it and wait until it listens. Raises Unsound when it ends instead."""
         begun = time.monotonic()
-        limited = ["sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$0" "$@"', *self.command]
+        limited = ["sh", "-c", f'ulimit -n {self.descriptors}; exec "$0" "$@"', *self.command]
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
                 limited, cwd=self.cwd, env=SERVER_ENVIRONMENT, stdout=subprocess.PIPE, stderr=log, text=True

@@ -33,6 +33,14 @@ SECONDS: Final = 5.0
 LARGE: Final = 3_000_000
 
 
+def heartbeat_of(name: str, group: str = "readers") -> Command:
+    """The heartbeat of a client that reads Orders, as a member of a group, and sends."""
+    wanted = [SubscriptionData("Orders", "*", sub_version=time.time_ns() // 1_000_000)]
+    member = ConsumerData(group_name=group, subscription_data_set=wanted)
+    body = HeartbeatData(name, [ProducerData("writers")], [member]).to_json()
+    return Command.request(RequestCode.HEART_BEAT, None, body)
+
+
 class Newcomer:
     """A client that connects, joins a group, sends, and waits for messages; a slave; a probe. Each has so
     many `seconds` for each of its acts, and comes again after a failure, up to `tries` times."""
@@ -96,10 +104,7 @@ class Newcomer:
 
     def _works(self) -> None:
         with self._dial(self._target.address) as link:
-            wanted = [SubscriptionData("Orders", "*", sub_version=time.time_ns() // 1_000_000)]
-            group = ConsumerData(group_name="readers", subscription_data_set=wanted)
-            body = HeartbeatData(f"newcomer-{time.time_ns()}", [ProducerData("writers")], [group]).to_json()
-            answer = self._ask(link, Command.request(RequestCode.HEART_BEAT, None, body))
+            answer = self._ask(link, heartbeat_of(f"newcomer-{time.time_ns()}"))
             assert answer.code == 0, answer.remark
             answer = self._ask(link, send("Orders", b"newcomer", queue_id=1))
             assert answer.code == 0, answer.remark
