@@ -45,13 +45,13 @@ class Commands:
         path = self._files.path_of(header.access_key)
         what = f"account {header.access_key!r} was not changed"
         edit = update_account(header, request.ext.get("proof"))
-        return self._change(request, peer, path, edit, now_ms, _refusal(209, what))
+        return self._change(request, peer, path, edit, _refusal(209, what))
 
     def _on_delete(self, request: Command, peer: Peer, now_ms: int) -> Command | None:
         name = request.read(DeleteAccessConfigRequestHeader).access_key
         path = self._files.path_of(name)
         refusal = _refusal(210, f"account {name!r} was not deleted")
-        return self._change(request, peer, path, delete_account(name), now_ms, refusal)
+        return self._change(request, peer, path, delete_account(name), refusal)
 
     def _on_global_white(self, request: Command, peer: Peer, now_ms: int) -> Command | None:
         """Only a file that is read already can be named: no path of the sender's choice is written."""
@@ -60,7 +60,7 @@ class Commands:
         if path != str(self._files.main) and path not in self._files.versions():
             raise refusal(f"{path[:200]} is none of {', '.join(self._files.versions())}")
         edit = set_global_white(split(request.ext.get("globalWhiteAddrs")))
-        return self._change(request, peer, path, edit, now_ms, refusal)
+        return self._change(request, peer, path, edit, refusal)
 
     def _change(
         self,
@@ -68,10 +68,12 @@ class Commands:
         peer: Peer,
         path: str,
         edit: Edit,
-        now_ms: int,
         refusal: Callable[[object], ResponseError],
     ) -> Command | None:
-        """The response once the file has the result of `edit`, and the accounts are in force."""
+        """The response once the file has the result of `edit`, and the accounts are in force. The file gets
+        the wall time of its change: a name server's requests have the time of a clock that begins with the
+        machine's start."""
+        now_ms = self._host.now_ms()
 
         def write() -> tuple[State, ResponseError | None]:
             try:

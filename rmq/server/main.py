@@ -22,12 +22,14 @@ from rmq.server.log_limit import start_log
 from rmq.server.process import check_installation, return_large_blocks
 from rmq.server.profile import protect_files
 from rmq.server.settings import ServerSettings
-from rmq.server.signals import obey, stop_without_parent
+from rmq.server.signals import ignore_unused, obey, stop_without_parent
 
 if TYPE_CHECKING:
     from attrs import frozen
 else:
     from rmq.lazy_attrs import frozen
+
+log = logging.getLogger("rmq.server")
 
 EXIT_FAILED: Final = 1
 EXIT_SETTINGS: Final = 2
@@ -98,6 +100,7 @@ class Program:
         """Run until a signal; returns the exit status."""
         start_log()
         options = self.parse(arguments)
+        ignore_unused()
         try:
             check_installation()
             settings = self.settings(options)
@@ -115,10 +118,16 @@ class Program:
             return self._failed(error, EXIT_TAKEN)
         except (RmqError, OSError) as error:
             return self._failed(error, EXIT_FAILED)
+        except Exception:
+            log.exception("the %s ends by an error that is not expected", self.title)
+            raise
         return 0
 
     def _failed(self, error: Exception, status: int) -> int:
+        """Tell why the program ends, on the error output and in the log's file, where there is one."""
         print(f"rmq {self.title}: {error}", file=sys.stderr)
+        if any(isinstance(handler, logging.FileHandler) for handler in logging.getLogger().handlers):
+            log.error("the %s ends: %s", self.title, error)
         return status
 
 

@@ -411,6 +411,11 @@ class FailoverService:
                     await self._register()
                 else:
                     await self._say()
+            except NotLeader as error:
+                if error.leader:  # the next request goes there
+                    log.info("%s: the controllers redirect to %s", self._config.broker_name, error.leader)
+                else:
+                    self._complain(str(error))
             except ASKING_ERRORS as error:
                 self._complain(str(error))
             if self._broker is not None:

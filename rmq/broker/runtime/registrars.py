@@ -51,6 +51,7 @@ class Registrars:
         self._broker = broker
         self._registration = broker.registration
         self._health = health
+        self._reasons: dict[str, str] = {}  # why a name server did not take the last registration
         self._wakeups: dict[str, Wakeup] = {}
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._changed = changed
@@ -100,6 +101,7 @@ class Registrars:
         for address in dropped:
             self._scopes.pop(address).cancel()
             del self._wakeups[address]
+            self._reasons.pop(address, None)
             self._registration.known_by.pop(address, None)
         if dropped:
             self._judge()
@@ -120,7 +122,9 @@ class Registrars:
                 level = logging.WARNING if not failures else logging.DEBUG
                 log.log(level, "name server %s does not take the registration: %s", address, error)
                 failures += 1
+                self._reasons[address] = str(error)
             else:
+                self._reasons.pop(address, None)
                 if failures or address not in self._tried:
                     log.info("registered at name server %s", address)
                 failures = 0
@@ -156,7 +160,9 @@ class Registrars:
                 log.info("ready: a name server has taken the registration")
             self._health.has(NAME_SERVERS)
         else:
-            self._health.lacks(NAME_SERVERS, f"registered at none of {', '.join(known)}")
+            why = "; ".join(f"{one}: {reason}" for one, reason in self._reasons.items())
+            text = f"registered at none of {', '.join(known)}"
+            self._health.lacks(NAME_SERVERS, f"{text} ({why})" if why else text)
 
     async def _register(self, pool: Pool, address: str, *, force: bool) -> None:
         registration = self._registration

@@ -83,6 +83,27 @@ async def test_a_replica_that_was_removed_and_lives_comes_back_as_another(
         assert third.broker.settings.broker.broker_id == 4
 
 
+async def test_a_redirect_to_the_controller_that_leads_is_no_warning(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with controlled_set(2) as (found, client):
+        await found.begin(client)
+        asked_first = CONTROLLERS[0].partition(":")[0]
+        while await found.leading() == asked_first:  # a broker is to ask a follower first
+            await found.controllers[0].stop(found.pauses)
+            await found.until(inSync=[1, 2])
+            await found.controllers[0].start()
+            await trio.sleep(5)
+        await found.end(found.nodes[1])
+        caplog.clear()
+        await found.start(found.nodes[1])
+        await found.until(inSync=[1, 2])
+        assert any("the controllers redirect to" in line for line in caplog.messages)
+        said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+        assert not any("controllers" in line for line in said), said
+
+
 async def test_a_slave_that_is_stopped_in_order_is_waited_for_no_more(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

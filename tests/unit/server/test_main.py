@@ -3,6 +3,8 @@ their settings."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +53,28 @@ def test_an_error_of_a_server_is_an_exit_status_and_one_line(
 ) -> None:
     assert attrs.evolve(program, serve=failing(error)).main(arguments) == status
     assert capsys.readouterr().err.splitlines()[-1] == f"rmq {program.title}: {error}"
+
+
+@pytest.mark.parametrize(
+    "error", [RmqError("the rest"), PortInUse("127.0.0.1:1"), ZeroDivisionError("a bug")], ids=repr
+)
+def test_an_error_that_ends_a_start_is_in_the_log_s_file(
+    error: Exception, arguments: list[str], tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "server.log"
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    try:
+        program = attrs.evolve(namesrv_main.PROGRAM, serve=failing(error))
+        with contextlib.suppress(ZeroDivisionError):
+            assert program.main([*arguments, "--set", f"logFile={file}"]) != 0
+    finally:
+        for handler in [one for one in root.handlers if one not in before]:
+            root.removeHandler(handler)
+            handler.close()
+        root.setLevel(level)
+    assert str(error) in file.read_text()
+    assert "the name server ends" in file.read_text()
 
 
 @pytest.mark.parametrize(
