@@ -590,20 +590,6 @@ def test_the_name_server_is_guarded_too(tmp_path: Path) -> None:
     assert ask(9999, {}, MANAGER)[0] == 16
 
 
-def test_a_name_server_writes_the_wall_time_of_a_change(tmp_path: Path) -> None:
-    file = tmp_path / "plain_acl.yml"
-    file.write_text(TEXT)
-    config = NamesrvConfig(acl_enable=True, acl_file=str(file))
-    server = NameServer(config, now_ms=lambda: 7, kv_configs=KvConfigs(lambda data: None))
-    server.use_plugins(hooks_of([("acl", AclPlugin({}, namesrv_host(server, lambda: START)))]))
-    request = Command.request(Code.DELETE_ACL_CONFIG, {"accessKey": OTHER.access_key})
-    answer = server.answer(signed(request, MANAGER), Wire("10.0.0.1:4"), 7)  # type: ignore[arg-type]
-    assert answer is not None
-    assert answer.code == 0
-    assert str(START) in file.read_text()
-    assert "timestamp: 7" not in file.read_text()
-
-
 def test_a_plugin_answers_only_what_nobody_answers(tmp_path: Path) -> None:
     guarded = Guarded(tmp_path)
     with pytest.raises(PluginRefused, match="plugin 'again': answers request code 50, 51"):
