@@ -37,6 +37,7 @@ _read_properties = AlikeProperties()
 _BODY_SIZE = parts("body_size")
 _BODY_AT = _BODY.size
 _SYS_FLAG = part("sys_flag")
+_DELIVERY = parts("queue_id", "reconsume_times")
 _NUMBERS = parts(
     "crc",
     "queue_id",
@@ -154,8 +155,11 @@ def _plain() -> PulledMessage:
     return PulledMessage.__new__(PulledMessage)
 
 
-def compiled_kind(module: ModuleType) -> type[PulledMessage]:
-    """Messages that `module`, the compiled engine, reads."""
+P = TypeVar("P", bound=PulledMessage)
+
+
+def compiled_kind(module: ModuleType, kind: type[P]) -> type[P]:
+    """Messages of `kind` that `module`, the compiled engine, reads."""
     reader: PulledReader = module.PulledReader(
         PulledMessage, _read_properties, PROPERTY_UNIQUE_KEY, MESSAGE_MAGIC
     )
@@ -166,10 +170,15 @@ def compiled_kind(module: ModuleType) -> type[PulledMessage]:
         "properties": property(reader.properties, vars(PulledMessage)["properties"].fset),
         "message_id": property(reader.message_id),
     }
-    return type("PulledMessage", (PulledMessage,), members)
+    return type(kind.__name__, (kind,), members)
 
 
-_CHOSEN = PulledMessage if engine.compiled is None else compiled_kind(engine.compiled)
+def quickest(kind: type[P]) -> type[P]:
+    """Messages of `kind`, read by the compiled engine if available."""
+    return kind if engine.compiled is None else compiled_kind(engine.compiled, kind)
+
+
+_CHOSEN = quickest(PulledMessage)
 
 
 @lru_cache(maxsize=16)
@@ -198,11 +207,8 @@ class FoundMessage(PulledMessage):
         self._body = body
 
 
-F = TypeVar("F", bound=FoundMessage)
-
-
-def found_messages(buffer: bytes, broker_name: str, kind: type[F]) -> list[F]:
-    """The messages of a query's answer, as objects of `kind`. Raises CorruptRecord."""
+def found_messages(buffer: bytes, broker_name: str, kind: type[P]) -> list[P]:
+    """The messages of an answer that holds whole records, as objects of `kind`. Raises CorruptRecord."""
     messages = []
     at, end = 0, len(buffer)
     while at < end:
@@ -218,6 +224,17 @@ def found_messages(buffer: bytes, broker_name: str, kind: type[F]) -> list[F]:
         messages.append(message)
         at += size
     return messages
+
+
+def delivery_of(message: PulledMessage) -> tuple[int, int]:
+    """The queue of a message, and the number of its delivery, from 1. Raises CorruptRecord."""
+    buffer, at = message._buffer, message._at
+    try:
+        form = _DELIVERY[_SYS_FLAG.unpack_from(buffer, at)[0] & SYS_HOST_BITS]
+        queue_id, times = form.unpack_from(buffer, at)
+    except (struct_error, IndexError) as error:
+        raise message._damaged(error) from None
+    return queue_id, times + 1
 
 
 def read_messages(

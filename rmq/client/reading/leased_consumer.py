@@ -11,6 +11,8 @@ from typing import Final
 
 import anyio
 
+from rmq.client.consume.consumer import BURST
+from rmq.client.consume.dispatch import ReadyQueue
 from rmq.client.consume.isolation import Isolated
 from rmq.client.consume.retry import Backoff, Retry
 from rmq.client.consume.subscription import OnError, Sql
@@ -25,18 +27,20 @@ from rmq.remoting.threads import ThreadWaits, as_async
 LEASE_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 15.0
 FAILED_SECONDS: Final = 1.0
-ACKS_MAX: Final = 512
+ACKS_MAX: Final = 2_048
 """Acknowledgements of one request."""
 ACK_SECONDS: Final = 0.1
 """Acknowledgements are gathered for so long, as each request costs the broker a write; not in order, where
 the next message waits for them."""
 
-AT_HAND: Final = 128
-"""Messages that wait for fast handlers."""
-FAST_SECONDS: Final = 0.05
-SLOW_SECONDS: Final = 0.5
-"""Handlers that work on a batch so long are fast, or slow. For slow handlers no more messages wait than there
-are handlers, since other members could work on them."""
+AT_HAND: Final = 1_024
+"""Messages that wait for fast handlers, as many as those of a push consumer with four queues."""
+FAST_SECONDS: Final = 0.2
+SLOW_SECONDS: Final = 1.0
+"""Handlers that take so long for half of the messages at hand are fast, or slow. For slow handlers no more
+messages wait than there are handlers, since other members could work on them."""
+GIVING_BACK: Final = 16
+"""Requests in flight that give back messages at a drain."""
 
 FAILURES: Final = (*NETWORK_ERRORS, NoRoute, ResponseError)
 Handler = Callable[[StoredMessage], Awaitable[object] | object]
@@ -74,16 +78,16 @@ class LeasedConsumer(AsyncResource):
         self._retry = retry
         self._lease = lease
         self._drain_seconds = session.config.drain_timeout_ms / 1000
-        self._waiting: deque[ReceivedMessage] = deque()
+        self._ready: ReadyQueue[ReceivedMessage] = ReadyQueue()
+        self._handled = 0
+        self._refill_at = 0
+        """When fewer messages than these wait, more are taken."""
         self._working: dict[ReceivedMessage, None] = {}
         self._acks: list[ReceivedMessage] = []
         self._gather_seconds = 0.0 if in_order else min(ACK_SECONDS, lease / 30)
-        self._messages = anyio.Semaphore(0)
-        """One for each message that waits; more when there is to be an end."""
         self._has_room, self._has_acks, self._has_many = Wakeup(), Wakeup(), Wakeup()
         self._running: set[anyio.CancelScope] = set()
         self._is_stopping = False
-        self._workers = 0
         self._receiving = anyio.CancelScope()
         self._idle = anyio.Event()
         self._threads = ThreadWaits()
@@ -108,7 +112,7 @@ class LeasedConsumer(AsyncResource):
     @property
     def in_flight(self) -> int:
         """The messages that this consumer has."""
-        return len(self._waiting) + len(self._working)
+        return len(self._ready.entries) + len(self._working)
 
     async def drain(self, timeout: float | None = None) -> bool:
         """Receive nothing more, and let the handlers that run end, within `timeout` seconds
@@ -119,11 +123,13 @@ class LeasedConsumer(AsyncResource):
             timeout = self._drain_seconds
         check_number("timeout", timeout, 0, whole=False)
         self._is_stopping = True
-        waiting = list(self._waiting)
-        self._waiting.clear()
-        for message in waiting:
-            await self._give_back(message, 0.0)
-        self._wake_all()
+        waiting = deque(self._ready.entries)
+        self._ready.close()
+        self._has_room.set()
+        self._receiving.cancel()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(min(GIVING_BACK, len(waiting))):
+                tasks.start_soon(self._give_back_all, waiting)
         is_done = True
         if self._running:
             with anyio.move_on_after(timeout) as scope:
@@ -133,13 +139,6 @@ class LeasedConsumer(AsyncResource):
             running.cancel()
         self._threads.give_up()
         return is_done
-
-    def _wake_all(self) -> None:
-        """Wake the tasks of all runs, so that the runs end."""
-        for _ in range(self._workers):
-            self._messages.release()
-        self._has_room.set()
-        self._receiving.cancel()
 
     async def run(self, handler: Handler, *, concurrency: int = 20) -> None:
         """Call `handler` with each message, up to `concurrency` at a time, until the consumer drains or its
@@ -153,7 +152,7 @@ class LeasedConsumer(AsyncResource):
         check_callable("handler", handler, "a function of a message")
         with self._threads.used():
             call = Isolated(self._observers.handler(self.group, as_async(handler, concurrency)))
-        self._idle, self._workers = anyio.Event(), concurrency
+        self._idle = anyio.Event()
         with anyio.CancelScope() as scope, self._threads.used(), unwrap_groups():
             self._running.add(scope)
             try:
@@ -176,16 +175,17 @@ class LeasedConsumer(AsyncResource):
     async def _receive(self, concurrency: int) -> None:
         """Keep a message at hand for each handler, or as many as the handlers finish in a moment. More are
         taken when half of them are worked on: taken singly, each would cost a request."""
-        size, came_at = concurrency, self._session.now()
+        size, came_at, entries = concurrency, self._session.now(), self._ready.entries
+        handled = self._handled
         while not self._is_stopping:
-            room = size - len(self._waiting)
+            room, self._refill_at = size - len(entries), size // 2
             if room < size / 2:
                 await self._has_room.wait()
                 continue
             lasted = self._session.now() - came_at
             if lasted > SLOW_SECONDS:
                 size = concurrency
-                room = max(1, size - len(self._waiting))
+                room = max(1, size - len(entries))
             found: list[ReceivedMessage] = []
             try:
                 with anyio.CancelScope() as self._receiving:
@@ -195,29 +195,35 @@ class LeasedConsumer(AsyncResource):
                 await anyio.sleep(FAILED_SECONDS)
                 continue
             if self._is_stopping:
-                for message in found:
-                    await self._give_back(message, 0.0)
+                await self._give_back_all(deque(found))
                 return
-            if lasted < FAST_SECONDS and len(found) >= room:
+            is_fast = lasted < FAST_SECONDS and self._handled - handled >= size // 2
+            if is_fast and len(found) >= room:
                 size = min(2 * size, max(concurrency, AT_HAND))
-            came_at = self._session.now()
-            self._waiting += found
-            for _ in found:
-                self._messages.release()
+            came_at, handled = self._session.now(), self._handled
+            self._ready.put(found)
 
     async def _work(self, call: Isolated) -> None:
-        context, requests = copy_context(), cancel_requests()
-        while True:
-            await self._messages.acquire()
-            if not self._waiting:
-                if self._is_stopping:
-                    return
+        while not self._ready.is_closed:
+            await self._ready.arrival()
+            await self._burst(call)
+            await anyio.lowlevel.checkpoint()
+
+    async def _burst(self, call: Isolated) -> None:
+        """Handle messages that are at hand, before other tasks get a turn."""
+        ready, entries, working = self._ready, self._ready.entries, self._working
+        context, requests, now = copy_context(), cancel_requests(), self._session.now
+        if len(entries) > 1:
+            ready.wake()
+        for _ in range(BURST):
+            if not entries:
+                return
+            message = entries.popleft()
+            if len(entries) <= self._refill_at:
+                self._has_room.set()
+            if message.expires_at <= now():
                 continue
-            message = self._waiting.popleft()
-            self._has_room.set()
-            if message.expires_at <= self._session.now():
-                continue
-            self._working[message] = None
+            working[message] = None
             try:
                 await call(message)
             except BaseException as error:
@@ -234,7 +240,8 @@ class LeasedConsumer(AsyncResource):
                 elif len(self._acks) == ACKS_MAX:
                     self._has_many.set()
             finally:
-                self._working.pop(message, None)
+                working.pop(message, None)
+                self._handled += 1
             if not call.is_needed:
                 call.look(context)
 
@@ -255,37 +262,47 @@ class LeasedConsumer(AsyncResource):
                 "%s: message %s is redelivered when its lease ends: %s", self.group, message.message_id, error
             )
 
+    async def _give_back_all(self, messages: deque[ReceivedMessage]) -> None:
+        while messages:
+            await self._give_back(messages.popleft(), 0.0)
+
     async def _acknowledge(self) -> None:
-        """Send acknowledgements, in batches."""
+        """Send acknowledgements, in batches: those that come during a request are gathered as well."""
         while True:
-            await self._has_acks.wait()
-            if self._gather_seconds:
+            if not self._acks:
+                await self._has_acks.wait()
+            if self._gather_seconds and len(self._acks) < ACKS_MAX:
                 await self._has_many.wait(anyio.current_time() + self._gather_seconds)
-            await self._flush()
+            await self._send_acks()
 
     async def _flush(self) -> None:
-        """Send the acknowledgements; a failed one is retried as long as its lease lasts."""
+        """Send all acknowledgements."""
         while self._acks:
-            some, self._acks = self._acks[:ACKS_MAX], self._acks[ACKS_MAX:]
-            try:
-                await self._inner.ack(*some)
-            except FAILURES as error:
-                now = self._session.now()
-                passes = isinstance(error, (*NETWORK_ERRORS, NoRoute, *PASSING))
-                left = [message for message in some if passes and message.expires_at > now]
-                self._acks += left
-                text = "%s: %d messages are not acknowledged, %d are tried again: %s"
-                log.warning(text, self.group, len(some), len(left), error)
-                if left:
-                    await anyio.sleep(FAILED_SECONDS)
+            await self._send_acks()
+
+    async def _send_acks(self) -> None:
+        """Send one batch of acknowledgements; a failed one is retried as long as its lease lasts."""
+        some, self._acks = self._acks[:ACKS_MAX], self._acks[ACKS_MAX:]
+        try:
+            await self._inner.ack(*some)
+        except FAILURES as error:
+            now = self._session.now()
+            passes = isinstance(error, (*NETWORK_ERRORS, NoRoute, *PASSING))
+            left = [message for message in some if passes and message.expires_at > now]
+            self._acks += left
+            text = "%s: %d messages are not acknowledged, %d are tried again: %s"
+            log.warning(text, self.group, len(some), len(left), error)
+            if left:
+                await anyio.sleep(FAILED_SECONDS)
 
     async def _renew(self) -> None:
         """Extend the leases of all messages of this consumer, before a third of their time is left."""
         while True:
             await anyio.sleep(self._lease / 3)
             soon = self._session.now() + 2 * self._lease / 3
-            for message in [*self._working, *self._waiting]:
-                if message.expires_at < soon and (message in self._working or message in self._waiting):
+            waiting = self._ready.entries
+            for message in [*self._working, *waiting]:
+                if message.expires_at < soon and (message in self._working or message in waiting):
                     try:
                         await self._inner.extend(message, self._lease)
                     except FAILURES as error:

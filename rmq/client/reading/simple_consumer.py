@@ -13,12 +13,20 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+from attrs import evolve
 
-from rmq.client.consume.message_view import FoundMessage, found_messages
+from rmq.client.consume.message_view import PulledMessage, delivery_of, found_messages, quickest
 from rmq.client.consume.subscription import Sql, subscription
 from rmq.client.reading.taking_member import TakingMember
 from rmq.client.session.session import Session
-from rmq.errors import NETWORK_ERRORS, LocalProtocolError, NoRoute, ResponseError, check_number, for_code
+from rmq.errors import (
+    NETWORK_ERRORS,
+    LocalProtocolError,
+    NoRoute,
+    ResponseError,
+    check_number,
+    for_code,
+)
 from rmq.message import validate_group
 from rmq.protocol import codes
 from rmq.protocol.codes import ResponseCode
@@ -49,6 +57,9 @@ HANDLE: Final = "POP_CK"
 PAUSE_SECONDS: Final = 1.0
 """After a broker could not be asked."""
 RECEIVE_MAX: Final = 1_000
+POP_MAX_OF_ROCKETMQ: Final = 32
+"""RocketMQ's brokers refuse to pop more at a time, with these words in the remark."""
+REFUSAL_OF_MORE: Final = "greater than 32"
 FIRST_RETRY_MS: Final = 10_000
 """What RocketMQ's brokers are told when a message is given back by the policy of its group, which they do not
 apply here."""
@@ -64,19 +75,37 @@ class _Place:
     broker: str
 
 
-class ReceivedMessage(FoundMessage):
+@frozen(eq=False)
+class _Take:
+    """Messages of a queue that one answer brought: the parts of their handle without the offset."""
+
+    place: _Place
+    start: int
+    taken: int
+    invisible: int
+    revive: int
+    kind: str
+    queue_id: int
+
+
+class ReceivedMessage(PulledMessage):
     """A message that a SimpleConsumer has received. `attempt` is 1 on its first delivery; `expires_at`, in
     seconds of the event loop's clock, is when it is redelivered.
     """
 
-    __slots__ = ("_consumer", "attempt", "expires_at", "handle", "start", "taken_topic")
+    __slots__ = ("_consumer", "_take", "attempt", "expires_at")
 
     _consumer: SimpleConsumer
-    handle: str
+    _take: _Take
     attempt: int
     expires_at: float
-    start: int
-    taken_topic: str
+
+    @property
+    def handle(self) -> str:
+        """The receipt handle of this delivery."""
+        take = self._take
+        words = take.start, take.taken, take.invisible, take.revive, take.kind, take.place.broker
+        return " ".join(map(str, (*words, take.queue_id, self.queue_offset)))
 
     async def ack(self) -> None:
         """Acknowledge: the message is never redelivered. Raises as `SimpleConsumer.ack`. Cancelled: the
@@ -96,6 +125,9 @@ class ReceivedMessage(FoundMessage):
         lease may or may not be longer.
         """
         await self._consumer.extend(self, seconds)
+
+
+_RECEIVED: Final = quickest(ReceivedMessage)
 
 
 class SimpleConsumer(AsyncResource):
@@ -136,6 +168,8 @@ class SimpleConsumer(AsyncResource):
         self._arrived = anyio.Event()
         self._polling: set[_Place] = set()
         self._paused: dict[_Place, float] = {}
+        self._small: set[_Place] = set()
+        """Places whose brokers, RocketMQ's, refuse to pop many at a time."""
         self._known: set[_Place] = set()
         """Places whose brokers have heard of this member, or soon will."""
         self._error: Exception | None = None
@@ -256,7 +290,7 @@ class SimpleConsumer(AsyncResource):
             self.group,
             place.topic,
             -1,
-            most,
+            min(most, POP_MAX_OF_ROCKETMQ) if place in self._small else most,
             invisible_ms,
             round(wait * 1000),
             session.now_ms(),
@@ -271,20 +305,29 @@ class SimpleConsumer(AsyncResource):
         if response.code in (codes.POLLING_TIMEOUT, codes.POLLING_FULL, ResponseCode.PULL_NOT_FOUND):
             return []
         if response.code != ResponseCode.SUCCESS:
+            is_too_many = most > POP_MAX_OF_ROCKETMQ and REFUSAL_OF_MORE in (response.remark or "")
+            if is_too_many and place not in self._small:
+                self._small.add(place)
+                return await self._pop(place, most, wait, invisible)
             raise for_code(response.code, response.remark, address)
+        arrived = max(asked_at, session.now() - wait)
+        return self._read(response, place, arrived + invisible if wait == 0 else session.now() + invisible)
+
+    def _read(self, response: Command, place: _Place, expires_at: float) -> list[ReceivedMessage]:
+        """The messages of a pop's answer. Raises CorruptRecord."""
         told = response.read(PopMessageResponseHeader)
         starts = parse_start_offsets(told.start_offset_info)
-        arrived = max(asked_at, session.now() - wait)
-        messages = found_messages(response.body, place.broker, ReceivedMessage)
+        times = told.pop_time, told.invisible_time, told.revive_qid
+        takes = {queue: _Take(place, start, *times, "0", queue) for queue, start in starts.items()}
+        messages = found_messages(response.body, place.broker, _RECEIVED)
+        has_handles = HANDLE.encode() in response.body
         for message in messages:
-            start = starts.get(message.queue_id, message.queue_offset)
-            times = f"{told.pop_time} {told.invisible_time} {told.revive_qid}"
-            message.handle = message.properties.get(HANDLE) or (
-                f"{start} {times} 0 {place.broker} {message.queue_id} {message.queue_offset}"
-            )
-            message._consumer, message.start, message.taken_topic = self, start, place.topic
-            message.attempt = message.reconsume_times + 1
-            message.expires_at = arrived + invisible if wait == 0 else session.now() + invisible
+            queue, message.attempt = delivery_of(message)
+            take = takes.get(queue)
+            if has_handles and (handle := message.properties.get(HANDLE)):
+                take = _take_of(place, message, handle) or take
+            message._take = take or _Take(place, message.queue_offset, *times, "0", queue)
+            message._consumer, message.expires_at = self, expires_at
         return messages
 
     def _address(self, broker: str, topic: str) -> str:
@@ -303,42 +346,33 @@ class SimpleConsumer(AsyncResource):
         others are acknowledged. Raises NoRoute and network errors. Cancelled: they may or may not be
         acknowledged.
         """
-        by_place: dict[_Place, list[ReceivedMessage]] = {}
+        if len(messages) == 1:
+            await self._call(messages[0], codes.ACK_MESSAGE, self._ack_header(messages[0]))
+            return
+        by_place: dict[_Place, dict[_Take, list[int]]] = {}
+        takes: dict[_Take, list[int]] = {}
         for message in messages:
-            by_place.setdefault(_Place(message.taken_topic, message.broker_name), []).append(message)
+            take = message._take
+            if take not in takes:
+                takes[take] = by_place.setdefault(take.place, {})[take] = []
+            takes[take].append(message.queue_offset)
         for place, some in by_place.items():
-            if len(some) == 1:
-                await self._call(some[0], codes.ACK_MESSAGE, self._ack_header(some[0]))
-            else:
-                await self._ack_batch(place, some)
+            await self._ack_batch(place, some)
 
     def _ack_header(self, message: ReceivedMessage) -> AckMessageRequestHeader:
-        return AckMessageRequestHeader(
-            self.group, message.taken_topic, message.queue_id, message.handle, message.queue_offset
-        )
+        return AckMessageRequestHeader(*self._names(message), message.handle, message.queue_offset)
 
-    async def _ack_batch(self, place: _Place, messages: Sequence[ReceivedMessage]) -> None:
-        batches: dict[tuple[str, ...], list[int]] = {}
-        for message in messages:
-            start, taken, invisible, revive, kind, _, queue_id = message.handle.split(" ")[:7]
-            key = start, taken, invisible, revive, kind, queue_id
-            batches.setdefault(key, []).append(message.queue_offset)
+    def _names(self, message: ReceivedMessage) -> tuple[str, str, int]:
+        """The group, the topic and the queue of a message, for headers."""
+        return self.group, message._take.place.topic, message._take.queue_id
+
+    async def _ack_batch(self, place: _Place, takes: Mapping[_Take, Sequence[int]]) -> None:
         acks = []
-        for (start, taken, invisible, revive, kind, queue_id), offsets in batches.items():
-            first = min(int(start), min(offsets))
-            bits = bits_of(first, offsets)
+        for take, offsets in takes.items():
+            first = min(take.start, min(offsets))
+            bits, times = bits_of(first, offsets), (take.taken, take.invisible)
             acks.append(
-                BatchAck(
-                    self.group,
-                    place.topic,
-                    kind,
-                    first,
-                    int(queue_id),
-                    int(revive),
-                    int(taken),
-                    int(invisible),
-                    bits,
-                )
+                BatchAck(self.group, place.topic, take.kind, first, take.queue_id, take.revive, *times, bits)
             )
         body = BatchAckMessageRequestBody(place.broker, acks).to_json()
         address = self._address(place.broker, place.topic)
@@ -363,21 +397,35 @@ class SimpleConsumer(AsyncResource):
         header = self._change_header(message, max(1, round(seconds * 1000)))
         response = await self._call(message, codes.CHANGE_MESSAGE_INVISIBLETIME, header)
         told = response.read(ChangeInvisibleTimeResponseHeader)
-        words = message.handle.split(" ")
-        words[1:4] = str(told.pop_time), str(told.invisible_time), str(told.revive_qid)
-        message.handle = " ".join(words)
+        message._take = evolve(
+            message._take, taken=told.pop_time, invisible=told.invisible_time, revive=told.revive_qid
+        )
         message.expires_at = self._session.now() + seconds
 
     def _change_header(self, message: ReceivedMessage, ms: int) -> ChangeInvisibleTimeRequestHeader:
         return ChangeInvisibleTimeRequestHeader(
-            self.group, message.taken_topic, message.queue_id, message.handle, message.queue_offset, ms
+            *self._names(message), message.handle, message.queue_offset, ms
         )
 
     async def _call(self, message: ReceivedMessage, code: int, header: Any) -> Command:
         """Ask the broker of a message. Raises as `ack`."""
-        address = self._address(message.broker_name, message.taken_topic)
+        address = self._address(message.broker_name, message._take.place.topic)
         request = Command.request(code, header)
         response = await self._session.pool.call(address, request, self._session.brokers.timeout)
         if response.code != ResponseCode.SUCCESS:
             raise for_code(response.code, response.remark, address)
         return response
+
+
+def _take_of(place: _Place, message: ReceivedMessage, handle: str) -> _Take | None:
+    """The take that a handle of RocketMQ's names; None when the property is not this delivery's handle: the
+    message may have been copied with it."""
+    words = handle.split(" ")
+    try:
+        start, taken, invisible, revive = map(int, words[:4])
+        queue_id, offset = map(int, words[6:8])
+    except ValueError:
+        return None
+    if offset != message.queue_offset:
+        return None
+    return _Take(place, start, taken, invisible, revive, words[4], queue_id)

@@ -132,6 +132,25 @@ def test_pops_that_differ_in_one_field_are_not_taken_for_each_other(rig: Rig) ->
     assert len(consumer.pop()) == 4
 
 
+@pytest.mark.parametrize("born", [None, "", "soon", "1.5", "9" * 19])
+def test_a_pop_without_a_readable_born_time_is_refused_whatever_came_before(
+    rig: Rig, born: str | None
+) -> None:
+    def without() -> Command:
+        request = pop(max_msg_nums=1)
+        request.ext.pop("bornTime")
+        if born is not None:
+            request.ext["bornTime"] = born
+        return request
+
+    first = rig.answer(without(), Wire())
+    assert (first.code, "bornTime" in (first.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+    assert rig.answer(pop(max_msg_nums=1), Wire()).code == 0
+    again = rig.answer(without(), Wire())
+    assert (again.code, again.remark) == (first.code, first.remark)
+    assert rig.answer(pop(max_msg_nums=1, born_time=-1), Wire()).code == 0
+
+
 def test_messages_that_come_again_beside_new_ones_have_good_handles(rig: Rig) -> None:
     consumer = JavaConsumer(rig)
     found = consumer.pop(max_msg_nums=3)

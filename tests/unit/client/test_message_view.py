@@ -296,7 +296,7 @@ def looked_at(data: bytes, kind: type[PulledMessage], looks: list[str]) -> list[
 @given(data=answers(), looks=st.permutations(SCANS))
 def test_the_compiled_engine_reads_the_same(data: bytes, looks: list[str]) -> None:
     assert COMPILED is not None
-    kinds = limited(1 << 20, PulledMessage), limited(1 << 20, compiled_kind(COMPILED))
+    kinds = limited(1 << 20, PulledMessage), limited(1 << 20, compiled_kind(COMPILED, PulledMessage))
     pure, compiled = (looked_at(data, kind, looks) for kind in kinds)
     assert compiled == pure
 
@@ -304,7 +304,7 @@ def test_the_compiled_engine_reads_the_same(data: bytes, looks: list[str]) -> No
 @HAS_COMPILED
 def test_a_message_that_the_compiled_engine_read_is_one_like_others() -> None:
     assert COMPILED is not None
-    kind = compiled_kind(COMPILED)
+    kind = compiled_kind(COMPILED, PulledMessage)
     text = "TAGS\x01t\x02UNIQ_KEY\x01{}\x02WAIT\x01true"
     data = b"".join(varied(at, text.format(f"ID{at}"), (b"%d" % at, 0), V4, V4) for at in range(4))
     messages, _ = read_messages(data, "a", None, kind)

@@ -15,6 +15,9 @@ from rmq.errors import ConfigError, LocalProtocolError, ResponseError
 from rmq.message import dlq_topic
 from rmq.protocol import codes
 from rmq.protocol.bodies import SubscriptionGroupConfig
+from rmq.protocol.command import Command
+from rmq.protocol.pop import AckMessageRequestHeader, PopMessageRequestHeader
+from rmq.remoting.connection import Connection
 from rmq.testing.cluster import Cluster
 
 from .conftest import Play
@@ -199,6 +202,106 @@ def test_acknowledgements_of_handlers_share_requests(in_memory: Play) -> None:
             assert pops <= 8
             async with client.simple_consumer("g", {TOPIC: "*"}) as other:
                 assert await other.receive(1, wait=61) == []
+
+    in_memory(scenario, cluster())
+
+
+def test_fast_handlers_take_a_backlog_in_few_requests(in_memory: Play) -> None:
+    async def scenario(world: World) -> None:
+        front, count = world.cluster["a"], 4_000
+        for number in range(count):
+            front.put(TOPIC, number % 2, b"%d" % number)
+        async with world.connect() as client:
+            done: set[bytes] = set()
+            async with client.consumer("g", {TOPIC: "*"}, consume_from="first", per_message=True) as consumer:
+
+                async def handle(message: rmq.StoredMessage) -> None:
+                    done.add(message.body)
+                    if len(done) == count:
+                        tasks.start_soon(consumer.drain)
+
+                async with anyio.create_task_group() as tasks:
+                    await consumer.run(handle, concurrency=20)
+            assert front.count(codes.POP_MESSAGE) <= 18
+            assert front.count(codes.BATCH_ACK_MESSAGE) + front.count(codes.ACK_MESSAGE) <= 4
+            async with client.simple_consumer("g", {TOPIC: "*"}) as other:
+                assert await other.receive(1, wait=61) == []
+
+    in_memory(scenario, cluster())
+
+
+def test_slow_handlers_leave_messages_to_others(in_memory: Play) -> None:
+    async def scenario(world: World) -> None:
+        front = world.cluster["a"]
+        for number in range(200):
+            front.put(TOPIC, number % 2, b"%d" % number)
+
+        async def handle(message: rmq.StoredMessage) -> None:
+            await anyio.sleep(2)
+
+        async with world.connect() as client, world.connect() as beside:
+            made = client.consumer("g", {TOPIC: "*"}, consume_from="first", per_message=True)
+            async with made as consumer, anyio.create_task_group() as tasks:
+                tasks.start_soon(partial(consumer.run, handle, concurrency=4))
+                await anyio.sleep(7)
+                assert consumer.in_flight <= 12
+                async with beside.simple_consumer("g", {TOPIC: "*"}) as other:
+                    assert len(await other.receive(500)) > 150
+                tasks.cancel_scope.cancel()
+
+    in_memory(scenario, cluster())
+
+
+def test_a_broker_that_refuses_many_at_a_time_is_asked_for_fewer(in_memory: Play) -> None:
+    """As RocketMQ's brokers do."""
+
+    async def scenario(world: World) -> None:
+        front, asked = world.cluster["a"], list[int]()
+        for number in range(100):
+            front.put(TOPIC, number % 2, b"%d" % number)
+
+        def answer(request: Command, connection: Connection) -> Command | None:
+            asked.append(request.read(PopMessageRequestHeader).max_msg_nums)
+            if asked[-1] > 32:
+                return request.reply(1, "the broker[10.0.0.9] pop message's num is greater than 32")
+            return front.answer(request, connection)
+
+        front.hook(codes.POP_MESSAGE, answer)
+        async with (
+            world.connect() as client,
+            client.simple_consumer("g", {TOPIC: "*"}, consume_from="first") as consumer,
+        ):
+            found = [len(await consumer.receive(100)) for _ in range(4)]
+            assert (found, asked) == ([32, 32, 32, 4], [100, 32, 32, 32, 32])
+
+    in_memory(scenario, cluster())
+
+
+def test_only_the_handle_of_its_own_delivery_is_believed(in_memory: Play) -> None:
+    """A message that was copied from a RocketMQ broker keeps the property of its handle there."""
+
+    async def scenario(world: World) -> None:
+        front = world.cluster["a"]
+        for handle in ("7 1700000000000 60000 3 1 other 0 9", "nonsense", ""):
+            front.put(TOPIC, 0, handle.encode(), f"POP_CK\x01{handle}\x02" if handle else "")
+        async with (
+            world.connect() as client,
+            client.simple_consumer("g", {TOPIC: "*"}, consume_from="first") as consumer,
+        ):
+            found = await consumer.receive(10)
+            assert len(found) == 3
+            await consumer.ack(*found)
+            assert await consumer.receive(1, wait=70) == []
+
+            def answer(request: Command, connection: Connection) -> Command | None:
+                header = request.read(AckMessageRequestHeader)
+                assert (header.extra_info, header.queue_id) == ("1 1700000000000 60000 3 1 a 0 3", 0)
+                return request.reply()
+
+            front.put(TOPIC, 0, b"again", "POP_CK\x011 1700000000000 60000 3 1 a 0 3\x02")
+            (again,) = await consumer.receive(10)
+            front.hook(codes.ACK_MESSAGE, answer)
+            await again.ack()
 
     in_memory(scenario, cluster())
 

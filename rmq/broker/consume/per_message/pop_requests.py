@@ -56,6 +56,8 @@ _POP_FIELDS: Final = (
     *("expType", "exp", "order"),
 )
 """The fields of a pop's header that decide about its take, and `bornTime` and `attemptId` do not."""
+_BORN_DIGITS: Final = 18
+"""A longer `bornTime` may not be a number of 64 bits: such a header is read as a whole."""
 _POPS_MAX: Final = 1_000
 _POP_CHARS: Final = 1_000
 """Pops whose header is longer are read anew each time."""
@@ -96,7 +98,10 @@ class PopRequests:
     def _on_pop(self, request: Command, connection: Connection, now: int) -> None:
         texts = tuple(map(request.ext.get, _POP_FIELDS))
         known = self._pops.get(texts)
-        take, poll_ms = known or self._read_pop(request, texts)
+        born = request.ext.get("bornTime") or ""
+        if known is None or not (born.isascii() and born.isdigit() and len(born) <= _BORN_DIGITS):
+            known = self._read_pop(request, texts)
+        take, poll_ms = known
         if not self._deliveries.polls.is_silent:
             handed = self._deliveries.take(take, connection)
             if handed or poll_ms <= 0:
