@@ -102,3 +102,11 @@ async def test_it_serves_on_a_socket_and_a_taken_port_is_an_error() -> None:
         with pytest.raises(PortInUse):
             await serve(DashboardConfig(clusters=clusters, port=port, sample_seconds=0))
         nursery.cancel_scope.cancel()
+
+
+def test_a_wrong_file_of_a_provider_ends_the_command(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "oidc.yaml"
+    file.write_text("issuer: http://login.example.com\nclient_id: rmq\ndefault_role: reader\n")
+    for path, named in ((file, "https"), (tmp_path / "gone.yaml", "readable")):
+        result = CliRunner().invoke(command, ["dashboard", "-n", "127.0.0.1:1", "--oidc", str(path)])
+        assert (result.exit_code, named in result.output) == (2, True), result.output

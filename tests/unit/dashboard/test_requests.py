@@ -207,44 +207,43 @@ async def test_an_argument_that_is_not_known_is_refused_by_every_operation() -> 
         assert {name: status for name, status in found.items() if status != 400} == {"clusters": 200}
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "arguments", "status", "name"),
-    [
-        ("GET", "/brokers/nobody", {}, 404, "UnknownName"),
-        ("POST", "/brokers/nobody/writing", {"allowed": True}, 404, "UnknownName"),
-        ("POST", "/brokers/nobody/clean", {"what": "logs"}, 404, "UnknownName"),
-        ("POST", "/brokers/shop-a/settings", {"name": "nothing", "value": "1"}, 404, "UnknownName"),
-        ("POST", "/brokers/shop-a/settings", {"name": "listenPort", "value": "1"}, 400, "BadRequest"),
-        ("GET", "/groups/nobody", {}, 404, "UnknownName"),
-        ("GET", "/groups/nobody/check", {}, 404, "UnknownName"),
-        ("GET", "/groups/billing/member", {"client_id": "gone"}, 404, "ConsumerNotOnline"),
-        ("DELETE", "/groups/nobody", {"confirm": "nobody"}, 404, "UnknownName"),
-        ("DELETE", "/topics/Nothing", {"confirm": "Nothing"}, 404, "NoRoute"),
-        ("POST", "/groups/nobody/reset", {"topic": "Orders", "to": "last"}, 404, "UnknownName"),
-        ("POST", "/groups/nobody/copy", {"to_group": "other"}, 404, "UnknownName"),
-        ("POST", "/transactions/resume", {"id": "gone"}, 404, "UnknownName"),
-        ("POST", "/topics/Orders/messages", {}, 400, "InvalidMessage"),
-        ("GET", "/accounts", {}, 501, "RequestCodeNotSupported"),
-        ("GET", "/nothing", {}, 404, "NotFound"),
-        ("DELETE", "/topics", {}, 405, "BadRequest"),
-    ],
+FAULTS: Final = (
+    ("GET", "/brokers/nobody", {}, 404, "UnknownName"),
+    ("POST", "/brokers/nobody/writing", {"allowed": True}, 404, "UnknownName"),
+    ("POST", "/brokers/nobody/clean", {"what": "logs"}, 404, "UnknownName"),
+    ("POST", "/brokers/shop-a/settings", {"name": "nothing", "value": "1"}, 404, "UnknownName"),
+    ("POST", "/brokers/shop-a/settings", {"name": "listenPort", "value": "1"}, 400, "BadRequest"),
+    ("GET", "/groups/nobody", {}, 404, "UnknownName"),
+    ("GET", "/groups/nobody/check", {}, 404, "UnknownName"),
+    ("GET", "/groups/billing/member", {"client_id": "gone"}, 404, "ConsumerNotOnline"),
+    ("DELETE", "/groups/nobody", {"confirm": "nobody"}, 404, "UnknownName"),
+    ("DELETE", "/topics/Nothing", {"confirm": "Nothing"}, 404, "NoRoute"),
+    ("POST", "/groups/nobody/reset", {"topic": "Orders", "to": "last"}, 404, "UnknownName"),
+    ("POST", "/groups/nobody/copy", {"to_group": "other"}, 404, "UnknownName"),
+    ("POST", "/transactions/resume", {"id": "gone"}, 404, "UnknownName"),
+    ("POST", "/topics/Orders/messages", {}, 400, "InvalidMessage"),
+    ("GET", "/accounts", {}, 501, "RequestCodeNotSupported"),
+    ("GET", "/nothing", {}, 404, "NotFound"),
+    ("DELETE", "/topics", {}, 405, "BadRequest"),
 )
-async def test_a_fault_of_the_request_is_no_fault_of_a_server(
-    method: str, path: str, arguments: dict[str, Any], status: int, name: str
-) -> None:
+"""Method, path, arguments, status and class of the error."""
+
+
+async def test_a_fault_of_the_request_is_no_fault_of_a_server() -> None:
     async with Cluster("shop-a", topics={"Orders": 2}) as cluster:
         await filled(cluster)
         async with site(cluster) as made:
             admin = await made.admin()
             await admin.get("/c/test")
-            is_query = method in ("GET", "DELETE")
-            request = {
-                "method": method,
-                "path": f"/clusters/test{path}",
-                "query": arguments if is_query else {},
-                "body": None if is_query else arguments,
-            }
-            answer = await ask(admin, request)
-
-            assert (answer.status_code, answer.json()["error"]["name"]) == (status, name), answer.text
-            assert answer.json()["error"]["hint"]
+            for method, path, arguments, status, name in FAULTS:
+                is_query = method in ("GET", "DELETE")
+                request = {
+                    "method": method,
+                    "path": f"/clusters/test{path}",
+                    "query": arguments if is_query else {},
+                    "body": None if is_query else arguments,
+                }
+                answer = await ask(admin, request)
+                error = answer.json()["error"]
+                assert (answer.status_code, error["name"]) == (status, name), (path, answer.text)
+                assert error["hint"]
