@@ -360,9 +360,12 @@ class DoorHost(Protocol):
         AccessDenied, ResponseError, StoreError.
         """
 
-    def is_finished(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Whether a group has finished a message: by an offset, or by an acknowledgement. Raises
-        AccessDenied."""
+    def browse(
+        self, group: str, topic: str, queue_id: int, offset: int, most: int = 32
+    ) -> tuple[list[StoredMessage], int]:
+        """Look at messages of a queue from an offset on, `most` at most, and take none. Returns the messages
+        that the group has not finished, and the offset to go on from. Raises AccessDenied, ResponseError.
+        """
 
     def topics_of_group(self, group: str) -> list[str]:
         """The topics of which a group has offsets. Raises AccessDenied."""

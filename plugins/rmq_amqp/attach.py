@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from rmq_amqp import engine
-from rmq_amqp.addresses import TOPIC, destination
+from rmq_amqp.addresses import QUEUE, TOPIC, destination
+from rmq_amqp.browsers import Browser
 from rmq_amqp.choosing import Choice
-from rmq_amqp.conditions import INVALID_FIELD, NOT_IMPLEMENTED, Refused
+from rmq_amqp.conditions import INVALID_FIELD, NOT_ALLOWED, NOT_FOUND, NOT_IMPLEMENTED, Refused
 from rmq_amqp.consumers import Consumer
 from rmq_amqp.links import Link
 from rmq_amqp.producers import Producer
@@ -20,6 +21,7 @@ from rmq_amqp.subscriptions import (
     group_name,
     known_subscription,
 )
+from rmq_amqp.temporary import TemporaryConsumer, TemporaryLink, is_temporary
 from rmq_amqp.transactions import Coordinator
 
 if TYPE_CHECKING:
@@ -41,9 +43,16 @@ def _producer(connection: Connection, link: Any) -> Link:
     if target.type == engine.COORDINATOR:
         engine.accept_coordinator(link)
         return Coordinator(connection, link)
-    if target.dynamic:
-        raise Refused(NOT_IMPLEMENTED, "temporary queues and topics are not possible")
     engine.accept_link(link)
+    if target.dynamic:
+        kind = TOPIC if "temporary-topic" in engine.words(target.capabilities) else QUEUE
+        temporary = connection.new_temporary(kind)
+        link.target.address = temporary.address
+        return TemporaryLink(connection, link, temporary)
+    if is_temporary(target.address or ""):
+        if target.address not in connection.shared.temporaries:
+            raise Refused(NOT_FOUND, f"there is no {target.address}: it ends with its connection")
+        return Producer(connection, link, "", target.address)
     if not target.address:
         return Producer(connection, link, "")
     _, topic = destination(target.address, engine.words(target.capabilities))
@@ -54,20 +63,41 @@ def _consumer(connection: Connection, link: Any) -> Link:
     source = link.remote_source
     if source.type == engine.UNSPECIFIED:
         return Unsubscribing(connection, link)
-    if source.dynamic:
-        raise Refused(NOT_IMPLEMENTED, "temporary queues and topics are not possible")
+    if source.dynamic or is_temporary(source.address or ""):
+        return _temporary_consumer(connection, link)
     if not source.address:
         raise Refused(INVALID_FIELD, "the source of the link has no address")
     capabilities = engine.words(source.capabilities)
     kind, topic = destination(source.address, capabilities)
     choice = _choice(connection, source)
     connection.host.make_topic(topic)
+    if source.distribution_mode == engine.COPY and kind == QUEUE:
+        engine.accept_link(link)
+        return Browser(connection, link, topic, source.address, choice)
     if kind == TOPIC:
         subscription: Subscription = _topic_subscription(connection, link, topic, capabilities, choice)
     else:
         subscription = QueueSubscription(connection, topic, choice)
     engine.accept_link(link)
     return Consumer(connection, link, subscription, source.address)
+
+
+def _temporary_consumer(connection: Connection, link: Any) -> Link:
+    source = link.remote_source
+    if not _choice(connection, source).is_all:
+        raise Refused(NOT_IMPLEMENTED, "a temporary queue or topic has neither selectors nor noLocal")
+    if source.dynamic:
+        temporary = connection.new_temporary(QUEUE)
+        engine.accept_link(link)
+        link.source.address = temporary.address
+        return TemporaryConsumer(connection, link, temporary, ends_it=True)
+    found = connection.shared.temporaries.get(source.address)
+    if found is None:
+        raise Refused(NOT_FOUND, f"there is no {source.address}: it ends with its connection")
+    if found.owner is not connection:
+        raise Refused(NOT_ALLOWED, f"{source.address} is another connection's: only that may consume")
+    engine.accept_link(link)
+    return TemporaryConsumer(connection, link, found)
 
 
 def _choice(connection: Connection, source: Any) -> Choice:

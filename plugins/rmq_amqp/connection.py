@@ -12,10 +12,19 @@ import anyio
 from rmq.errors import AccessDenied
 from rmq_amqp import engine
 from rmq_amqp.attach import attach
-from rmq_amqp.conditions import EXPECTED, FORCED, INTERNAL_ERROR, INVALID_FIELD, RESOURCE_LIMIT, of_error
+from rmq_amqp.conditions import (
+    EXPECTED,
+    FORCED,
+    INTERNAL_ERROR,
+    INVALID_FIELD,
+    RESOURCE_LIMIT,
+    Refused,
+    of_error,
+)
 from rmq_amqp.engine import Engine
 from rmq_amqp.sasl import ANONYMOUS, PLAIN, Login
 from rmq_amqp.settlements import Settlements
+from rmq_amqp.temporary import COUNT_MAX, Temporary
 from rmq_amqp.transactions import Transactions
 
 if TYPE_CHECKING:
@@ -61,6 +70,7 @@ class Connection:
         self._links: dict[Any, Link] = {}
         self._joined: dict[str, int] = {}
         self._paused: dict[Link, None] = {}
+        self._temporaries: dict[str, Temporary] = {}
         self._changed = anyio.Event()
         self._is_ended = False
         self._has_opened = False
@@ -236,6 +246,8 @@ class Connection:
             link.on_lost()
         self._links.clear()
         self.transactions.forget()
+        for temporary in list(self._temporaries.values()):
+            temporary.end()
         self.shared.release(self)
         self._engine.release()
 
@@ -295,6 +307,19 @@ class Connection:
                 self._drop(link, is_closed=False)
         session.close()
         session.free()
+
+    def new_temporary(self, kind: int) -> Temporary:
+        """A temporary queue or topic. Raises Refused when the connection has too many."""
+        if len(self._temporaries) >= COUNT_MAX:
+            raise Refused(RESOURCE_LIMIT, f"a connection has at most {COUNT_MAX} temporary queues and topics")
+        temporary = Temporary(self, kind)
+        self._temporaries[temporary.address] = temporary
+        return temporary
+
+    def end_temporary(self, address: str) -> None:
+        """Forget a temporary queue or topic."""
+        self._temporaries.pop(address, None)
+        self.shared.remove_temporary(address)
 
     @property
     def client_id(self) -> str:

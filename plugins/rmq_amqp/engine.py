@@ -33,6 +33,7 @@ TRANSACTIONAL: Final = 0x34
 DECLARED: Final = 0x33
 
 UNSPECIFIED: Final = int(cproton.PN_UNSPECIFIED)
+COPY: Final = int(cproton.PN_DIST_MODE_COPY)
 NEVER: Final = int(cproton.PN_EXPIRE_NEVER)
 COORDINATOR: Final = int(cproton.PN_COORDINATOR)
 _CHUNK: Final = 65_536

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +17,7 @@ from rmq_amqp.addresses import destination
 from rmq_amqp.conditions import (
     DECODE_ERROR,
     EXPECTED,
+    NOT_FOUND,
     PRECONDITION_FAILED,
     TOO_LONG,
     Refused,
@@ -28,8 +30,13 @@ from rmq_amqp.values import Malformed
 
 if TYPE_CHECKING:
     from rmq_amqp.connection import Connection
+    from rmq_amqp.temporary import Temporary
     from rmq_amqp.transactions import Transaction
 
+log = logging.getLogger("rmq.amqp")
+
+PREFIX: Final = "rmq-temporary|"
+"""The addresses of temporary queues and topics begin with it."""
 CREDIT: Final = 300
 """Messages that a peer may send before it is answered."""
 MESSAGE_BYTES: Final = 8 << 20
@@ -39,11 +46,20 @@ RETRY_SECONDS: Final = 0.2
 _BUSY: Final = (ResponseCode.SYSTEM_BUSY,)
 
 
+def _give_late(temporary: Temporary, sections: Sections, size: int) -> None:
+    """Give a message at a commit; when there is no room it is lost, as all of a temporary queue may be."""
+    try:
+        temporary.put(sections, size)
+    except Refused as error:
+        log.warning("a message of a transaction is dropped: %s", error)
+
+
 class Producer(Link):
     """A link on which messages come. Without a topic each message names its own."""
 
-    def __init__(self, connection: Connection, link: Any, topic: str) -> None:
+    def __init__(self, connection: Connection, link: Any, topic: str, temporary: str = "") -> None:
         super().__init__(connection, link)
+        self._temporary = temporary
         self._host = connection.host
         self._topic = topic
         self._inbox = bytearray()
@@ -88,6 +104,10 @@ class Producer(Link):
             transactions, transaction = self.connection.transactions, None
             if engine.remote_state(delivery) == engine.TRANSACTIONAL:
                 transaction = transactions.find(engine.state_of(delivery))
+            address = self._temporary or ("" if self._topic else sections.to or "")
+            if address.startswith(PREFIX):
+                self._give(delivery, address, sections, len(data), transaction)
+                return
             topic = self._topic_of(sections)
             message = to_store(sections, topic, self._host.now_ms(), self.connection.container)
             if transaction is not None:
@@ -105,6 +125,19 @@ class Producer(Link):
         if transaction is not None:
             self.connection.transactions.stored(transaction, message, None, of_error(error)[1])
         self._answer(delivery, *of_error(error))
+
+    def _give(
+        self, delivery: Any, address: str, sections: Sections, size: int, transaction: Transaction | None
+    ) -> None:
+        """Give a message to a temporary queue or topic, in a transaction by its commit. Raises Refused."""
+        temporary = self.connection.shared.temporaries.get(address)
+        if temporary is None:
+            raise Refused(NOT_FOUND, f"there is no {address} any more: it ends with its connection")
+        if transaction is None:
+            temporary.put(sections, size)
+        else:
+            transaction.local.append(partial(_give_late, temporary, sections, size))
+        self._answer(delivery, transaction=transaction)
 
     def _topic_of(self, sections: Sections) -> str:
         if self._topic:

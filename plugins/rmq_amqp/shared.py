@@ -9,6 +9,7 @@ from rmq_amqp.choosing import GroupOwners
 
 if TYPE_CHECKING:
     from rmq_amqp.connection import Connection
+    from rmq_amqp.temporary import Temporary
 
 
 class Shared:
@@ -24,6 +25,7 @@ class Shared:
         self._soles: dict[str, Connection] = {}
         self._owners: dict[str, GroupOwners] = {}
         self._used: dict[str, int] = {}
+        self.temporaries: dict[str, Temporary] = {}
         self.halves: set[str] = set()
         """The half messages of open transactions, by their transaction ids."""
         self._connections = 0
@@ -38,6 +40,15 @@ class Shared:
         if not is_sole:
             return True
         return self._soles.setdefault(container, connection) is connection
+
+    def add_temporary(self, temporary: Temporary, address: str) -> str:
+        """Make a temporary queue or topic known; returns its address."""
+        self.temporaries[address] = temporary
+        return address
+
+    def remove_temporary(self, address: str) -> None:
+        """Forget a temporary queue or topic."""
+        self.temporaries.pop(address, None)
 
     def owners(self, queue: str) -> GroupOwners:
         """The owners of a queue's message groups, for a further consumer."""

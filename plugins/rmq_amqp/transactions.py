@@ -57,7 +57,7 @@ WORK_MAX: Final = 100_000
 @define(eq=False)
 class Received:
     """A received message whose acknowledgement waits for the commit. `end` is called with the outcome: True
-    is the commit."""
+    is the commit. Without a group nothing else is done."""
 
     group: str
     topic: str
@@ -75,6 +75,8 @@ class Transaction:
     received: list[Received] = field(factory=list)
     pending: int = 0
     """Half messages that are not stored yet."""
+    local: list[Callable[[], None]] = field(factory=list)
+    """The messages to temporary queues and topics, as functions that give them."""
     failure: str = ""
     then: Callable[[], None] | None = None
     """The discharge that waits for the half messages."""
@@ -95,7 +97,7 @@ class Transactions:
         found = self._open.get(name)
         if found is None:
             raise Refused(TX_UNKNOWN, f"there is no open transaction {name.hex()!r:.80} on this connection")
-        if len(found.halves) + found.pending + len(found.received) >= WORK_MAX:
+        if len(found.halves) + found.pending + len(found.local) + len(found.received) >= WORK_MAX:
             raise Refused(RESOURCE_LIMIT, f"a transaction has at most {WORK_MAX} messages; commit before")
         return found
 
@@ -185,6 +187,8 @@ class Transactions:
             self._give_back(transaction)
             on_done(f"{len(failures)} messages are not committed: {failures[0]}")
             return
+        for give in transaction.local:
+            give()
         left = len(transaction.received)
         if not left:
             on_done("")
@@ -199,6 +203,9 @@ class Transactions:
 
         settlements = self._connection.settlements
         for received in transaction.received:
+            if not received.group:
+                accepted(received, None)
+                continue
             settlements.accept(received.group, received.topic, received.handle, partial(accepted, received))
         settlements.flush()
 
@@ -210,8 +217,9 @@ class Transactions:
 
     def _give_back(self, transaction: Transaction) -> None:
         handles: dict[tuple[str, str], list[str]] = {}
-        for received in transaction.received:
-            handles.setdefault((received.group, received.topic), []).append(received.handle)
+        for received in reversed(transaction.received):
+            if received.group:
+                handles.setdefault((received.group, received.topic), []).append(received.handle)
             received.end(False)
         for (group, topic), texts in handles.items():
             self._connection.settlements.give_back(group, topic, texts, counts=True)

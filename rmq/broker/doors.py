@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rmq.broker.consume.long_polling import ParkedRead
 from rmq.broker.consume.per_message.handles import handle_text
@@ -60,9 +60,11 @@ if TYPE_CHECKING:
     from rmq.broker.consume.long_polling import Found
     from rmq.broker.consume.per_message.taking import Handed
     from rmq.doors import Appended, OnAppended, OnCheck, OnCommitted, OnHandled, OnRead, OnTaken
-    from rmq.message import Message
+    from rmq.message import Message, StoredMessage
 
 from rmq.broker.door_client import DoorClient
+
+BROWSE_BYTES: Final = 256 << 10
 
 log = logging.getLogger("rmq.broker")
 
@@ -269,13 +271,21 @@ class DoorPeer(DoorClient):
         self._check(JOIN, group)
         return self._broker.deliveries.give_back(group, topic, handles, after_ms, counts=counts)
 
-    def is_finished(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """As `rmq.doors.DoorHost.is_finished`."""
+    def browse(
+        self, group: str, topic: str, queue_id: int, offset: int, most: int = 32
+    ) -> tuple[list[StoredMessage], int]:
+        """As `rmq.doors.DoorHost.browse`."""
+        self._check(SUBSCRIBE, topic)
         self._check(JOIN, group)
-        queue = self._broker.deliveries.queue_of(group, topic, queue_id)
+        broker = self._broker
+        offset = max(offset, broker.offsets.get(group, topic, queue_id))
+        reach = broker.role.high_watermark()
+        result = broker.store.get(topic, queue_id, offset, most, BROWSE_BYTES, reach=reach)
+        messages = decode_records(b"".join(result.buffers))
+        queue = broker.deliveries.queue_of(group, topic, queue_id)
         if queue is not None:
-            return offset in queue.finished
-        return offset < self._broker.offsets.get(group, topic, queue_id)
+            messages = [one for one in messages if one.queue_offset not in queue.finished]
+        return messages, result.next_queue_offset
 
     def topics_of_group(self, group: str) -> list[str]:
         """As `rmq.doors.DoorHost.topics_of_group`."""

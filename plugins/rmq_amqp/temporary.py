@@ -1,0 +1,210 @@
+"""Temporary queues and topics: in memory, for the consumers of a connection, until the connection ends."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import define, evolve
+
+from rmq_amqp import engine
+from rmq_amqp.addresses import TOPIC
+from rmq_amqp.conditions import NOT_FOUND, RESOURCE_LIMIT, Refused, of_error
+from rmq_amqp.links import Link
+from rmq_amqp.producers import PREFIX, Producer
+from rmq_amqp.sections import Sections, build
+from rmq_amqp.transactions import Received
+from rmq_amqp.values import Byte, Symbol
+
+if TYPE_CHECKING:
+    from rmq_amqp.connection import Connection
+
+MESSAGES_MAX: Final = 10_000
+BYTES_MAX: Final = 32 << 20
+"""Messages, and their bytes, that wait at a temporary queue, or for a consumer of a temporary topic."""
+COUNT_MAX: Final = 1_000
+"""Temporary queues and topics of a connection."""
+_DESTINATION: Final = Symbol("x-opt-jms-dest")
+
+
+def is_temporary(address: str) -> bool:
+    """Whether an address is that of a temporary queue or topic, which may have ended."""
+    return address.startswith(PREFIX)
+
+
+@define(eq=False)
+class Waiting:
+    """A message that waits for a consumer."""
+
+    message: Sections
+    size: int
+    deliveries: int = 0
+
+
+class Line:
+    """Messages in order, for one temporary queue or one consumer of a temporary topic."""
+
+    def __init__(self) -> None:
+        self.messages: deque[Waiting] = deque()
+        self.size = 0
+
+    def put(self, one: Waiting) -> None:
+        """Put a new message at the end. Raises Refused when there is no room."""
+        if len(self.messages) >= MESSAGES_MAX or self.size + one.size > BYTES_MAX:
+            raise Refused(
+                RESOURCE_LIMIT, "a temporary queue or topic is full: its consumer must take messages first"
+            )
+        self.messages.append(one)
+        self.size += one.size
+
+    def pop(self) -> Waiting:
+        """Take the first message."""
+        one = self.messages.popleft()
+        self.size -= one.size
+        return one
+
+    def put_back(self, one: Waiting) -> None:
+        """Put a message before all others."""
+        self.messages.appendleft(one)
+        self.size += one.size
+
+
+class Temporary:
+    """A temporary queue or topic of a connection."""
+
+    def __init__(self, connection: Connection, kind: int) -> None:
+        self.owner = connection
+        self.kind = kind
+        self.address = connection.shared.add_temporary(self, f"{PREFIX}{connection.next_name()}")
+        self.line = Line()
+        self.consumers: dict[TemporaryConsumer, None] = {}
+
+    def put(self, message: Sections, size: int) -> None:
+        """Give a message to the consumers. Raises Refused when there is no room."""
+        if self.kind == TOPIC:
+            for consumer in list(self.consumers):
+                consumer.line.put(Waiting(message, size))
+        else:
+            self.line.put(Waiting(message, size))
+        self.pump()
+
+    def pump(self) -> None:
+        """Have the consumers send."""
+        for consumer in list(self.consumers):
+            consumer.pump()
+
+    def end(self) -> None:
+        """End it: its messages are dropped."""
+        self.owner.end_temporary(self.address)
+        for consumer in list(self.consumers):
+            consumer.connection.end_link(consumer, NOT_FOUND, f"{self.address} was deleted")
+
+
+class TemporaryConsumer(Link):
+    """A consumer of a temporary queue or topic."""
+
+    def __init__(
+        self, connection: Connection, link: Any, temporary: Temporary, *, ends_it: bool = False
+    ) -> None:
+        super().__init__(connection, link)
+        self._temporary = temporary
+        self._ends_it = ends_it
+        self.line = Line() if temporary.kind == TOPIC else temporary.line
+        self._is_settled = link.remote_snd_settle_mode == 1
+        self._tags = 0
+        self._out: dict[Any, Waiting] = {}
+        temporary.consumers[self] = None
+
+    def on_flow(self) -> None:
+        """As `Link.on_flow`."""
+        self.pump()
+        if not self.is_ended and engine.is_draining(self.pointer):
+            engine.drained(self.pointer)
+            self.connection.wake()
+
+    def resume(self) -> None:
+        """As `Link.resume`."""
+        self.pump()
+
+    def pump(self) -> None:
+        """Send messages as long as the peer has credit."""
+        while not self.is_ended and self.line.messages and engine.credit_of(self.pointer) > 0:
+            if engine.unsent(self.pointer) > BYTES_MAX // 32:
+                self.connection.pause(self)
+                return
+            self._send(self.line.pop())
+
+    def _send(self, one: Waiting) -> None:
+        annotations = one.message.annotations | {
+            _DESTINATION: Byte(3 if self._temporary.kind == TOPIC else 2)
+        }
+        message = evolve(
+            one.message,
+            annotations=annotations,
+            to=self._temporary.address,
+            delivery_count=one.deliveries,
+        )
+        self._tags += 1
+        tag = self._tags.to_bytes(8, "big")
+        delivery = engine.send(self.pointer, tag, build(message), is_settled=self._is_settled)
+        if not self._is_settled:
+            self._out[delivery] = one
+        self.connection.wake()
+
+    def on_delivery(self, delivery: Any) -> None:
+        """The peer has told the outcome of a message."""
+        one = self._out.get(delivery)
+        if one is None:
+            return
+        state = engine.remote_state(delivery)
+        if state in (0, engine.RECEIVED) and not engine.is_settled(delivery):
+            return
+        del self._out[delivery]
+        if state == engine.TRANSACTIONAL:
+            self._within(delivery, one)
+        elif state in (engine.ACCEPTED, engine.REJECTED):
+            pass
+        else:
+            one.deliveries += state == engine.MODIFIED and engine.is_failed(delivery)
+            self.line.put_back(one)
+        engine.settle(delivery)
+        self.connection.wake()
+        self.pump()
+
+    def _within(self, delivery: Any, one: Waiting) -> None:
+        def end(commits: bool) -> None:
+            if not commits:
+                one.deliveries += 1
+                self.line.put_back(one)
+                self._temporary.pump()
+
+        try:
+            transaction = self.connection.transactions.find(engine.state_of(delivery))
+        except Refused as error:
+            self.connection.end_link(self, *of_error(error))
+        else:
+            transaction.received.append(Received("", "", "", end))
+
+    def on_end(self, *, is_closed: bool) -> None:
+        """As `Link.on_end`."""
+        self._temporary.consumers.pop(self, None)
+        for one in reversed(list(self._out.values())):
+            self.line.put_back(one)
+        self._out.clear()
+        if self._ends_it:
+            self._temporary.end()
+        else:
+            self._temporary.pump()
+
+
+class TemporaryLink(Producer):
+    """The link by which a peer has made a temporary queue or topic: it ends with the link."""
+
+    def __init__(self, connection: Connection, link: Any, temporary: Temporary) -> None:
+        super().__init__(connection, link, "", temporary.address)
+        self._made = temporary
+
+    def on_end(self, *, is_closed: bool) -> None:
+        """As `Link.on_end`."""
+        super().on_end(is_closed=is_closed)
+        self._made.end()
