@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import pytest
 
+from rmq.broker.consume.read import Reader
 from rmq.broker.tables.versioned import run_to_end
 from rmq.errors import ResponseError
 from rmq.protocol.bodies import (
@@ -269,6 +270,15 @@ def test_a_pull_with_a_position_of_an_earlier_topic_is_sent_to_the_present_one()
     assert (answer.ext["minOffset"], answer.ext["maxOffset"]) == ("0", "20")
     assert rig.offsets.pairs() == []
     assert pulled(rig, 5, topic_created_ms=created_ms(rig)) == (0, 20)
+
+
+def test_the_test_above_shows_a_broker_that_does_not_compare_creations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The planted fault "a position of an earlier topic passes for one of the present topic"."""
+    monkeypatch.setattr(Reader, "is_of_another_topic", lambda *given: False)
+    with pytest.raises(AssertionError):
+        test_a_pull_with_a_position_of_an_earlier_topic_is_sent_to_the_present_one()
 
 
 def test_a_group_goes_on_in_the_present_topic_where_its_offset_is() -> None:
