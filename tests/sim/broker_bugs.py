@@ -34,7 +34,7 @@ from tests.sim.set_bugs import SET_BUGS
 BROKERS_CAUGHT_BY = {
     "a master acts without a lease": 0,
     "elected before the lease is over": 5,
-    "whoever lives is elected": 2,
+    "whoever lives is elected": 0,
     "cut to the shorter log, whatever is in it": 1,
     "acknowledged when the master alone has it": 4,
     "an old master goes on acknowledging": 4,
@@ -50,7 +50,7 @@ BROKERS_CAUGHT_BY = {
     "followers are told no offsets of groups": 0,
     "consumers read what only the master has": 0,
     "leases go by a clock that is set": 0,
-    "what is delayed comes at once when a clock was set back": 5,
+    "what is delayed comes at once when a clock was set back": 38,
     "queues are locked without a lease": 1,
     "followers are told no locks": 2,
     "what was delivered at its time stays in memory": 0,
@@ -59,7 +59,7 @@ BROKERS_CAUGHT_BY = {
     "a master stays although its disk takes nothing": 38,
     "a sync that hangs is waited for": 38,
 }
-"""The first seed that shows a bug."""
+"""A seed that shows a bug, of the first 45."""
 
 BROKER_BUGS: dict[str, Bug] = {name: SET_BUGS[name] for name in list(BROKERS_CAUGHT_BY)[:3]}
 
