@@ -105,7 +105,7 @@ async def test_all_clients_work_again_soon_after_a_restart(
 ) -> None:
     with TARGETS[profile](tmp_path) as target:
         target.end(signal.SIGTERM)
-        target.descriptors = 2 * CLIENTS + 2_000
+        target.descriptors = 4 * CLIENTS + 4_000  # an address may have half of what files leave
         target.start()
         crowd = Crowd(target, [])
         async with AsyncExitStack() as stack:
