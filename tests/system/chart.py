@@ -1,4 +1,4 @@
-"""The Helm chart as it comes out for two sets of values. `python -m tests.system.chart` writes it anew.
+"""The Helm chart as it comes out for some sets of values. `python -m tests.system.chart` writes it anew.
 
 What comes out is kept in tests/golden/chart, so that machines without helm test it too; its first line says
 by which state of the chart it was made.
@@ -31,6 +31,13 @@ VALUES: Final[dict[str, tuple[str, ...]]] = {
         "broker.env.RMQ_LOG_LEVEL=DEBUG",
         "serviceMonitor.enabled=true",
         "antiAffinity=required",
+    ),
+    "failover": (
+        "secure.enabled=true",
+        "broker.failover=true",
+        "namesrv.replicas=3",
+        "broker.slaves=2",
+        "broker.minInSyncReplicas=2",
     ),
 }
 

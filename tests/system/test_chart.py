@@ -14,7 +14,9 @@ import pytest
 import yaml
 
 from rmq.broker.config import BrokerConfig
+from rmq.broker.runtime import failover_service
 from rmq.config import describe, load
+from rmq.controller.config import own_address
 from rmq.namesrv.config import NamesrvConfig
 from rmq.remoting.transports.tls import TlsConfig
 from rmq.store.config import StoreConfig
@@ -89,18 +91,44 @@ def test_services_lead_to_pods_and_sets_to_services(name: str) -> None:
 
 @each
 def test_one_name_server_and_one_broker_at_a_time_may_be_taken_away(name: str) -> None:
-    budgets = {
-        budget["spec"]["selector"]["matchLabels"]["rmq/group"]: budget["spec"]["maxUnavailable"]
-        for budget in of_kind(name, "PodDisruptionBudget")
-    }
-    assert budgets == {"namesrv": 1, "broker": 1}
-    groups = [
-        one["spec"]["template"]["metadata"]["labels"]["rmq/group"] for one in of_kind(name, "StatefulSet")
+    sets = [one["spec"]["template"]["metadata"]["labels"] for one in of_kind(name, "StatefulSet")]
+    assert sorted(one["rmq/group"] for one in sets) == ["broker", "broker", "namesrv"]
+    budgets = [one["spec"] for one in of_kind(name, "PodDisruptionBudget")]
+    assert [one["maxUnavailable"] for one in budgets] == [1] * (3 if name == "failover" else 2)
+    for labels in sets:  # a pod that two budgets select cannot be evicted
+        wanted = [one["selector"]["matchLabels"] for one in budgets]
+        assert [one.items() <= labels.items() for one in wanted].count(True) == 1
+
+
+def test_a_set_has_one_founder_and_three_controllers(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {one.name.partition(".")[0]: one for one in containers("failover")}
+    assert sorted(found) == [
+        *(f"one-rmq-namesrv-{number}" for number in range(3)),
+        *(f"one-rmq-set-{which}-{number}" for which in range(2) for number in range(3)),
     ]
-    assert sorted(groups) == ["broker", "broker", "namesrv"]
+    names = ";".join(
+        f"one-rmq-namesrv-{number}.one-rmq-namesrv.mq.svc.cluster.local:9876" for number in range(3)
+    )
+    for pod, one in found.items():
+        monkeypatch.undo()
+        for key, value in one.environment.items():
+            monkeypatch.setenv(key, value)
+        if list(one.command) == ["namesrv"]:
+            config = load(NamesrvConfig)
+            assert config.controllers == names
+            assert own_address(config, config.bind_address, config.listen_port)[0] == f"{one.name}:9876"
+            continue
+        broker, store = load(BrokerConfig), load(StoreConfig)
+        failover_service.check(broker, store)
+        assert broker.broker_name == pod.rpartition("-")[0]
+        assert broker.broker_id == int(pod.rpartition("-")[2]), "only number 0 may begin the set"
+        assert (broker.controller_addr, broker.min_in_sync_replicas) == (names, 2)
+        assert broker.ha_host == one.name
+    for one in of_kind("failover", "StatefulSet"):
+        assert one["spec"]["podManagementPolicy"] == "Parallel"
 
 
-@each
+@pytest.mark.parametrize("name", ["default", "secure"])
 def test_settings_are_known_and_make_masters_with_their_slaves(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +216,44 @@ def test_helm_makes_what_is_kept(name: str) -> None:
     assert golden(name).partition("\n")[2] == rendered(name)
 
 
+SET = "broker.failover=true,namesrv.replicas=3,secure.enabled=true"
+TEN = (
+    "image.tag=v9",
+    "secure.enabled=true",
+    SET,
+    "broker.failover=true,namesrv.replicas=5,broker.openControllers=true,broker.masters=4",
+    f"{SET},broker.external.enabled=true,broker.slaves=2",
+    "broker.durability=replicated",
+    "broker.slaves=0",
+    "antiAffinity=required",
+    "networkPolicy.enabled=false,podDisruptionBudget.enabled=false",
+    "serviceMonitor.enabled=true,broker.slaves=3",
+)
+
+
+@needs_helm
+@pytest.mark.parametrize("values", TEN)
+def test_ten_sets_of_values_make_objects_that_fit(values: str) -> None:
+    subprocess.run(
+        ["helm", "lint", "--strict", CHART, "--set", values], check=True, stdout=subprocess.DEVNULL
+    )
+    found = objects(rendered("default", values))
+    names = [(one["kind"], one["metadata"]["name"]) for one in found]
+    assert len(set(names)) == len(names)
+    pods, labels = set(), []
+    for one in found:
+        if one["kind"] == "StatefulSet":
+            pods |= {f"{one['metadata']['name']}-{number}" for number in range(one["spec"]["replicas"])}
+            labels.append(one["spec"]["template"]["metadata"]["labels"])
+            assert ("Service", one["spec"]["serviceName"]) in names
+    for one in found:
+        if one["kind"] == "Service":
+            selector = one["spec"]["selector"]
+            pod = selector.get("statefulset.kubernetes.io/pod-name")
+            assert pod in pods if pod else any(selector.items() <= of.items() for of in labels)
+    assert all(len(name) <= 63 for _, name in names)
+
+
 @needs_helm
 def test_helm_lints_the_chart() -> None:
     subprocess.run(["helm", "lint", "--strict", CHART], check=True)
@@ -198,6 +264,17 @@ def test_helm_lints_the_chart() -> None:
     ("change", "complaint"),
     [
         ("broker.masters=0", "broker"),
+        ("broker.failover=true", "needs namesrv.replicas of 3 or 5"),
+        ("broker.failover=true,namesrv.replicas=4", "needs namesrv.replicas of 3 or 5"),
+        ("broker.failover=true,namesrv.replicas=3", "set secure.enabled=true"),
+        (
+            "broker.failover=true,namesrv.replicas=3,secure.enabled=true,broker.slaves=0",
+            "nobody could take over",
+        ),
+        (
+            "broker.failover=true,namesrv.replicas=3,secure.enabled=true,broker.minInSyncReplicas=3",
+            "more than the replicas of a set",
+        ),
         ("broker.durabilty=disk", "durabilty"),
         ("broker.durability=safe", "durability"),
         ("namesrv.replicas=none", "replicas"),

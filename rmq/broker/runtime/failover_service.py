@@ -51,6 +51,7 @@ from rmq.errors import (
     ResponseError,
     StoreError,
 )
+from rmq.protocol.codes import MASTER_ID
 from rmq.remoting.address import join_address
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import ClientOnlyEndpoint
@@ -154,7 +155,7 @@ async def run(
             file,
             address=join_address(config.broker_ip1, config.listen_port),
             ha_address=join_address(config.ha_host, config.listen_port + 1),
-            is_founder=store_config.broker_role is not BrokerRole.SLAVE,
+            is_founder=store_config.broker_role is not BrokerRole.SLAVE and config.broker_id == MASTER_ID,
             clock=clock,
         )
         with unwrap_groups():
