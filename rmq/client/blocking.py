@@ -430,7 +430,10 @@ class Admin:
     acl_delete_account = _Waiting(async_admin.Admin.acl_delete_account)
     acl_set_white_addresses = _Waiting(async_admin.Admin.acl_set_white_addresses)
 
+    call = _Waiting(async_admin.Admin.call)
     cluster_info = _Waiting(async_admin.Admin.cluster_info)
+    cluster_report = _Waiting(async_admin.Admin.cluster_report)
+    forget_missing = _Waiting(async_admin.Admin.forget_missing)
     topic_route = _Waiting(async_admin.Admin.topic_route)
     broker_addresses = _Waiting(async_admin.Admin.broker_addresses)
 
