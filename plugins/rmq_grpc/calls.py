@@ -236,10 +236,17 @@ class Calls:
         """Answer a request that is none of gRPC's: a browser's, a probe's."""
         call.is_over = True
         text = f"this port speaks gRPC, not {kind or 'plain HTTP'}\n".encode()
-        headers = [(":status", "415"), ("content-type", "text/plain"), ("content-length", str(len(text)))]
-        self._h2.send_headers(call.stream_id, headers)
-        self._h2.send_data(call.stream_id, text, end_stream=True)
+        self._try(self._answer_http, call.stream_id, text)
         self._forget(call)
+
+    def _answer_http(self, stream_id: int, text: bytes) -> None:
+        has_room = self._h2.local_flow_control_window(stream_id) >= len(text)
+        headers = [(":status", "415")]
+        if has_room:
+            headers += [("content-type", "text/plain"), ("content-length", str(len(text)))]
+        self._h2.send_headers(stream_id, headers, end_stream=not has_room)
+        if has_room:
+            self._h2.send_data(stream_id, text, end_stream=True)
 
     def _on_data(self, event: Any) -> None:
         if event.flow_controlled_length:
