@@ -1,6 +1,7 @@
 """Qpid's JMS client on our broker's AMQP door: the scenarios of jms/Scenarios.java, one test for each.
 
-`nox -s amqp` runs this. All scenarios run in one JVM, and a broker of processes serves them.
+`nox -s amqp` runs this. All scenarios run in one JVM, and a broker of processes serves them. The same program
+runs on ActiveMQ Artemis, as a reference: what it expects is no invention of this project.
 """
 
 from __future__ import annotations
@@ -75,10 +76,9 @@ def scenarios(request: pytest.FixtureRequest) -> list[str]:
     return [java, "-Xmx256m", "-cp", f"{folder}/lib/*:{folder}", "Scenarios"]
 
 
-@pytest.fixture(scope="module")
-def results(scenarios: list[str], broker: str) -> dict[str, str]:
+def run(scenarios: list[str], url: str) -> dict[str, str]:
     """The result of each scenario: `ok`, or the reason of its failure."""
-    command = [*scenarios, broker, *SCENARIOS]
+    command = [*scenarios, url, *SCENARIOS]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS)
     found = {}
     for line in ran.stdout.splitlines():
@@ -86,6 +86,43 @@ def results(scenarios: list[str], broker: str) -> dict[str, str]:
         name, _, said = rest.partition(" ")
         found[name] = word if word == "ok" else said
     return found
+
+
+@pytest.fixture(scope="module")
+def results(scenarios: list[str], broker: str) -> dict[str, str]:
+    """The results on our broker."""
+    return run(scenarios, broker)
+
+
+@pytest.fixture
+def artemis(request: pytest.FixtureRequest, scenarios: list[str], tmp_path: pathlib.Path) -> Iterator[str]:
+    """The URL of an embedded Artemis."""
+    folder = pathlib.Path(request.config.cache.mkdir("artemis")).resolve()
+    if not (folder / "lib").exists():
+        shutil.copy(HERE / "artemis" / "pom.xml", folder)
+        command = [str(shutil.which("mvn")), "-q", "dependency:copy-dependencies", "-DoutputDirectory=lib"]
+        subprocess.run(command, cwd=folder, check=True)
+    shutil.copy(HERE / "artemis" / "Artemis.java", folder)
+    subprocess.run([str(shutil.which("javac")), "-cp", "lib/*", "Artemis.java"], cwd=folder, check=True)
+    (port,) = free_ports(1)
+    command = [scenarios[0], "-Xmx512m", "-cp", f"{folder}/lib/*:{folder}", "Artemis", str(port)]
+    with (tmp_path / "artemis.log").open("w") as log:
+        child = subprocess.Popen([*command, str(tmp_path)], stdout=log, stderr=log)
+    try:
+        reachable(port)
+        yield f"amqp://127.0.0.1:{port}"
+    finally:
+        child.kill()
+        child.wait()
+
+
+OTHERWISE_IN_ARTEMIS = {"temporary_queue_ends_with_its_connection"}
+"""Artemis makes a queue again that is sent to."""
+
+
+def test_artemis_agrees(scenarios: list[str], artemis: str) -> None:
+    found = run(scenarios, artemis)
+    assert {name for name in SCENARIOS if found.get(name) != "ok"} <= OTHERWISE_IN_ARTEMIS, found
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
