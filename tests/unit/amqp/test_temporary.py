@@ -6,7 +6,6 @@ from typing import Any
 
 import anyio
 import pytest
-from rmq_amqp import temporary
 from trio.testing import MockClock
 
 from tests.unit.amqp.client import ACCEPTED, Broken, Client, Consumer, proton
@@ -96,7 +95,7 @@ async def test_a_dynamic_source_is_a_temporary_queue(autojump_clock: MockClock) 
 async def test_a_full_temporary_queue_refuses(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(temporary, "MESSAGES_MAX", 2)
+    monkeypatch.setattr("rmq_amqp.temporary.MESSAGES_MAX", 2)
     async with cluster() as running, client(running) as one:
         session = await one.session()
         address = (await made(one, session)).remote_target.address
