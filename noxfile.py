@@ -99,7 +99,7 @@ def amqp(session: nox.Session) -> None:
     session.install("-e", ".[test,amqp]")
     session.run("python", "-m", "pytest", "tests/unit/amqp", *session.posargs)
     clients = "tests/interop/test_amqp_clients.py"
-    session.run("python", "-m", "pytest", "-m", "interop", clients, *session.posargs)
+    session.run("python", "-m", "pytest", "-n", "0", "-m", "interop", clients, *session.posargs)
 
 
 @nox.session
