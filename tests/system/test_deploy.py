@@ -100,7 +100,7 @@ def test_labels_in_expressions_are_those_of_the_metrics() -> None:
 
 def test_dashboards_have_ids_of_their_own_and_the_variables_that_they_use() -> None:
     tables = [json.loads(file.read_text()) for file in DASHBOARDS]
-    assert len({table["uid"] for table in tables}) == len(tables) == 3
+    assert len({table["uid"] for table in tables}) == len(tables) == 4
     for table in tables:
         ids = [panel["id"] for panel in table["panels"]]
         places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in table["panels"]]
