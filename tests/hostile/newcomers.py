@@ -34,10 +34,10 @@ LARGE: Final = 3_000_000
 
 
 def heartbeat_of(name: str, group: str = "readers") -> Command:
-    """The heartbeat of a client that reads Orders, as a member of a group, and sends."""
+    """The heartbeat of a client that sends, and reads Orders as a member of a group, if one is given."""
     wanted = [SubscriptionData("Orders", "*", sub_version=time.time_ns() // 1_000_000)]
-    member = ConsumerData(group_name=group, subscription_data_set=wanted)
-    body = HeartbeatData(name, [ProducerData("writers")], [member]).to_json()
+    members = [ConsumerData(group_name=group, subscription_data_set=wanted)] if group else []
+    body = HeartbeatData(name, [ProducerData("writers")], members).to_json()
     return Command.request(RequestCode.HEART_BEAT, None, body)
 
 

@@ -70,8 +70,9 @@ class Crowd:
 
     async def works(self, number: int) -> trio.abc.Stream:
         """Connect, join a group and send; again until all of it was done. Return the connection."""
-        # Who joins is told to all members of the group: a group of thousands is another matter.
-        group = "readers" if self.target.accounts else f"readers-{number // OF_A_GROUP}"
+        # All members of a group are told who joins: a group of thousands is another matter. The account of
+        # `secure` has one group.
+        group = "" if self.target.accounts else f"readers-{number // OF_A_GROUP}"
         heartbeat = heartbeat_of(f"client-{number}", group)
         while True:
             stream = None
