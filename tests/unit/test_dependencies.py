@@ -56,6 +56,13 @@ def test_no_dependency_may_be_older_than_the_mending_of_its_known_flaws(name: st
         assert _numbers(version) >= _numbers(fixed), f"{name} {version}: {flaws}"
 
 
+def test_the_client_by_itself_asks_for_no_older_versions() -> None:
+    text = (ROOT / "deploy" / "client" / "pyproject.toml").read_text("utf-8")
+    for name, version in re.findall(r'"([a-z0-9_-]+)>=([0-9.]+)', text):
+        if name in FIXED:
+            assert _numbers(version) >= _numbers(FIXED[name][0]), f"{name} {version}: {FIXED[name][1]}"
+
+
 def test_what_servers_read_from_strangers_with_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert any(text.startswith("h11") for text in project["dependencies"])
