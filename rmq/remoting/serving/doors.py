@@ -140,7 +140,8 @@ class DoorConnection:
     async def drain(self) -> None:
         """As `rmq.doors.DoorStream.drain`."""
         while self._unsent > self._limits.pause_bytes and not self.is_closed:
-            self._room = anyio.Event()
+            if self._room.is_set():  # another task of the door may wait, too
+                self._room = anyio.Event()
             await self._room.wait()
 
     def hold(self, count: int) -> None:
