@@ -3,10 +3,11 @@ and the event loop in a thread for the plain functions of Spark's interface."""
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -19,12 +20,14 @@ from rmq.client.reading.pull_consumer import PullConsumer
 from rmq.client.session.routes import Route
 from rmq.errors import NETWORK_ERRORS, NoRoute, ResponseError, RmqError
 from rmq.message import NOT_SENDABLE_TOPICS, MessageQueue
+from rmq.protocol.codes import MASTER_ID
 from rmq.protocol.record import decode_record
 from rmq.remoting.loop import unwrap_groups
 from rmq.spark.offsets import Offsets, Places, QueueOffset
 from rmq.spark.options import ConnectOptions, ReadOptions
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 WAITED_FOR = (*NETWORK_ERRORS, NoRoute)
 """What a broker that is away makes of a question about a queue that it had a moment ago."""
@@ -101,6 +104,12 @@ def _check_registered(loop: Loop, client: Client, brokers: Set[str]) -> None:
         raise brokers_away(away)
 
 
+def masters_away(brokers: Iterable[str]) -> BrokersAway:
+    """The error that names brokers without a master."""
+    names = ", ".join(sorted(brokers))
+    return BrokersAway(f"masters waited for, whose slaves may lack messages: {names}")
+
+
 def brokers_away(brokers: Iterable[str]) -> BrokersAway:
     """The error that names them."""
     names = ", ".join(sorted(brokers))
@@ -117,7 +126,14 @@ class Cluster:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._patience = options.pull_timeout_ms / 1000
+        self._required = options.required_brokers if options.require_masters else frozenset[str]()
         self._loop = Loop()
+        self._by_slaves: set[str] = set()
+        """Brokers whose slaves may have given some answer of the present query."""
+        self._given_up: set[str] = set()
+        """Brokers whose masters were waited for in vain; a later query does not wait for them again."""
+        self._skipped: set[str] = set()
+        """Brokers that are away and were named in a warning."""
         self._client: Client
         self._consumer: PullConsumer
 
@@ -142,19 +158,76 @@ class Cluster:
         *,
         brokers: Iterable[str] = (),
         patient: bool = False,
+        skips: bool = False,
     ) -> list[MessageQueue]:
         """The queues of the topics that the options choose, according to the name servers.
 
         Waits for `brokers` and requireBrokers, and for brokers that have queues in `expected`: name servers
         forget a stopped broker with its queues. Raises BrokersAway when they do not come; NoRoute for a
-        missing topic of the options, when `patient` or when brokers are expected only after a while.
+        missing topic of the options, when `patient` or when brokers are expected only after a while. With
+        `skips` the others are not waited for.
         """
         wanted = frozenset(brokers) | self._options.required_brokers
-        return self._loop.call(self._queues, frozenset(expected), wanted, patient)
+        if self._options.require_masters:
+            self._required |= wanted
+        return self._loop.call(self._queues, frozenset(expected), wanted, patient, skips)
 
-    def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, tuple[int, int]]:
-        """For each queue the offset of its oldest message and the one that its next message will get."""
-        return self._loop.call(self._all_bounds, list(queues))
+    def bounds(
+        self,
+        queues: Iterable[MessageQueue],
+        reached: Mapping[MessageQueue, int] | None = None,
+        *,
+        skips: bool = False,
+    ) -> dict[MessageQueue, tuple[int, int]]:
+        """For each queue the offset of its oldest message and the one that its next message will get.
+
+        An end that a slave gives is a lower bound. It will do where it is not before `reached`, an offset
+        that the queue had; else, and always without `reached`, the master is waited for. After that the end
+        is that of the slave, or `reached`. Raises BrokersAway where a required broker has no master. With
+        `skips` the result lacks the queues of brokers that do not answer.
+        """
+        wanted = list(queues)
+        found = self._by_masters(lambda: self._loop.call(self._all_bounds, wanted, skips), reached)
+        if reached is None:
+            return found
+        slaves = self._by_slaves
+        return {
+            queue: (least, max(most, reached.get(queue, most)) if queue.broker_name in slaves else most)
+            for queue, (least, most) in found.items()
+        }
+
+    def is_of_slave(self, queue: MessageQueue) -> bool:
+        """Whether a slave may have given an answer of the last query for this queue's broker."""
+        return queue.broker_name in self._by_slaves
+
+    def _by_masters(
+        self,
+        query: Callable[[], dict[MessageQueue, tuple[int, int]]],
+        reached: Mapping[MessageQueue, int] | None,
+    ) -> dict[MessageQueue, tuple[int, int]]:
+        deadline = time.monotonic() + (0 if self._options.skips else self._patience)
+        while True:
+            self._by_slaves.clear()
+            found = query()
+            late = {
+                queue.broker_name
+                for queue, (_, most) in found.items()
+                if self.is_of_slave(queue) and (reached is None or most < reached.get(queue, 0))
+            }
+            self._given_up &= late
+            if late <= self._given_up:
+                return found
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(PAUSE_SECONDS)
+        if required := late & self._required:
+            raise masters_away(required)
+        log.warning(
+            "no master of %s is registered: messages that its slaves lack are read when it is back",
+            ", ".join(sorted(late - self._given_up)),
+        )
+        self._given_up |= late
+        return found
 
     def places(self, offsets: Mapping[MessageQueue, int]) -> Places:
         """Where the message before each of these offsets stands; without those that brokers do not give."""
@@ -170,6 +243,19 @@ class Cluster:
             return await self._consumer.search_offset(queue, timestamp_ms)
 
         return self._ask(search, queues)
+
+    def left_behind(self) -> frozenset[str]:
+        """Brokers that took messages of the topics, left the name servers without a drain, and did not come
+        back, as far as the name servers tell: RocketMQ's do not."""
+        report = self._loop.call(self._patiently, self._client.admin.cluster_report)
+        options, pattern = self._options, self._options.topic_pattern
+        return frozenset(
+            one.broker_name
+            for one in report.missing_brokers
+            if one.broker_id == MASTER_ID
+            if one.topic_count > len(one.topics)
+            or (_matching(pattern, one.topics) if pattern else set(options.topics) & set(one.topics))
+        )
 
     def committed(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | None]:
         """Where the group goes on in each queue; None where it never was."""
@@ -190,7 +276,7 @@ class Cluster:
     # --- in the loop ---
 
     async def _queues(
-        self, expected: frozenset[MessageQueue], brokers: frozenset[str], patient: bool
+        self, expected: frozenset[MessageQueue], brokers: frozenset[str], patient: bool, skips: bool
     ) -> list[MessageQueue]:
         waits_for = NoRoute if patient or expected or brokers else ()
         found = await self._known_queues(waits_for)
@@ -202,6 +288,9 @@ class Cluster:
             found = await self._known_queues(waits_for, asks_anew=True)
             away = (missing & _missing(found, expected, brokers)) - info.broker_addr_table.keys()
             if not away:
+                break
+            if skips and not away & self._options.required_brokers:
+                self._skip(away)
                 break
             if anyio.current_time() >= deadline:
                 raise brokers_away(away)
@@ -225,21 +314,40 @@ class Cluster:
         """The queues according to the name servers, bypassing the client's cache of some seconds."""
         return list(Route.of(topic, await self._client.admin.topic_route(topic)).subscribe_queues)
 
-    async def _all_bounds(self, queues: list[MessageQueue]) -> dict[MessageQueue, tuple[int, int]]:
+    async def _all_bounds(
+        self, queues: list[MessageQueue], skips: bool
+    ) -> dict[MessageQueue, tuple[int, int]]:
         """By one request for each broker and topic, and more for queues outside of the topic."""
         one_each = {(queue.topic, queue.broker_name): queue for queue in queues}
-        tables = await self._ask_all(self._topic_bounds, list(one_each.values()))
+        tables = await self._ask_all(self._topic_bounds, list(one_each.values()), skips=skips)
         found = {queue: bounds for table in tables.values() for queue, bounds in table.items()}
-        rest = await self._ask_all(self._bounds, [queue for queue in queues if queue not in found])
-        return {queue: found[queue] if queue in found else rest[queue] for queue in queues}
+        there = {queue.broker_name for queue in tables}
+        asked = [queue for queue in queues if queue not in found and queue.broker_name in there]
+        found |= await self._ask_all(self._bounds, asked, skips=skips)
+        if silent := {queue.broker_name for queue in queues} - there:
+            self._skip(silent)
+        else:
+            self._skipped.clear()
+        return {queue: found[queue] for queue in queues if queue in found}
 
     async def _topic_bounds(self, queue: MessageQueue) -> dict[MessageQueue, tuple[int, int]]:
+        self._note_slave(queue)
         try:
             return await self._consumer.bounds(queue)
         except ResponseError:  # of a topic that was deleted the broker may still know the queues
             return {}
 
+    def _skip(self, brokers: set[str]) -> None:
+        if new := brokers - self._skipped:
+            log.warning("away, and skipped for now (onBrokerAway=skip): %s", ", ".join(sorted(new)))
+        self._skipped |= brokers
+
+    def _note_slave(self, queue: MessageQueue) -> None:
+        if self._consumer.master(queue) is None:
+            self._by_slaves.add(queue.broker_name)
+
     async def _bounds(self, queue: MessageQueue) -> tuple[int, int]:
+        self._note_slave(queue)
         return await self._consumer.min_offset(queue), await self._consumer.max_offset(queue)
 
     async def _place(self, queue: MessageQueue, offset: int) -> QueueOffset | None:
@@ -265,19 +373,25 @@ class Cluster:
         question: Callable[[MessageQueue], Awaitable[T]],
         queues: list[MessageQueue],
         at_once: int = QUESTIONS_AT_ONCE,
+        *,
+        skips: bool = False,
     ) -> dict[MessageQueue, T]:
         answers: dict[MessageQueue, T] = {}
         limit = anyio.CapacityLimiter(at_once)
 
         async def ask(queue: MessageQueue) -> None:
             async with limit:
-                answers[queue] = await self._patiently(question, queue, waits_for=NoRoute)
+                if not skips:
+                    answers[queue] = await self._patiently(question, queue, waits_for=NoRoute)
+                    return
+                with suppress(*WAITED_FOR):
+                    answers[queue] = await question(queue)
 
         with unwrap_groups():
             async with anyio.create_task_group() as tasks:
                 for queue in queues:
                     tasks.start_soon(ask, queue)
-        return {queue: answers[queue] for queue in queues}
+        return {queue: answers[queue] for queue in queues if queue in answers}
 
     async def _patiently(
         self, function: Callable[..., Awaitable[T]], *arguments: Any, waits_for: Any = ()

@@ -181,6 +181,16 @@ class ReadOptions(ConnectOptions):
     pull_timeout_ms: int = setting(
         60_000, help="A task fails when it gets nothing for so long", unit="ms", validator=at_least(1)
     )
+    require_masters: bool = setting(
+        True, help="`requireBrokers` waits for masters; `false`: a slave will do, whose end may come earlier"
+    )
+    on_broker_away: str = setting(
+        "wait",
+        help="A broker with queues of the read that does not answer: `wait` for `pullTimeoutMs`, then fail;"
+        " `skip`: read the others now, with a warning; a stream keeps the offsets of its queues and reads"
+        " them later",
+        validator=one_of("wait", "skip"),
+    )
     batch_rows: int = setting(16_384, help="Rows of an Arrow batch, about", validator=at_least(1))
     batch_bytes: int = setting(8 * MIB, help="Or bytes", unit="bytes", validator=at_least(1))
     decompress: bool = setting(True, help="Decompress bodies")
@@ -209,6 +219,11 @@ class ReadOptions(ConnectOptions):
     def null_columns(self) -> frozenset[str]:
         """The columns that a message has and that may be null all the same."""
         return frozenset({"body"}) if self.on_corrupt == "null" else frozenset()
+
+    @property
+    def skips(self) -> bool:
+        """Whether brokers that are away are not waited for."""
+        return self.on_broker_away == "skip"
 
     @property
     def is_filtered(self) -> bool:

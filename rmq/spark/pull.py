@@ -28,7 +28,7 @@ from rmq.message import MessageQueue
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.record import decode_record
 from rmq.remoting.loop import unwrap_groups
-from rmq.spark.cluster import Loop, client_of
+from rmq.spark.cluster import Loop, client_of, masters_away
 from rmq.spark.formats.records import decode_batch, each_fitting, record_starts
 from rmq.spark.formats.schema import arrow_schema
 from rmq.spark.offsets import QueueRange, lost
@@ -289,9 +289,14 @@ class RangeReader:
         deadline = anyio.current_time() + self._options.pull_timeout_ms / 1000
         while True:
             try:
-                return await self._consumer.pull_raw(
+                answer = await self._consumer.pull_raw(
                     queue, at, max_messages=count, expression=self._options.expression
                 )
+                by_slave = answer.address != self._consumer.master(queue)
+                if answer.code == ResponseCode.SUCCESS or answer.max_offset > at or not by_slave:
+                    return answer
+                if anyio.current_time() >= deadline:
+                    raise masters_away([queue.broker_name])
             except PASSING as error:
                 is_refused = isinstance(error, NoRoute) and error.refused
                 if is_refused or anyio.current_time() >= deadline:

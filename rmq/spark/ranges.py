@@ -32,14 +32,16 @@ def batch_bounds(cluster: Cluster, options: ReadOptions) -> tuple[Offsets, Offse
     chosen topic or group does not exist.
     """
     first, last = starting(options, streaming=False), ending(options)
-    queues = _chosen(cluster, options, (first, last))
+    queues = _chosen(cluster, options, (first, last), skips=options.skips)
+    if options.skips:
+        queues = list(cluster.bounds(queues, skips=True))
     start = _resolved(cluster, queues, first, options.starting_times, options)
     end = _resolved(cluster, queues, last, options.ending_times, options)
     return start, end
 
 
 def _chosen(
-    cluster: Cluster, options: ReadOptions, offsets: Iterable[str | int | Offsets]
+    cluster: Cluster, options: ReadOptions, offsets: Iterable[str | int | Offsets], *, skips: bool = False
 ) -> list[MessageQueue]:
     """The queues to read from the beginning on: those of brokers that options, offsets or the state of an
     earlier batch name are waited for.
@@ -47,11 +49,15 @@ def _chosen(
     named = {queue for one in offsets if isinstance(one, dict) for queue in one}
     folder = _folder(options.state_location) if options.state_location else None
     had = _brokers_had(folder / BROKERS_NAME) if folder is not None else frozenset()
+    left = frozenset[str]() if skips else cluster.left_behind()
     try:
-        queues = cluster.queues({*options.queues, *named}, brokers=had)
+        queues = cluster.queues({*options.queues, *named}, brokers=had | left, skips=skips)
     except BrokersAway as error:
         if had - options.required_brokers and folder is not None:
             raise BrokersAway(f"{error} (of those that {folder / BROKERS_NAME} names)") from None
+        if left - options.required_brokers:
+            hint = "they left without a drain; onBrokerAway=skip, or `rmq broker forget` where they are gone"
+            raise BrokersAway(f"{error} ({hint})") from None
         raise
     _check_chosen(queues, options)
     now = frozenset(queue.broker_name for queue in queues)
@@ -141,14 +147,14 @@ def _at_times(
         _check_named(queues, times)
     else:
         times = dict.fromkeys(queues, times)
+    bounds = cluster.bounds(queues)  # waits for masters: a slave may lack the message of a time
     found: Offsets = {}
     for time_ms in sorted(set(times.values())):
         found |= cluster.at_time([queue for queue in queues if times[queue] == time_ms], time_ms)
-    if options.timestamp_strategy == "error":
-        bounds = cluster.bounds(queues)
-        if late := [queue for queue in queues if found[queue] >= bounds[queue][1]]:
-            wanted = f"times at which {_listed(late)} had a message to come (or timestampStrategy=latest)"
-            raise ConfigError("timestamp", times[late[0]], wanted)
+    late = [queue for queue in queues if found[queue] >= bounds[queue][1]]
+    if late and options.timestamp_strategy == "error":
+        wanted = f"times at which {_listed(late)} had a message to come (or timestampStrategy=latest)"
+        raise ConfigError("timestamp", times[late[0]], wanted)
     return {queue: found[queue] for queue in queues}
 
 

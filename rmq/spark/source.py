@@ -140,7 +140,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         with Cluster(self._options) as cluster:
             start, end = self._bounds(cluster)
-            return _partitions(plan(start, end, cluster.bounds(end)), self._options)
+            return _partitions(plan(start, end, cluster.bounds(end, end)), self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, self._schema, partition)
@@ -219,7 +219,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         known = offsets_of(start)
         self._pause()
-        bounds = self._bounds(known if self._options.fail_on_data_loss else (), known=known)
+        expected = known if self._options.fail_on_data_loss else ()
+        bounds = self._bounds(expected, known=known, skips=self._options.skips)
         self._newest = {queue: most for queue, (_, most) in bounds.items()}
         begin = {**{queue: least for queue, (least, _) in bounds.items()}, **known}
         end = self._end(known, self._newest)
@@ -263,11 +264,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if (at, now.get(queue)) != (first.get(queue, 0), was.get(queue))
         ]
         try:
-            bounds = self._bounds(wanted)
+            bounds = self._bounds(wanted, reached=last)
         except BrokersAway:
             if self._options.fail_on_data_loss:
                 raise
-            bounds = self._bounds()  # what cannot be read is skipped, and logged
+            bounds = self._bounds(reached=last)  # what cannot be read is skipped, and logged
         begins = self._begins
         if end != self._made:  # the checkpoint's batch, which another process planned
             begins = self._made_again(first, was, bounds, wanted)
@@ -303,22 +304,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._cluster
 
     def _bounds(
-        self, expected: Iterable[MessageQueue] = (), *, known: Mapping[MessageQueue, int] | None = None
+        self,
+        expected: Iterable[MessageQueue] = (),
+        *,
+        known: Mapping[MessageQueue, int] | None = None,
+        reached: Mapping[MessageQueue, int] | None = None,
+        skips: bool = False,
     ) -> dict[MessageQueue, tuple[int, int]]:
         """The begins and ends of the queues; waits for the queues of `expected`. Raises BrokersAway.
 
         A queue that the topic has lost, but that its broker still serves and that was read to its end
-        (`known` has the offset), is included: no message of it is lost.
+        (`known` has the offset), is included: no message of it is lost. A slave's ends are raised to `known`
+        or `reached`, offsets that the queues had. With `skips` brokers that are away are left out.
         """
         cluster = self._open()
-        queues = cluster.queues(expected, patient=True)
+        queues = cluster.queues(expected, patient=True, skips=skips)
         there = {(queue.topic, queue.broker_name) for queue in queues}
         closed = [
             queue
             for queue in set(known or ()).difference(queues)
             if (queue.topic, queue.broker_name) in there
         ]
-        found = cluster.bounds([*queues, *closed])
+        found = cluster.bounds([*queues, *closed], known or reached or {}, skips=skips)
         return {
             queue: bounds
             for queue, bounds in found.items()
@@ -334,8 +341,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _end(self, known: Offsets, newest: Mapping[MessageQueue, int]) -> Offsets:
         """Where the queues end. One that is gone keeps its place: its broker may come back."""
         gone = {queue: offset for queue, offset in known.items() if queue not in newest}
+        there = {(queue.topic, queue.broker_name) for queue in newest}
+        lost_queues = [
+            queue for queue in gone if not self._options.skips or (queue.topic, queue.broker_name) in there
+        ]
         back = {queue: offset for queue, offset in known.items() if offset > newest.get(queue, offset)}
-        losses = [f"{queue} is gone, it was read up to {offset}" for queue, offset in gone.items()]
+        losses = [f"{queue} is gone, it was read up to {gone[queue]}" for queue in lost_queues]
         losses += [
             f"{queue} was read up to {offset}, it ends at {newest[queue]}" for queue, offset in back.items()
         ]
@@ -356,6 +367,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             queue: offsets[queue]
             for queue in queues
             if queue in places and queue in bounds and bounds[queue][0] < offsets.get(queue, 0)
+            if not self._open().is_of_slave(queue)
         }
         there = {queue: at for queue, at in look.items() if at <= bounds[queue][1]}
         found = self._open().places(there) if there else {}

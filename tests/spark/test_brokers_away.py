@@ -145,6 +145,14 @@ def test_a_batch_remembers_the_brokers_that_it_had(two: Two, topic: str, tmp_pat
         count(batch(two, topic, stateLocation=tmp_path / "state"))
 
 
+def test_a_batch_by_topic_is_not_silently_half(two: Two, topic: str) -> None:
+    with two.away():
+        with pytest.raises(BrokersAway, match=f"{OTHER}.*without a drain"):
+            count(batch(two, topic))
+        assert count(batch(two, topic, onBrokerAway="skip")) == EACH
+    assert count(batch(two, topic)) == 2 * EACH
+
+
 def test_offsets_and_queues_that_are_named_are_waited_for(two: Two, topic: str) -> None:
     named = {topic: {broker: {"0": -2, "1": -2} for broker in ("embedded", OTHER)}}
     assigned = {topic: {"embedded": [0], OTHER: [1]}}
@@ -236,6 +244,32 @@ def test_a_stream_whose_broker_stays_away_says_so(two: Two, topic: str) -> None:
         lenient = stream(two, topic, failOnDataLoss=False)
         assert latest(lenient, end) == end, "its place is kept"
         lenient.stop()
+
+
+def test_a_stream_that_skips_a_broker_reads_its_queues_later(
+    two: Two, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cluster, "ROUTES_MS", 100)
+    reader = stream(two, topic, onBrokerAway="skip")
+    end = latest(reader, offsets_of(reader.initialOffset()))
+    two.fill(topic)
+    with two.away():
+        until_forgotten(reader)
+        later = latest(reader, end)
+        assert sum(later.values()) == 3 * EACH, "the broker that is there is read on"
+        assert {q: at for q, at in later.items() if q.broker_name == OTHER} == {
+            q: at for q, at in end.items() if q.broker_name == OTHER
+        }
+    assert f"skipped for now (onBrokerAway=skip): {OTHER}" in caplog.text
+    until_known(reader)
+    assert sum(latest(reader, later).values()) == 4 * EACH
+    reader.stop()
+
+
+def until_known(reader: StreamReader) -> None:
+    """Return when the reader's client has heard that the broker is registered again."""
+    while not any(queue.broker_name == OTHER for queue in reader._open().queues()):
+        pass
 
 
 def test_a_topic_with_fewer_queues_is_no_loss_when_they_were_read(two: Two, topic: str) -> None:

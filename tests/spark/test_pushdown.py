@@ -148,6 +148,9 @@ class Table:
     def queues(self, expected: Any = (), **_: Any) -> list[MessageQueue]:
         return list(self.stored)
 
+    def left_behind(self) -> frozenset[str]:
+        return frozenset()
+
     def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, tuple[int, int]]:
         found = {queue: self.stored[queue] for queue in queues}
         return {queue: (first, first + len(stored)) for queue, (first, stored) in found.items()}

@@ -40,6 +40,9 @@ class Stage:
         self.asked.append(offsets)
         return {queue: (self.made_at + 100 * at, self.made_at) for queue, at in offsets.items()}
 
+    def is_of_slave(self, queue: MessageQueue) -> bool:
+        return False
+
     def at_time(self, queues: list[MessageQueue], timestamp_ms: int) -> Offsets:
         """All messages of a queue have one store time."""
         return {queue: self.bounds[queue][0 if timestamp_ms <= self.made_at else 1] for queue in queues}

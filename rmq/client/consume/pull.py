@@ -88,6 +88,8 @@ class RawPull:
     """Which broker of that name to ask next time."""
     topic_created_ms: int | None = None
     """As of `PullAnswer`."""
+    address: str = ""
+    """The broker that answered."""
 
     @classmethod
     def of(cls, response: Command, address: str) -> RawPull:
@@ -103,7 +105,8 @@ class RawPull:
             raise RemoteProtocolError(f"the answer of {address} to a pull lacks {error}") from None
         body = bytes(response.body) if response.code == ResponseCode.SUCCESS else b""
         status = response.remark or ""
-        return cls(response.code, status, body, next_offset, min_offset, max_offset, broker_id, created_ms)
+        offsets = next_offset, min_offset, max_offset
+        return cls(response.code, status, body, *offsets, broker_id, created_ms, address)
 
 
 class PullTemplate:

@@ -251,6 +251,11 @@ class PullConsumer(AsyncResource):
         await self._ensure_route(queue)
         return await self._session.brokers.bounds(queue)
 
+    def master(self, queue: MessageQueue) -> str | None:
+        """The address of the master of the queue's broker, as of the last look at the route. Without a master
+        a slave answers, which may lack the newest messages: an offset from a slave is a lower bound."""
+        return self._session.routes.master(queue.broker_name)
+
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The offset of the first message stored at that time (ms since 1970) or later; `max_offset` when
         there is none. Cancelled: nothing has happened.
