@@ -325,6 +325,7 @@ class PullConsumer(_Entered[async_pull_consumer.PullConsumer]):
     committed = _Waiting(async_pull_consumer.PullConsumer.committed)
     commit = _Waiting(async_pull_consumer.PullConsumer.commit)
     position = _Waiting(async_pull_consumer.PullConsumer.position)
+    master = _InLoop(async_pull_consumer.PullConsumer.master)
     seek = _InLoop(async_pull_consumer.PullConsumer.seek)
     pull = _Waiting(async_pull_consumer.PullConsumer.pull)
     subscribe = _Waiting(async_pull_consumer.PullConsumer.subscribe)

@@ -74,7 +74,8 @@ class MissingBrokers:
         the newcomer had another place before (`was_here`, or missing itself): a slave that became master does
         not make its former master come back."""
         own = self._missing.pop(who.broker_addr, None)
-        self._refused.pop(_key(who), None)
+        for key in [key for key in self._refused if key[2] == who.broker_addr]:  # by another id or name, too
+            del self._refused[key]
         if own is None and not was_here:
             for address, one in list(self._missing.items()):
                 if _place(one.who) == _place(who):

@@ -324,7 +324,7 @@ class PullConsumer(AsyncResource):
             check_type("offset", offset, int, "an int, the offset of a message in the queue")
         await self._ensure_route(queue)
         if queue not in self._created_ms:
-            await self.committed(queue)
+            await self._learn_creation(queue)
         at = await self.position(queue) if offset is None else offset
         template = self._template(queue, expression)
         deadline = self._session.now() + wait
@@ -340,6 +340,12 @@ class PullConsumer(AsyncResource):
             at = answer.next_offset if answer.topic_created_ms is None else answer.min_offset
         self._positions[queue] = answer.next_offset
         return PullResult(answer.messages, answer.next_offset, answer.min_offset, answer.max_offset)
+
+    async def _learn_creation(self, queue: MessageQueue) -> None:
+        try:
+            await self.committed(queue)
+        except NoPermission:  # a reader of the topic may lack rights on the group: then no offset is compared
+            self._created_ms[queue] = None
 
     async def pull_raw(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32, expression: str | Sql = ALL

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import attrs
+
 from rmq.namesrv.masters import Masters
 from rmq.namesrv.missing import KEPT_MS, MOST, REFUSED_MS, SHOWN_TOPICS, MissingBrokers
 from rmq.namesrv.routes import Registration
@@ -67,6 +69,9 @@ def test_a_refusal_is_shown_until_the_broker_is_taken_or_stops_trying() -> None:
     assert list(table.refusals(REFUSED_MS + 1)) == []
     table.refused(MASTER, "another master lives", 0)
     table.came(MASTER, was_here=False)
+    assert list(table.refusals(0)) == []
+    table.refused(MASTER, "another master lives", 0)
+    table.came(attrs.evolve(MASTER, broker_id=1), was_here=False)  # it came back as the slave
     assert list(table.refusals(0)) == []
 
 
