@@ -324,10 +324,8 @@ class Cluster:
         there = {queue.broker_name for queue in tables}
         asked = [queue for queue in queues if queue not in found and queue.broker_name in there]
         found |= await self._ask_all(self._bounds, asked, skips=skips)
-        if silent := {queue.broker_name for queue in queues} - there:
-            self._skip(silent)
-        else:
-            self._skipped.clear()
+        self._skipped -= there
+        self._skip({queue.broker_name for queue in queues} - there)
         return {queue: found[queue] for queue in queues if queue in found}
 
     async def _topic_bounds(self, queue: MessageQueue) -> dict[MessageQueue, tuple[int, int]]:
