@@ -113,13 +113,13 @@ class _Parser:
         while self._next("OR"):
             nodes.append(self._both())
         self._depth -= 1
-        return nodes[0] if len(nodes) == 1 else _any_of(nodes)
+        return nodes[0] if len(nodes) == 1 else _decided_by(True, nodes)
 
     def _both(self) -> Node:
         nodes = [self._negated()]
         while self._next("AND"):
             nodes.append(self._negated())
-        return nodes[0] if len(nodes) == 1 else _all_of(nodes)
+        return nodes[0] if len(nodes) == 1 else _decided_by(False, nodes)
 
     def _negated(self) -> Node:
         negates = False
@@ -140,7 +140,7 @@ class _Parser:
         if self._next("BETWEEN"):
             low = self._sum()
             self._need("AND")
-            node = _all_of([_compared(">=", left, low), _compared("<=", left, self._sum())])
+            node = _decided_by(False, [_compared(">=", left, low), _compared("<=", left, self._sum())])
         elif self._next("IN"):
             node = self._among(left)
         elif self._next("LIKE"):
@@ -300,32 +300,20 @@ def _calculated(sign: str, left: Node, right: Node) -> Node:
     return calculated
 
 
-def _any_of(nodes: list[Node]) -> Node:
-    def any_of(lookup: Lookup) -> Any:
-        result: Any = False
+def _decided_by(decisive: bool, nodes: list[Node]) -> Node:
+    """OR where True decides, AND where False does; unknown where a node is unknown and none decides."""
+
+    def decided(lookup: Lookup) -> Any:
+        result: Any = not decisive
         for node in nodes:
             value = node(lookup)
-            if value is True:
-                return True
-            if value is not False:
+            if value is decisive:
+                return decisive
+            if value is not (not decisive):
                 result = None
         return result
 
-    return any_of
-
-
-def _all_of(nodes: list[Node]) -> Node:
-    def all_of(lookup: Lookup) -> Any:
-        result: Any = True
-        for node in nodes:
-            value = node(lookup)
-            if value is False:
-                return False
-            if value is not True:
-                result = None
-        return result
-
-    return all_of
+    return decided
 
 
 def _not(node: Node) -> Node:

@@ -90,6 +90,11 @@ def answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def wait_for_port(port: int, seconds: float = 60) -> None:
+    """Waits until something accepts connections on this port of loopback."""
+    wait_until(lambda: answers(port), seconds, f"something that listens on port {port}")
+
+
 def cluster_text(namesrv: str) -> str:
     """Asks a name server for the brokers it knows (request 106) and returns the body as it came."""
     host, port = namesrv.split(":")

@@ -9,14 +9,13 @@ from __future__ import annotations
 import pathlib
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
 
+from tests.interop.rocketmq import wait_for_port
 from tests.ports import free_ports
 
 pytest.importorskip("proton", reason="needs the extra amqp: pip install 'rmq[amqp]'")
@@ -26,19 +25,6 @@ HERE = pathlib.Path(__file__).parent / "jms"
 SECONDS = 60.0
 RUN_SECONDS = 1_200.0
 SCENARIOS = re.findall(r'ALL\.put\("(\w+)"', (HERE / "Scenarios.java").read_text("utf-8"))
-
-
-def reachable(port: int) -> None:
-    """Wait until a port can be connected to."""
-    end = time.monotonic() + SECONDS
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            assert time.monotonic() < end, f"nothing listens on port {port}"
-            time.sleep(0.05)
-        else:
-            return
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +39,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         command = [sys.executable, "-m", "rmq.broker", "-c", str(folder / "broker.conf")]
         child = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        reachable(amqp)
+        wait_for_port(amqp)
         yield f"amqp://127.0.0.1:{amqp}"
     finally:
         child.terminate()
@@ -109,7 +95,7 @@ def artemis(request: pytest.FixtureRequest, scenarios: list[str], tmp_path: path
     with (tmp_path / "artemis.log").open("w") as log:
         child = subprocess.Popen([*command, str(tmp_path)], stdout=log, stderr=log)
     try:
-        reachable(port)
+        wait_for_port(port)
         yield f"amqp://127.0.0.1:{port}"
     finally:
         child.kill()

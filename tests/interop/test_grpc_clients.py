@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ import trio
 from attrs import define, field
 
 import rmq
+from tests.interop.rocketmq import wait_for_port
 from tests.ports import free_ports
 
 pytest.importorskip("h2")
@@ -114,19 +114,6 @@ def client(request: pytest.FixtureRequest) -> list[str]:
     return CLIENTS[request.param](pathlib.Path(request.config.cache.mkdir("grpc-clients")).resolve())
 
 
-def _reachable(port: int) -> None:
-    """Wait until a port can be connected to."""
-    end = time.monotonic() + SECONDS
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            assert time.monotonic() < end, f"nothing listens on port {port}"
-            time.sleep(0.05)
-        else:
-            return
-
-
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """A broker of processes; its address for gRPC, and that of its name server."""
@@ -144,7 +131,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
             log = (folder / f"{file}.log").open("w")
             command = [sys.executable, "-m", module, "-c", str(folder / file)]
             started.append(subprocess.Popen(command, stdout=log, stderr=log))
-            _reachable(names if module == "rmq.namesrv" else grpc)
+            wait_for_port(names if module == "rmq.namesrv" else grpc)
         yield f"127.0.0.1:{grpc}", f"127.0.0.1:{names}"
     finally:
         for child in reversed(started):
