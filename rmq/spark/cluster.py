@@ -196,6 +196,11 @@ class Cluster:
             for queue, (least, most) in found.items()
         }
 
+    @property
+    def skipped(self) -> frozenset[str]:
+        """Brokers that were away at the last query and were not waited for."""
+        return frozenset(self._skipped)
+
     def is_of_slave(self, queue: MessageQueue) -> bool:
         """Whether a slave may have given an answer of the last query for this queue's broker."""
         return queue.broker_name in self._by_slaves

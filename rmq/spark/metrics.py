@@ -17,7 +17,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from rmq.errors import ConfigError
 from rmq.metrics import Kind, Metric
-from rmq.spark.offsets import Offsets, offsets_of
+from rmq.spark.offsets import Offsets, away_of, offsets_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,6 +43,8 @@ class StreamMetrics(StreamingQueryListener):
         self._rates: dict[str, float] = {}
         self._seconds: dict[str, float] = {}
         self._behind: dict[str, dict[tuple[str, str], int]] = {}
+        self._away: dict[str, dict[str, bool]] = {}
+        """Of each query the brokers that it ever skipped, and whether it skips them now."""
         self._server: http.server.ThreadingHTTPServer | None = None
         self._spark: SparkSession | None = None
 
@@ -60,7 +62,10 @@ class StreamMetrics(StreamingQueryListener):
         behind: Counter[tuple[str, str]] = Counter()
         for source in progress.sources:
             behind.update(_behind(source.endOffset, source.latestOffset))
+        away = {broker for source in progress.sources for broker in away_of(_json(source.latestOffset))}
         with self._lock:
+            seen = self._away.setdefault(name, {})
+            seen |= {broker: broker in away for broker in away | seen.keys()}
             self._rows[name] += progress.numInputRows
             self._batches[name] += 1
             self._rates[name] = _number(progress.processedRowsPerSecond)
@@ -86,6 +91,11 @@ class StreamMetrics(StreamingQueryListener):
                 for name, found in self._behind.items()
                 for place, lag in found.items()
             ]
+            away = [
+                ((name, broker), float(is_away))
+                for name, brokers in self._away.items()
+                for broker, is_away in sorted(brokers.items())
+            ]
             by_query: list[tuple[str, Kind, str, Mapping[str, float]]] = [
                 ("running", "gauge", "Whether the query runs.", dict(self._running)),
                 (
@@ -104,6 +114,8 @@ class StreamMetrics(StreamingQueryListener):
             yield Metric(name, kind, help, rows, ("query",))
         text = "Messages that the brokers had beyond the end of the last batch."
         yield Metric("offsets_behind_latest", "gauge", text, behind, ("query", "topic", "broker"))
+        text = "Whether the last batch skipped the broker; of brokers that any batch skipped."
+        yield Metric("broker_away", "gauge", text, away, ("query", "broker"))
 
     def text(self) -> str:
         """The metrics in Prometheus' text format."""
@@ -196,8 +208,15 @@ def _behind(end: str | None, latest: str | None) -> Mapping[tuple[str, str], int
 
 def _offsets(text: str | None) -> Offsets:
     try:
-        return offsets_of(json.loads(text or "{}"))
-    except (ValueError, ConfigError):
+        return offsets_of(_json(text))
+    except ConfigError:
+        return {}
+
+
+def _json(text: str | None) -> Any:
+    try:
+        return json.loads(text or "{}")
+    except ValueError:
         return {}
 
 

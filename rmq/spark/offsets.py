@@ -36,6 +36,8 @@ Places = dict[MessageQueue, QueueOffset]
 
 VERSION: Final = 1
 WITH_PLACES: Final = 2
+AWAY: Final = "away"
+"""Brokers that are skipped, in the newest offsets that a stream reports; no part of an offset."""
 _OFFSET_MAX: Final = (1 << 63) - 1
 _SHAPE: Final = 'offsets as {"topic":{"broker-a":{"0":12}}}'
 
@@ -99,12 +101,18 @@ def offsets_of(tree: Any, source: str = "offsets", *, specials: bool = False) ->
     topics = tree
     if isinstance(tree, dict) and "v" in tree:
         parts = {VERSION: {"v", "topics"}, WITH_PLACES: {"v", "topics", "places"}}
-        if type(tree["v"]) is not int or tree.keys() != parts.get(tree["v"]):
+        if type(tree["v"]) is not int or tree.keys() - {AWAY} != parts.get(tree["v"]):
             wanted = f"offsets of version {VERSION} or {WITH_PLACES}, with v and topics"
             raise ConfigError(source, _shown(tree), wanted)
         topics = tree["topics"]
     offsets = {queue: _offset(value, source, specials) for queue, value in _leaves(topics, source)}
     return {queue: offsets[queue] for queue in _in_order(offsets)}
+
+
+def away_of(tree: Any) -> tuple[str, ...]:
+    """The skipped brokers that a stream's newest offsets name."""
+    found = tree.get(AWAY) if isinstance(tree, dict) and "v" in tree else None
+    return tuple(str(name) for name in found) if isinstance(found, list) else ()
 
 
 def places_of(tree: Any, source: str = "offsets") -> Places:

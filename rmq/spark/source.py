@@ -19,6 +19,7 @@ from rmq.message import MessageQueue
 from rmq.spark.cluster import BrokersAway, Cluster
 from rmq.spark.formats.schema import asked_schema, own_names, renamed
 from rmq.spark.offsets import (
+    AWAY,
     Bounds,
     Offsets,
     Places,
@@ -253,7 +254,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._made
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return None if self._newest is None else offsets_tree(self._newest)
+        """The newest offsets, for the progress of the query; with the brokers that are skipped."""
+        if self._newest is None:
+            return None
+        skipped = sorted(self._open().skipped)
+        return offsets_tree(self._newest) | ({AWAY: skipped} if skipped else {})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         first, last = offsets_of(start), offsets_of(end)

@@ -50,6 +50,10 @@ def test_prometheus_sees_what_streams_read() -> None:
         listener.onQueryProgress(progress(offsets(10, 20), offsets(15, 20)))
         listener.onQueryProgress(progress(offsets(12, 20), offsets(15, 22)))
         listener.onQueryStarted(Event(id="8", runId="2", name=None))
+        skipping = json.loads(offsets(15, 22)) | {"away": ["broker-b"]}
+        listener.onQueryProgress(progress(offsets(15, 22), json.dumps(skipping), name="skips"))
+        assert 'rmq_spark_broker_away{query="skips",broker="broker-b"} 1.0' in metrics.text()
+        listener.onQueryProgress(progress(offsets(15, 22), offsets(15, 22), name="skips"))
         listener.onQueryProgress(progress("12", "{no json", name='of "another" source'))
         listener.onQueryTerminated(Event(id="8", runId="2", exception="it broke"))
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=60) as answer:
@@ -66,10 +70,13 @@ def test_prometheus_sees_what_streams_read() -> None:
             'rmq_spark_batch_seconds{query="copy"} 1.5',
             'rmq_spark_offsets_behind_latest{query="copy",topic="Orders",broker="broker-a"} 5.0',
             'rmq_spark_rows_total{query="of \\"another\\" source"} 30.0',
+            'rmq_spark_broker_away{query="skips",broker="broker-b"} 0.0',
             "# TYPE rmq_spark_rows_total counter",
         ]
         assert set(wanted) - set(page.splitlines()) == set()
-        assert page.count("rmq_spark_offsets_behind_latest{") == 1, "nothing of what is no offset of ours"
+        assert page.count('rmq_spark_offsets_behind_latest{query="copy"') == 1, (
+            "nothing of what is no offset of ours"
+        )
         with pytest.raises(ConfigError, match="a port to listen on"):
             watch_streams(session, port=metrics.port)  # type: ignore[arg-type]
     assert (session.listeners, metrics.port) == ([], 0)

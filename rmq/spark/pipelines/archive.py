@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from rmq.errors import ConfigError
 from rmq.spark.options import MIB
@@ -54,7 +54,8 @@ class ArchivedPart:
 
 @frozen
 class Archived:
-    """What a run has archived. `rewritten` counts small files that were merged with others."""
+    """What a run has archived. `rewritten` counts small files that were merged with others; `away` names the
+    brokers whose queues were skipped (onBrokerAway=skip) when the run ended."""
 
     path: str
     rows: int
@@ -63,6 +64,7 @@ class Archived:
     rewritten: int
     seconds: float
     parts: tuple[ArchivedPart, ...]
+    away: tuple[str, ...] = ()
 
 
 def archive(
@@ -87,17 +89,18 @@ def archive(
     ConfigError, ArchiveInUse, and StreamingQueryException when the topics cannot be read.
     """
     began = time.monotonic()
+    away: tuple[str, ...] = ()
     with ArchiveFolder(path) as folder:
         job = _Job(spark, folder, compact_files)
         try:
             if every_seconds is None:
-                follow_to_end(lambda: job.start(options, None), source_options(options), watch)
+                away = follow_to_end(lambda: job.start(options, None), source_options(options), watch)
             else:
-                follow(job.start(options, every_seconds), watch)
+                away = follow(job.start(options, every_seconds), watch)
         except KeyboardInterrupt:
             if every_seconds is None:
                 raise
-    return job.archived(time.monotonic() - began)
+    return evolve(job.archived(time.monotonic() - began), away=away)
 
 
 def read_archive(spark: SparkSession, path: str | Path) -> DataFrame:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from rmq.spark.cluster import Cluster
-from rmq.spark.offsets import Offsets, offsets_of
+from rmq.spark.offsets import Offsets, away_of, offsets_of
 from rmq.spark.options import read_options
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ def unwatched(progress: JobProgress) -> None:
     """Watches nothing."""
 
 
-def follow(query: StreamingQuery, watch: Watch) -> None:
-    """Wait until a streaming query ends, and stop it when this is interrupted.
+def follow(query: StreamingQuery, watch: Watch) -> tuple[str, ...]:
+    """Wait until a streaming query ends, and stop it when this is interrupted; return the brokers that it
+    skipped last.
 
     Raises StreamingQueryException when it fails."""
     rows: dict[int, int] = {}
@@ -56,21 +57,25 @@ def follow(query: StreamingQuery, watch: Watch) -> None:
                 watch(JobProgress(done, done + _lag(recent[-1].sources), "messages"))
     finally:
         query.stop()
+    return brokers_away(query)
 
 
-def follow_to_end(start: Callable[[], StreamingQuery], options: Mapping[str, str], watch: Watch) -> None:
+def follow_to_end(
+    start: Callable[[], StreamingQuery], options: Mapping[str, str], watch: Watch
+) -> tuple[str, ...]:
     """Follow a query that processes the present messages and ends. Spark 4.0 and 4.1 end it after a single
     batch, which may be a batch that a killed run had begun, or as large as maxOffsetsPerTrigger allows: with
     these versions the query is started until it reaches the former ends of the queues of `options`.
+    Return the brokers that were skipped last.
 
     Raises StreamingQueryException when it fails, and the errors of reading the source.
     """
     ends = ends_of(options)
     while True:
         query = start()
-        follow(query, watch)
+        skipped = follow(query, watch)
         if not is_behind(query, ends):
-            return
+            return skipped
 
 
 def ends_of(options: Mapping[str, str]) -> Offsets:
@@ -96,6 +101,13 @@ def is_behind(query: StreamingQuery, ends: Offsets) -> bool:
         return False
     at = offsets_of(end)
     return any(at.get(queue, 0) < end for queue, end in ends.items())
+
+
+def brokers_away(query: StreamingQuery) -> tuple[str, ...]:
+    """Brokers whose queues the query skipped when it looked last (onBrokerAway=skip); from Spark 4.2 on."""
+    last = query.lastProgress
+    trees = [_tree(source.latestOffset) for source in last.sources] if last is not None else []
+    return tuple(sorted({name for tree in trees for name in away_of(tree)}))
 
 
 def _lag(sources: Any) -> int:

@@ -19,7 +19,7 @@ from rmq.config import java_key
 from rmq.errors import ConfigError
 from rmq.spark.offsets import Offsets
 from rmq.spark.options import ConnectOptions, read_options, write_options
-from rmq.spark.pipelines.progress import ends_of, is_behind
+from rmq.spark.pipelines.progress import brokers_away, ends_of, is_behind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -250,12 +250,15 @@ class Ran:
     rows: int
     errors: Mapping[str, str]
     seconds: float
+    away: Mapping[str, Sequence[str]] = field(factory=dict)
+    """Of each stream the brokers that it skipped (onBrokerAway=skip) when it ended, if any."""
 
 
 def run_once(spark: SparkSession, jobs: Jobs, *, tell: Tell = print) -> Ran:
     """Run each stream, side by side, for its present messages: for a scheduler, which repeats the run."""
     began, rows, left = time.monotonic(), 0, list(jobs.streams)
     errors: dict[str, str] = {}
+    away: dict[str, Sequence[str]] = {}
     ends: dict[str, Offsets] = {}
     while left:  # more than once on Spark 4.0 and 4.1: see ends_of
         queries: dict[str, StreamingQuery] = {}
@@ -274,6 +277,9 @@ def run_once(spark: SparkSession, jobs: Jobs, *, tell: Tell = print) -> Ran:
                     errors[name] = _reason(error)
                 done = sum(one.numInputRows for one in query.recentProgress)
                 rows += done
+                if skipped := brokers_away(query):
+                    away[name] = skipped
+                    tell(f"{name}: skipped, as they are away: {', '.join(skipped)}")
                 tell(f"{name}: {errors[name]}" if name in errors else f"{name}: {done} rows")
         finally:
             for query in queries.values():
@@ -283,7 +289,7 @@ def run_once(spark: SparkSession, jobs: Jobs, *, tell: Tell = print) -> Ran:
             for stream in left
             if stream.name not in errors and is_behind(queries[stream.name], ends[stream.name])
         ]
-    return Ran(len(jobs.streams), rows, errors, time.monotonic() - began)
+    return Ran(len(jobs.streams), rows, errors, time.monotonic() - began, away)
 
 
 @define

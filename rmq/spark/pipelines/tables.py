@@ -43,7 +43,8 @@ _COMMITS: Final = 50
 
 @frozen
 class ArchivedTable:
-    """What a run has added to a table. `skipped` batches were there already."""
+    """What a run has added to a table. `skipped` batches were there already; `away` names the brokers whose
+    queues were skipped (onBrokerAway=skip) when the run ended."""
 
     target: str
     form: str
@@ -51,6 +52,7 @@ class ArchivedTable:
     batches: int
     skipped: int
     seconds: float
+    away: tuple[str, ...] = ()
 
 
 def archive_table(
@@ -82,6 +84,7 @@ def archive_table(
     if to not in FORMS:
         raise ConfigError("to", to, f"one of {', '.join(FORMS)}")
     began = time.monotonic()
+    away: tuple[str, ...] = ()
     defaults = {} if any("starting" in name.lower() for name in options) else {"startingOffsets": "earliest"}
     given = {"maxOffsetsPerTrigger": str(BATCH_ROWS), **defaults, **options}
     frame = spark.readStream.format("rmq").options(**given).load().withColumn("date", F.expr(DATE_UTC))
@@ -92,14 +95,15 @@ def archive_table(
     writer = writer.queryName(f"rmq archive into {to}")
     try:
         if every_seconds is None:
-            follow_to_end(writer.trigger(availableNow=True).start, given, watch)
+            away = follow_to_end(writer.trigger(availableNow=True).start, given, watch)
         else:
             pause = f"{round(every_seconds * 1000)} milliseconds"
-            follow(writer.trigger(processingTime=pause).start(), watch)
+            away = follow(writer.trigger(processingTime=pause).start(), watch)
     except KeyboardInterrupt:
         if every_seconds is None:
             raise
-    return ArchivedTable(target, to, job.rows, job.batches, job.skipped, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    return ArchivedTable(target, to, job.rows, job.batches, job.skipped, seconds, away)
 
 
 def read_table(spark: SparkSession, target: str, *, to: Form) -> DataFrame:
