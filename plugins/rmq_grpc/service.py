@@ -456,7 +456,7 @@ class Session:
             if isinstance(found, ResponseError):
                 self._end_receive(call, of_error(found))
             elif call.is_over:
-                client.host.give_back(group, topic, [one.handle for one in found], 0)
+                client.host.give_back(group, topic, [one.handle for one in found], 0, counts=False)
             else:
                 self._deliver(call, client, wanted, found, renews=request.auto_renew)
 

@@ -27,8 +27,10 @@ else:
 GIVES_BACK: Final = "rmqGivesBack"
 """Header field of ours in CHANGE_MESSAGE_INVISIBLETIME: the message is given back, and its attempt has
 failed. `BY_POLICY`: it comes again by the retry policy of its group, else after the time of the request.
-RocketMQ's brokers do not look at it, and let the message come again after that time."""
+`UNSEEN`: the same, but no application has seen the message, and the attempt is not counted. RocketMQ's
+brokers do not look at it, and let the message come again after that time."""
 BY_POLICY: Final = "policy"
+UNSEEN: Final = "unseen"
 TAKEN: Final = "rmqTaken"
 WAITING: Final = "rmqWaiting"
 OLDEST_MS: Final = "rmqOldestMs"

@@ -386,6 +386,7 @@ class _Service:
         broker.disk_work.give_up_in(ROLE_SECONDS if broker.replica.stays else DISK_SECONDS)
         if not broker.replica.stays:
             await self._registrars.leave(pool)
+        broker.deliveries.stop()
         broker.commit_pending()
         with suppress(StoreError):  # their senders have been told
             await self._saver.save_topics()

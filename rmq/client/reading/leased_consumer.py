@@ -115,9 +115,10 @@ class LeasedConsumer(AsyncResource):
         return len(self._ready.entries) + len(self._working)
 
     async def drain(self, timeout: float | None = None) -> bool:
-        """Receive nothing more, and let the handlers that run end, within `timeout` seconds
-        (by default `drain_timeout_ms`). Messages that wait for a handler are given back. Returns whether all
-        ended by themselves. Cancelled: the consumer has stopped, and handlers may still run.
+        """Receive nothing more, and let the handlers that run end, within `timeout` seconds (by default
+        `drain_timeout_ms`). Messages that wait for a handler are given back, without a counted attempt.
+        Returns whether all ended by themselves. Cancelled: the consumer has stopped, and handlers may still
+        run.
         """
         if timeout is None:
             timeout = self._drain_seconds
@@ -258,13 +259,20 @@ class LeasedConsumer(AsyncResource):
         try:
             await self._inner.nack(message, after=after)
         except FAILURES as error:
-            log.warning(
-                "%s: message %s is redelivered when its lease ends: %s", self.group, message.message_id, error
-            )
+            self._log_not_given_back(message, error)
+
+    def _log_not_given_back(self, message: ReceivedMessage, error: Exception) -> None:
+        text = "%s: message %s is redelivered when its lease ends: %s"
+        log.warning(text, self.group, message.message_id, error)
 
     async def _give_back_all(self, messages: deque[ReceivedMessage]) -> None:
+        """Give back messages that no handler has seen."""
         while messages:
-            await self._give_back(messages.popleft(), 0.0)
+            message = messages.popleft()
+            try:
+                await self._inner.give_back_unseen(message)
+            except FAILURES as error:
+                self._log_not_given_back(message, error)
 
     async def _acknowledge(self) -> None:
         """Send acknowledgements, in batches: those that come during a request are gathered as well."""

@@ -35,6 +35,7 @@ from rmq.protocol.headers import encode
 from rmq.protocol.pop import (
     BY_POLICY,
     GIVES_BACK,
+    UNSEEN,
     AckMessageRequestHeader,
     BatchAck,
     BatchAckMessageRequestBody,
@@ -194,7 +195,7 @@ class SimpleConsumer(AsyncResource):
                 left, self._ready = self._ready, []
                 for message in left:
                     try:
-                        await self.nack(message, after=0)
+                        await self.give_back_unseen(message)
                     except (*NETWORK_ERRORS, NoRoute, ResponseError):
                         break
                 if self._member is not None:
@@ -386,8 +387,16 @@ class SimpleConsumer(AsyncResource):
         if after is not None:
             check_number("after", after, 0, whole=False)
         ms = FIRST_RETRY_MS if after is None else round(after * 1000)
+        await self._give_back(message, ms, BY_POLICY if after is None else "true")
+
+    async def give_back_unseen(self, message: ReceivedMessage) -> None:
+        """Give a message back at once that the application has not seen: the attempt is not counted (at
+        RocketMQ's brokers it is). Raises as `ack`. Cancelled: it may or may not be given back."""
+        await self._give_back(message, 0, UNSEEN)
+
+    async def _give_back(self, message: ReceivedMessage, ms: int, how: str) -> None:
         header = self._change_header(message, ms)
-        more = {GIVES_BACK: BY_POLICY if after is None else "true"}
+        more = {GIVES_BACK: how}
         await self._call(message, codes.CHANGE_MESSAGE_INVISIBLETIME, encode(header) | more)
         message.expires_at = 0.0
 

@@ -441,6 +441,38 @@ def test_nothing_sent_before_a_kill_is_skipped_by_a_group_that_began_at_the_end(
     assert Consumer(rig).bodies(from_first=False) == [b"3"]
 
 
+def test_attempts_that_a_stop_of_the_broker_cuts_off_do_not_count() -> None:
+    rig = filled(6)
+    consumer = Consumer(rig)
+    (failed,) = consumer.take(1)
+    consumer.nack(failed)
+    taken = consumer.take(3)
+    consumer.take(1)
+    assert [(one.body, one.attempt) for one in taken] == [(b"0", 2), (b"1", 1), (b"2", 1)]
+    rig.broker.deliveries.stop()
+    consumer.ack(taken[-1])  # a late one, before its connection ends
+    consumer.close()
+    step(rig, 60)
+    again = Consumer(restarted(rig)).take()
+    assert [(one.body, one.attempt) for one in again] == [
+        (b"0", 2),
+        (b"1", 1),
+        (b"3", 1),
+        (b"4", 1),
+        (b"5", 1),
+    ]
+
+
+def test_a_stop_of_the_broker_counts_no_attempt_of_an_ordered_message() -> None:
+    rig = filled(2)
+    (taken,) = Consumer(rig).take(in_order=True)
+    assert (taken.body, taken.attempt) == (b"0", 1)
+    rig.broker.deliveries.stop()
+    rig.broker.commit_pending()
+    (again,) = Consumer(restarted(rig)).take(in_order=True)
+    assert (again.body, again.attempt) == (b"0", 1)
+
+
 def test_attempts_count_over_kills() -> None:
     rig = filled(1)
     rig.groups.get(GROUP)

@@ -321,7 +321,8 @@ def test_a_drain_gives_back_what_waits(in_memory: Play) -> None:
                 await anyio.sleep(1)
                 assert await consumer.drain(10)
             async with other.simple_consumer("g", topics) as rest:
-                assert len(await rest.receive(32, wait=5)) == 6
+                left = await rest.receive(32, wait=5)
+                assert [message.attempt for message in left] == [1] * 6  # no handler has seen them
 
     in_memory(scenario, cluster())
 
@@ -339,6 +340,18 @@ async def test_messages_of_a_client_that_is_gone_come_at_once(autojump_clock: Mo
             begun = trio.current_time()
             assert len(await consumer.receive(wait=20)) == 1
             assert trio.current_time() - begun < 1
+
+
+async def test_a_stop_of_the_broker_counts_no_attempt(autojump_clock: MockClock) -> None:
+    async with Cluster("a", topics={TOPIC: 1}) as made, made.connect() as client:
+        await send(client, b"0")
+        topics = {TOPIC: "*"}
+        async with client.simple_consumer("g", topics, consume_from="first") as consumer:
+            assert len(await consumer.receive(wait=5, invisible=3600)) == 1
+            await made.stop("a")
+            await made.start("a")
+            (again,) = await consumer.receive(wait=60)
+            assert again.attempt == 1
 
 
 async def test_a_broker_that_was_restarted_knows_what_is_finished(autojump_clock: MockClock) -> None:

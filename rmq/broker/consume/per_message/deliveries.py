@@ -230,17 +230,7 @@ class Deliveries:
             self._on_base(queue)
 
     def _took(self, topic: TopicDelivery, taking: Taking) -> None:
-        leases = self._leases
-        for batch in taking.leased:
-            leases.leased(batch)
-        for batch, until_ms in taking.postpone:
-            leases.postpone(batch, until_ms)
-        for batch in taking.dying:
-            leases.give_up(batch)
-        for batch in taking.left_over:
-            leases.leave(batch)
-        if taking.new != taking.dropped:
-            leases.count_out(topic, taking.new - taking.dropped)
+        self._leases.took(topic, taking)
         topic.has_more = taking.has_more and not taking.leased
         if taking.is_cut:
             self._unconfirmed[topic.topic] = None
@@ -413,6 +403,14 @@ class Deliveries:
         """A connection has ended: its polls are forgotten, its messages come again."""
         self.polls.on_close(connection)
         self._leases.on_close(connection)
+
+    def stop(self) -> None:
+        """The broker stops in good order: what is out was cut off by the broker, and no attempt of it counts.
+        The journal has it with the next write."""
+        if self._role.refuses_commits() or self._role.refusal():
+            return
+        queues = (queue for topic in self._table.values() for queue in topic.queues.values())
+        self._leases.stop(queues)
 
     def queue_of(self, group: str, topic: str, queue_id: int) -> QueueDelivery | None:
         """The state of a queue for a group that takes its messages one by one."""

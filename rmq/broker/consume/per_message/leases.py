@@ -3,7 +3,7 @@
 A message is delivered again, with its attempt counted, when its lease ends, when its consumer gives the
 message back, and when the consumer's connection ends; after the group's last attempt it becomes a dead
 letter. A heap has the times of all leases and retries. Leases are in memory only: when the broker ends, all
-connections end.
+connections end. When the broker stops in good order, the attempts that it cuts off do not count.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Final
@@ -33,6 +33,7 @@ from rmq.shares import Holders, Shares
 if TYPE_CHECKING:
     from rmq.broker.consume.per_message.ledger import Ledger
     from rmq.broker.consume.per_message.retry_policy import RetryPolicy
+    from rmq.broker.consume.per_message.taking import Taking
 
     OnHandled = Callable[[Sequence[ResponseError | None]], None]
     Handles = Sequence[Handle | ResponseError]
@@ -85,13 +86,24 @@ class Leases:
         self._owned: dict[object, dict[Batch, None]] = {}
         self._ending: deque[Batch] = deque()
         self._dying: deque[Batch] = deque()
+        self._is_stopped = False
 
     # ---- what is taken ----
 
-    def leased(self, batch: Batch) -> None:
-        """A batch was taken; a first attempt counts as out."""
-        self._owned.setdefault(batch.owner, {})[batch] = None
-        self._at(batch)
+    def took(self, topic: TopicDelivery, taking: Taking) -> None:
+        """Keep the leases of a take, and the batches that were not handed out; first attempts count as
+        out."""
+        for batch in taking.leased:
+            self._owned.setdefault(batch.owner, {})[batch] = None
+            self._at(batch)
+        for batch, until_ms in taking.postpone:
+            self._postpone(batch, until_ms)
+        for batch in taking.dying:
+            self._doom(batch)
+        for batch in taking.left_over:
+            self._leave(batch)
+        if taking.new != taking.dropped:
+            self.count_out(topic, taking.new - taking.dropped)
 
     @property
     def out(self) -> int:
@@ -115,19 +127,19 @@ class Leases:
         topic.out += count
         self._shares.add(topic.holders, count)
 
-    def postpone(self, batch: Batch, until_ms: int) -> None:
+    def _postpone(self, batch: Batch, until_ms: int) -> None:
         """Keep a recovered batch until a wall time."""
         batch.queue.wait(batch, self._clock() + (until_ms - self._now_ms()) / 1000)
         self._at(batch)
 
-    def leave(self, batch: Batch) -> None:
+    def _leave(self, batch: Batch) -> None:
         """Leave a batch that a consumer has looked at and not taken to the other consumers."""
         self._ledger.note(batch, 0)
         batch.queue.make_ready(batch)
         self._on_ready(batch.queue.topic)
         self._on_deadline(self._clock())
 
-    def give_up(self, batch: Batch) -> None:
+    def _doom(self, batch: Batch) -> None:
         """Have a recovered batch become dead letters."""
         self._dying.append(batch)
         self._on_deadline(self._clock())
@@ -293,6 +305,14 @@ class Leases:
             self._ending.extend(mine)
             self._on_deadline(self._clock())
 
+    def stop(self, queues: Iterable[QueueDelivery]) -> None:
+        """The broker stops: keep in the journal that the attempts of all leased messages do not count. They
+        may still be acknowledged; no lease ends any more."""
+        self._is_stopped = True
+        for queue in queues:
+            for batch in queue.leased.values():
+                self._ledger.note_uncounted(batch)
+
     # ---- the end of an attempt ----
 
     def _failed(self, batch: Batch, delay_ms: int) -> None:
@@ -304,7 +324,7 @@ class Leases:
         if batch.attempt >= most:
             self._ledger.note(batch, 0)
             batch.state = DYING
-            self.give_up(batch)
+            self._doom(batch)
         elif delay_ms > 0:
             queue.wait(batch, self._clock() + delay_ms / 1000)
             self._ledger.note(batch, self._now_ms() + delay_ms)
@@ -327,6 +347,8 @@ class Leases:
 
     def step(self, now: float) -> float:
         """End the leases and waits that are due; return the next deadline, infinite when nothing waits."""
+        if self._is_stopped:
+            return math.inf
         left = BATCHES_OF_A_STEP
         while self._ending and left > 0:
             batch = self._ending.popleft()
@@ -361,7 +383,7 @@ class Leases:
             queue = batch.queue
             if batch.attempt >= self._policy(queue.topic.group)[0]:
                 batch.state = DYING
-                self.give_up(batch)
+                self._doom(batch)
             else:
                 queue.make_ready(batch)
                 self._on_ready(queue.topic)

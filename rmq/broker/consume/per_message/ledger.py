@@ -129,6 +129,10 @@ class Ledger:
         """Record that a batch failed, and the wall time (ms) of its next delivery."""
         self._pieces.append(_note(batch, available_ms))
 
+    def note_uncounted(self, batch: Batch) -> None:
+        """Record of a leased batch that its present attempt does not count."""
+        self._pieces.append(_note(batch, 0, batch.attempt - 1))
+
     def reset(self, queue: QueueDelivery) -> None:
         """Keep that the group goes on at the queue's base."""
         self._pieces.append(journal.reset(queue.row_id, queue.base))
@@ -342,9 +346,10 @@ def _row(queue: QueueDelivery) -> bytes:
     return journal.row(queue.row_id, queue.base, topic.group, topic.topic, queue.queue_id)
 
 
-def _note(batch: Batch, available_ms: int) -> bytes:
+def _note(batch: Batch, available_ms: int, attempts: int | None = None) -> bytes:
     queue = batch.queue
-    return journal.note(queue.row_id, queue.frontier, batch.start, batch.mask, batch.attempt, available_ms)
+    attempts = batch.attempt if attempts is None else attempts
+    return journal.note(queue.row_id, queue.frontier, batch.start, batch.mask, attempts, available_ms)
 
 
 def _bodies(pieces: list[bytes], head: bytes) -> list[bytes]:

@@ -23,6 +23,7 @@ from rmq.protocol.pop import (
     INIT_FROM_FIRST,
     OLDEST_MS,
     TAKEN,
+    UNSEEN,
     WAITING,
     AckMessageRequestHeader,
     ChangeInvisibleTimeRequestHeader,
@@ -232,7 +233,8 @@ class PopRequests:
         else:
             _check_invisible(header.invisible_time, least=0)
         if gives_back or header.invisible_time == 0:
-            (outcome,) = self._deliveries.give_back(group, topic, [text], delay_ms)
+            counts = gives_back != UNSEEN
+            (outcome,) = self._deliveries.give_back(group, topic, [text], delay_ms, counts=counts)
             if outcome is not None:
                 raise outcome
             return request.reply(header=ChangeInvisibleTimeResponseHeader(now, header.invisible_time, 0))
