@@ -188,6 +188,7 @@ class Controller:
         known = self.sets.sets.get(heartbeat.name)
         if known is None:
             return Answer(f"there is no broker set {heartbeat.name}: register")
+        self.elections.meet(known)
         is_behind = self.elections.evidence.knows_more(heartbeat, known)
         if why := self.elections.refusal(heartbeat, known):
             return Answer(why, is_behind=is_behind)

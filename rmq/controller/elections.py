@@ -39,6 +39,7 @@ class Elections:
         self._since = math.inf
         self._heard: dict[tuple[str, int], tuple[float, Heartbeat]] = {}
         self._leased: dict[str, float] = {}  # set -> until when its last lease lasts
+        self._began: dict[str, str] = {}  # set -> `BrokerSet.began` of the set that all the rest is about
         self._wanted: dict[str, tuple[int, int]] = {}  # set -> epoch, and who shall be master after it
         self._wanted_uncleanly: dict[str, tuple[int, int]] = {}  # the same of one that is not in sync
         # set -> epoch and version that an election, proposed but maybe not agreed on yet, ends
@@ -65,12 +66,36 @@ class Elections:
     ) -> None:
         """This controller leads from now on: an earlier leader may have granted leases until now. In a new
         term all that was proposed before is agreed on or gone. `inherited` are the sets in its table."""
+        if inherited is not None:
+            self._forget_former_sets(inherited)
         self._since = now
         self.evidence.begin(now, is_new_term=is_new_term, inherited=inherited or {})
         if is_new_term:
             self._ending = {}
         self._heard, self._leased, self._wanted = {}, {}, {}
         self._wanted_uncleanly = {}
+
+    def meet(self, broker_set: BrokerSet) -> None:
+        """Forget all facts about an earlier set of this name, which was removed: they say nothing about this
+        set, whose epochs and numbers of replicas begin again."""
+        name, began = broker_set.name, broker_set.began
+        if self._began.get(name) != began:
+            self._forget(name)
+            self._began[name] = began
+
+    def _forget_former_sets(self, sets: Mapping[str, BrokerSet]) -> None:
+        for broker_set in sets.values():
+            self.meet(broker_set)
+        if len(self._began) > len(sets):
+            for name in [name for name in self._began if name not in sets]:
+                self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        for table in (self._began, self._leased, self._wanted, self._wanted_uncleanly, self._ending):
+            table.pop(name, None)
+        for key in [key for key in self._heard if key[0] == name]:
+            del self._heard[key]
+        self.evidence.forget(name)
 
     def refusal(self, heartbeat: Heartbeat, broker_set: BrokerSet) -> str:
         """Why a heartbeat is not of this set, so that its sender may not learn the set; empty when it is. A
@@ -91,6 +116,7 @@ class Elections:
 
     def hear(self, heartbeat: Heartbeat, broker_set: BrokerSet, now: float) -> bool:
         """Take a heartbeat; return whether the replica has a lease as a master from now on."""
+        self.meet(broker_set)
         replica = broker_set.replicas.get(heartbeat.number)
         is_other = replica is None or replica.incarnation != heartbeat.incarnation
         if is_other or self.refusal(heartbeat, broker_set):
@@ -171,6 +197,7 @@ class Elections:
         """The elections that may and must be held now. The caller proposes each; a failed election is
         returned again."""
         found = []
+        self._forget_former_sets(sets)
         for broker_set in sets.values():
             if now >= self.leased_until(broker_set.name):
                 elect = self._next(broker_set, now)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rmq.controller.heartbeat import UNKNOWN, Point
 
@@ -68,6 +68,17 @@ class Evidence:
         self._began_with = {name: one.confirmed for name, one in inherited.items()}
         if is_new_term:
             self._confirmed = {}
+
+    def forget(self, name: str) -> None:
+        """Forget all facts about the set of that name, which was removed."""
+        self._inherited.discard(name)
+        by_set: tuple[dict[str, Any], ...] = (self._confirmed, self._ahead, self._began_with, self._gathering)
+        for table in (*by_set, self._complained, self._stranded):
+            table.pop(name, None)
+        by_replica: tuple[dict[tuple[str, int], Any], ...] = (self._heard, self._knows, self._lost)
+        for rows in (*by_replica, self._lives):
+            for key in [key for key in rows if key[0] == name]:
+                del rows[key]
 
     # ---- heartbeats ----
 

@@ -30,6 +30,7 @@ from rmq.server.health import Health
 NAME_SERVERS: Final = "name servers"
 """The part of a broker's health that its registration is."""
 NOT_TRIED: Final = "not registered yet"
+NO_LEASE: Final = "not registered: the controllers have given this master no lease yet"
 AWAY_SECONDS: Final = 4.0
 """Longest time between two tries at a name server that is away: clients do not find this broker meanwhile."""
 LEASE_SECONDS: Final = 0.1
@@ -138,6 +139,8 @@ class Registrars:
     async def _lease(self) -> None:
         """Wait until a master of a set with controllers has its lease: else routes lead to another one."""
         while not self._broker.role.has_lease():
+            if self._health.lacking.get(NAME_SERVERS) == NOT_TRIED:
+                self._health.lacks(NAME_SERVERS, NO_LEASE)
             await anyio.sleep(LEASE_SECONDS)
 
     def _on_link(self, address: str, cause: object) -> None:
@@ -156,7 +159,7 @@ class Registrars:
     def _judge(self) -> None:
         known = self._registration.known_by
         if any(known.values()) or not known:
-            if self._health.lacking.get(NAME_SERVERS, NOT_TRIED) != NOT_TRIED:
+            if self._health.lacking.get(NAME_SERVERS, NOT_TRIED) not in (NOT_TRIED, NO_LEASE):
                 log.info("ready: a name server has taken the registration")
             self._health.has(NAME_SERVERS)
         else:

@@ -10,8 +10,10 @@ import trio
 import trio.testing
 
 from rmq.controller import evidence
+from rmq.controller.epochs import FILE
 from rmq.testing.disk import MemoryDisk
 from tests.sim.brokers import Node, Set, controlled_set
+from tests.unit.broker.test_controlled_operators import remove
 
 
 async def restart_controllers(found: Set, disks: list[MemoryDisk]) -> None:
@@ -254,3 +256,36 @@ async def test_after_a_restart_of_everything_a_table_that_went_back_takes_what_b
             await trio.sleep(1)
             assert found.stored(first) == found.stored(second)
             assert set(found.acknowledged) <= set(found.stored(first))
+
+
+async def test_a_set_that_was_removed_under_an_old_table_is_begun_again_by_the_one_that_has_the_most(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The runbook of lost controllers: the second replica knows an epoch that the table has not."""
+    async with controlled_set(2) as (found, client):
+        first, second = found.nodes
+        await found.begin(client)
+        older = images(found)
+        async with client.producer("P") as producer:
+            await found.kill(first)
+            await found.sent(producer, "in epoch 2")
+            await restart_controllers(found, older)
+            await trio.sleep(5)
+            assert not found.acting()
+            await found.end(second)
+            await trio.sleep(5)
+            for number in (2, 1):
+                assert await remove(found, number) == ""
+            for node in (first, second):
+                node.disk.remove(f"{found.store_config.store_path_root_dir}/{FILE}")
+            first.is_founder, second.is_founder = False, True
+            found.network.heal()
+            with trio.fail_after(60):
+                await found.start(second)
+            assert await found.master() is second
+            assert await found.sent(producer, "alone") < 10
+            await found.start(first)
+            await found.until(inSync=[1, 2])
+            await found.sent(producer, "with both")
+        await trio.sleep(1)
+        assert found.stored(first) == found.stored(second) == found.acknowledged
