@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -21,9 +19,11 @@ from rmq.dashboard.access.guard import Guard
 from rmq.dashboard.access.oidc import Oidc
 from rmq.dashboard.access.sessions import LoginLimit, Sessions
 from rmq.dashboard.api.routes import api_routes, refused_method
+from rmq.dashboard.checks import Checks
 from rmq.dashboard.clusters import Clusters, Connect, connect_target
 from rmq.dashboard.config import DashboardConfig
 from rmq.dashboard.desk import Desk
+from rmq.dashboard.folders import exports_folder
 from rmq.dashboard.history.history import History
 from rmq.dashboard.history.sampler import OWN, Sampler
 from rmq.dashboard.jobs import Jobs
@@ -57,7 +57,7 @@ async def open_dashboard(
     world = world or World()
     history = History(config.history, config.history_days)
     try:
-        with tempfile.TemporaryDirectory(prefix="rmq-dashboard-") as folder:
+        with exports_folder() as folder:
             async with anyio.create_task_group() as tasks:
                 clusters = Clusters(config.clusters, tasks, world.now, connect)
                 desk = Desk(
@@ -68,7 +68,8 @@ async def open_dashboard(
                     history=history,
                     audit=AuditLog(world.now_ms, config.audit_file),
                     now_ms=world.now_ms,
-                    jobs=Jobs(tasks, world.now_ms, pathlib.Path(folder)),
+                    jobs=Jobs(tasks, world.now_ms, folder),
+                    checks=Checks(tasks, world.now, world.now_ms),
                     run_blocking=world.run_blocking,
                     network=world.network,
                 )

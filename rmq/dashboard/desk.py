@@ -12,6 +12,7 @@ from starlette.requests import Request
 from rmq.dashboard.access.audit import AuditLog
 from rmq.dashboard.access.guard import SAFE_METHODS
 from rmq.dashboard.access.sessions import Identity, Session, Sessions
+from rmq.dashboard.checks import Checks
 from rmq.dashboard.clusters import Clusters
 from rmq.dashboard.config import DashboardConfig
 from rmq.dashboard.errors import Forbidden, LoginNeeded
@@ -47,6 +48,7 @@ class Desk:
     audit: AuditLog
     now_ms: Callable[[], int]
     jobs: Jobs
+    checks: Checks
     run_blocking: RunBlocking
     network: Network | None = None
 

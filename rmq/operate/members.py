@@ -4,10 +4,12 @@ and all clients that are connected to a broker.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Literal
 
+import anyio
 from attrs import field, frozen
 
 from rmq.client.admin.reports import version_name
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
 
 STUCK_MS: Final = 60_000
 """A queue with messages from which nothing was consumed for longer is reported."""
+MEMBERS_AT_ONCE: Final = 32
+"""Members that are asked side by side: most of the time is spent on members that do not answer."""
+
+Answered = Callable[[int, int], None]
+"""Takes the number of members that have answered or were given up, and the number of all."""
 
 
 @frozen
@@ -81,26 +88,50 @@ class ClientConnection:
     seen_ms: int = 0
 
 
-async def members(admin: Admin, group: str, *, stack: bool = False, ask: bool = True) -> list[Member]:
+async def members(
+    admin: Admin,
+    group: str,
+    *,
+    stack: bool = False,
+    ask: bool = True,
+    within: float = math.inf,
+    answered: Answered | None = None,
+) -> list[Member]:
     """List the connected members of a group; with `ask`, each is asked for its state, with `stack` for its
     stacks.
 
-    A member that does not answer has an `error`; it is waited for 15 s. Raises ConsumerNotOnline when there
-    are none.
+    A member that does not answer has an `error`: after `within` seconds, at the latest after 15 s for each
+    broker of the group. `answered` is called after each member. Raises ConsumerNotOnline when there are none.
     """
     found = await admin.consumer_connection(group)
+    total, done = len(found.connection_set), 0
 
     async def look(number: int) -> Member:
+        nonlocal done
         one = found.connection_set[number]
         if not ask:
             return _member(found, one, None)
-        try:
-            info = await admin.consumer_running_info(group, one.client_id, stack=stack)
-        except RmqError as error:
-            return _member(found, one, None, str(error))
-        return _member(found, one, info)
+        info, error = await _ask(admin, group, one.client_id, stack, within)
+        done += 1
+        if answered is not None:
+            answered(done, total)
+        return _member(found, one, info, error)
 
-    return list((await ask_each(range(len(found.connection_set)), look)).values())
+    if ask and answered is not None:
+        answered(0, total)
+    return list((await ask_each(range(total), look, MEMBERS_AT_ONCE)).values())
+
+
+async def _ask(
+    admin: Admin, group: str, client_id: str, stack: bool, within: float
+) -> tuple[ConsumerRunningInfo | None, str]:
+    """State of a member, or the reason for having none."""
+    with anyio.move_on_after(within):
+        try:
+            return await admin.consumer_running_info(group, client_id, stack=stack), ""
+        except RmqError as error:
+            return None, str(error)
+    return None, f"no answer within {within:g} s"
 
 
 def _member(

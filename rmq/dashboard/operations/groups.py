@@ -324,8 +324,10 @@ class Disagreement:
 
 @frozen
 class GroupCheck:
-    """Faults of a group: stalled queues, members that disagree, and members that did not answer."""
+    """Faults of a group: stalled queues, members that disagree, and members that did not answer (client id ->
+    why). `members` were asked."""
 
+    members: int
     stalled: list[Stalled]
     conflicts: list[Disagreement]
     owners: dict[str, str]
@@ -338,12 +340,16 @@ async def check_group(
     *,
     group: str,
     after_seconds: Annotated[float, msgspec.Meta(ge=0)] = 60,
+    answer_seconds: Annotated[
+        float, msgspec.Meta(ge=0.1, le=15, description="For how long each member is waited for.")
+    ] = 3,
 ) -> GroupCheck:
     """Ask the members of a group, and look for stalled queues and subscriptions that differ.
 
     `owners`: topic/broker/queue -> the member that has the queue.
     """
     await figures.check_group(call, group)
+    call.progress.report(0, note="reading the oldest messages that wait")
     try:
         stuck = await operate_groups.stalled(
             call.client, group, now_ms=call.now_ms(), after_ms=int(after_seconds * 1000)
@@ -351,10 +357,13 @@ async def check_group(
     except (ConsumerNotOnline, NoRoute):
         stuck = []
     try:
-        asked = await operate_members.members(call.admin, group)
+        asked = await operate_members.members(
+            call.admin, group, within=answer_seconds, answered=call.progress.report
+        )
     except ConsumerNotOnline:
         asked = []
     return GroupCheck(
+        len(asked),
         [_stalled(one) for one in stuck],
         [
             Disagreement(one.topic, {text: list(ids) for text, ids in one.expressions.items()})

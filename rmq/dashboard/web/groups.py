@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+import anyio
 from starlette.responses import Response
 
+from rmq.dashboard.checks import CheckKey
 from rmq.dashboard.web.page import Page, page
 from rmq.message import retry_topic
 
 FORM = ("retries", "retry_queues", "consume", "broadcast", "broker")
 RESET = ("topic", "to", "at_ms", "broker", "queue", "offset")
+PATIENCE_SECONDS: Final = 0.3
+"""A check that ends so soon is shown at once, without its progress."""
 
 
 @page("/groups")
@@ -120,9 +124,23 @@ async def copy(page: Page) -> Response:
 
 @page("/groups/{group}/check")
 async def check(page: Page) -> Response:
-    """Stalled queues, and members that disagree."""
+    """Stalled queues, and members that disagree. Members that do not answer take time: the page shows the
+    progress, and asks for the rest."""
     name = page.path("group")
-    return page.show("check.html", name=name, check=await page.perform("check_group", group=name))
+    async with page.call() as call:
+        again = call.again
+    run = page.desk.checks.start(
+        CheckKey(page.caller.identity.key, (page.cluster, name)),
+        lambda progress: again(progress, "check_group", {"group": name}),
+        again=page.query.get("again", "") == "true",
+    )
+    if page.query.get("again"):
+        return page.redirect("groups", name, "check")
+    with anyio.move_on_after(PATIENCE_SECONDS):
+        await run.ended.wait()
+    if run.problem is not None and not page.is_part:
+        return page.failed(run.problem, run.status)
+    return page.show("check.html", name=name, run=run, check=run.result)
 
 
 @page("/streams")

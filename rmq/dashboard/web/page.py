@@ -61,6 +61,11 @@ class Page:
         """Whether a form was sent."""
         return self.request.method not in SAFE_METHODS
 
+    @property
+    def is_part(self) -> bool:
+        """Whether a page that is open asks for a part of itself."""
+        return self.request.headers.get("hx-request", "") == "true"
+
     def path(self, name: str) -> str:
         """A part of the URL's path."""
         return str(self.request.path_params[name])
@@ -101,7 +106,7 @@ class Page:
     def _html(self, template: str, status: int, values: dict[str, Any]) -> Response:
         session = self.caller.session
         notices: list[Notice] = []
-        if session is not None and self.request.method == "GET":
+        if session is not None and self.request.method == "GET" and not self.is_part:
             notices = [*session.notices]
             session.notices.clear()
         section = self.request.url.path.split("/")[3:4]
