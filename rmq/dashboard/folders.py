@@ -1,4 +1,4 @@
-"""The folder of a dashboard for exports: private, and removed at its end or, after a kill, at the next start."""
+"""The folder of a dashboard for exports: private, removed at its end or, after a kill, at the next start."""
 
 from __future__ import annotations
 
