@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import subprocess
+import sys
+from functools import partial
+from unittest import mock
+
 import pytest
+import trio
 
 from tests.sim.broker_traffic import Violation
 from tests.sim.topic_bugs import TOPIC_BUGS, TOPICS_CAUGHT_BY
@@ -18,6 +26,37 @@ def test_topics_that_come_and_go_lose_nothing_of_their_present_life(seed: int) -
     simulation = TopicSimulation.of(seed)
     simulation.run()
     assert simulation.accepted > 100
+
+
+def test_the_same_seed_runs_the_same_tasks() -> None:
+    """In two processes, where sets of texts are in two orders."""
+    path = os.pathsep.join(sys.path)
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", f"from tests.sim.test_topics import say_steps; say_steps({SECONDS})"],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for seed in ("1", "2")
+    ]
+    said = [run.communicate()[0].split()[-2:] for run in runs]
+    assert said[0][:1] == ["steps"]
+    assert said[0] == said[1]
+
+
+def say_steps(seconds: float) -> None:
+    """Print a digest of all steps of tasks in a seed: which task runs when. A trace may hide an order."""
+    steps = hashlib.blake2b(digest_size=16)
+
+    class Steps(trio.abc.Instrument):
+        def before_task_step(self, task: trio.lowlevel.Task) -> None:
+            steps.update(f"{trio.current_time()} {task.name}\n".encode())
+
+    with mock.patch.object(trio, "run", partial(trio.run, instruments=[Steps()])):
+        TopicSimulation(3, size=2, seconds=seconds).run()
+    print("steps", steps.hexdigest())
 
 
 @pytest.mark.long

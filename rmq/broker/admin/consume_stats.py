@@ -408,7 +408,7 @@ class ConsumeProgress:
         header = request.read(QueryCorrectionOffsetHeader)
         left_out = set((header.filter_groups or "").split(","))
         lowest: dict[int, int] = {}
-        for group in self._offsets.groups_of(header.topic) - left_out:
+        for group in sorted(self._offsets.groups_of(header.topic) - left_out):
             for queue_id, offset in self._offsets.of(group, header.topic).items():
                 if offset >= self._store.min_offset(header.topic, queue_id):
                     lowest[queue_id] = min(offset, lowest.get(queue_id, _LONG_MAX))
@@ -420,7 +420,7 @@ class ConsumeProgress:
     def _on_clone(self, request: Command, connection: Any, now: int) -> Command:
         header = request.read(CloneGroupOffsetRequestHeader)
         source = header.src_group
-        for topic in {header.topic} if header.topic else self._offsets.topics_of(source):
+        for topic in [header.topic] if header.topic else sorted(self._offsets.topics_of(source)):
             if self._topics.get(topic) is None:
                 log.warning("offsets of group %s in %s are not cloned: no such topic", source, topic)
             elif header.offline or self._clients.is_subscribed(source, topic):
@@ -456,7 +456,7 @@ class ConsumeProgress:
         reset does. Their positions belong to deleted messages, and would skip as many messages if the topic
         is created again."""
         table = {self._queue(topic, queue_id): 0 for queue_id in queue_ids}
-        for name in self._clients.groups_of(topic) if table else ():
+        for name in sorted(self._clients.groups_of(topic)) if table else ():
             group = self._clients.consumer_group(name)
             header = ResetOffsetRequestHeader(topic, name, 0)
             for member in list(group.members.values()) if group is not None else ():

@@ -343,11 +343,11 @@ class Offsets:
 
     def delete_topic(self, topic: str) -> None:
         """Forget the offsets of a topic."""
-        self._forget([(topic, group) for group in self.groups_of(topic)])
+        self._forget([(topic, group) for group in sorted(self.groups_of(topic))])
 
     def delete_group(self, group: str) -> None:
         """Forget the offsets of a group."""
-        self._forget([(topic, group) for topic in self.topics_of(group)])
+        self._forget([(topic, group) for topic in sorted(self.topics_of(group))])
 
     def _keys(self) -> Iterator[tuple[str, str]]:
         for key in self._table:
@@ -598,7 +598,7 @@ def log_losses(offsets: Offsets, store: Store) -> Slices[None]:
     """Log which groups have lost messages that they had not consumed, as files of the log went."""
     lost: dict[tuple[str, str], int] = {}
     for topic, queue_id, first, start in store.lost():
-        for group in offsets.groups_of(topic):
+        for group in sorted(offsets.groups_of(topic)):
             offset = offsets.get(group, topic, queue_id)
             if 0 <= offset < start:
                 lost[group, topic] = lost.get((group, topic), 0) + start - max(offset, first)

@@ -171,11 +171,14 @@ class Assignments:
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; `started` when the first assignment has been tried."""
         self._context = copy_context()
-        async with anyio.create_task_group() as self._tasks:
-            await self.rebalance()
-            task_status.started()
-            self._tasks.start_soon(self._keep_committing)
-            await self._keep_balanced()
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                await self.rebalance()
+                task_status.started()
+                self._tasks.start_soon(self._keep_committing)
+                await self._keep_balanced()
+        finally:
+            self._tasks = None  # brokers may still send requests to this member while it leaves
         if not self._is_stopped:  # the group has swallowed a cancellation of one of its tasks
             raise StrayCancellation(f"{self._group}: a task that pulls or shares out queues was cancelled")
 
@@ -444,11 +447,13 @@ class Assignments:
     ) -> None:
         """Pull `queue` from `queue_offset`; an existing window is dropped. The offset belongs to the topic
         created at `topic_created_ms`, or with None to that of the window before. `sought`: the application
-        gave the offset, and an offset beyond the end means the end."""
+        gave the offset, and an offset beyond the end means the end. After `stop` nothing is pulled; the
+        offset is what the member commits when it leaves."""
+        pulls = self._tasks is not None and not self._is_stopped
         old = self.pullers.get(queue)
         if old is not None:
             old.stop()
-        if self._is_stopped or self._tasks is None:
+        elif not pulls:
             return
         window = self._dispatch.new_window(queue, queue_offset)
         if old is not None:
@@ -471,7 +476,8 @@ class Assignments:
         self._progress.set()
         self._set_limits()
         # In the context of our own tasks: this may be called in a handler, by `seek`.
-        self._context.copy().run(self._tasks.start_soon, puller.run)
+        if pulls and self._tasks is not None:
+            self._context.copy().run(self._tasks.start_soon, puller.run)
 
     def _commits_by_pulls(self, queue: MessageQueue) -> bool:
         return self._options.auto_commit and not self._options.broadcasting and self._may_commit(queue)
@@ -522,7 +528,9 @@ class Assignments:
         await self._commit(self._leaving.values(), last=True)
         if self._locks is not None:
             windows = {queue: puller.window for queue, puller in self.pullers.items()} | self._leaving
-            await self._locks.release([queue for queue, window in windows.items() if not window.is_busy])
+            await self._locks.release(
+                [queue for queue, window in windows.items() if not self._dispatch.is_busy(window)]
+            )
 
     def _set_limits(self) -> None:
         """Each queue may hold what the configuration says, or its share of the total's where that is

@@ -103,6 +103,11 @@ class Dispatch(ABC, Generic[T]):
     def forget(self, window: ProcessQueue) -> None:
         """The window was dropped: nothing more of it is handed out."""
 
+    def is_busy(self, window: ProcessQueue) -> bool:
+        """Whether a message of the window's queue, or of an earlier window of that queue, is being delivered
+        that must end before another member consumes the queue."""
+        return window.is_busy
+
     def offer(self, queue: MessageQueue) -> None:
         """What kept a queue from being consumed may be over."""
 
@@ -407,11 +412,14 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
         window.is_suspended = False
         self._offer(window)
 
+    def is_busy(self, window: ProcessQueue) -> bool:
+        return window.is_busy or window.queue in self._ending
+
     async def until_idle(self, window: ProcessQueue) -> None:
         alarm = Wakeup()
         self._idle_alarms.add(alarm)
         try:
-            while window.is_busy or window.queue in self._ending:
+            while self.is_busy(window):
                 await alarm.wait()
         finally:
             self._idle_alarms.discard(alarm)

@@ -103,7 +103,8 @@ class ClientEndpoint(Endpoint):
         }
 
     def handle(self, requests: list[Command], connection: Connection) -> None:
-        """Answer a broker's requests; one that cannot be read fails alone, with SYSTEM_ERROR."""
+        """Answer a broker's requests. A request that cannot be read, or whose handling fails, is answered
+        with SYSTEM_ERROR and does not end the connection."""
         for request in requests:
             answer = self._answers.get(request.code, _not_supported)
             try:
@@ -111,6 +112,10 @@ class ClientEndpoint(Endpoint):
             except RemoteProtocolError as error:
                 log.warning("%s: request %d cannot be read: %s", connection.peer_address, request.code, error)
                 response = request.reply(ResponseCode.SYSTEM_ERROR, str(error))
+            except Exception as error:
+                where = f"{connection.peer_address}: request {request.code}"
+                log.error("%s failed: %s (a fault of the client)", where, error, exc_info=True)
+                response = request.reply(ResponseCode.SYSTEM_ERROR, f"the client failed: {error!r}")
             if response is not None and not request.is_oneway:
                 connection.reply(response)
 

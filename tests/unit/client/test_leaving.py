@@ -13,7 +13,10 @@ import pytest
 import trio
 
 import rmq
-from rmq.message import StoredMessage
+from rmq.message import MessageQueue, StoredMessage
+from rmq.protocol.bodies import ResetOffsetBody
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import Command
 from rmq.testing.cluster import Cluster
 
 from .conftest import Play
@@ -218,5 +221,57 @@ def test_what_was_closed_is_not_warned_of(in_memory: Play, cluster: Cluster) -> 
             del other
             gc.collect()
         assert [str(one.message) for one in caught if one.category is ResourceWarning] == []
+
+    in_memory(scenario, cluster)
+
+
+# --- requests of brokers meanwhile ---
+
+
+@KINDS
+def test_offsets_that_are_reset_while_a_member_leaves_are_committed(
+    in_memory: Play, cluster: Cluster, options: dict[str, Any]
+) -> None:
+    """The connection stays: the other requests and responses on it do not suffer."""
+
+    async def slow(message: StoredMessage) -> None:
+        await anyio.sleep(8)
+
+    async def scenario(world: World) -> None:
+        fill(cluster, 8, queues=1)
+        async with (
+            world.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first", **options) as consumer,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(consumer.run, slow)
+            await anyio.sleep(4)
+            tasks.start_soon(consumer.drain, 10.0)
+            await anyio.sleep(1)
+            (connection,) = cluster["a"].connections
+            body = ResetOffsetBody({MessageQueue("T", "a", 0): 7}).to_json()
+            names = {"topic": "T", "group": "g"}
+            code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
+            connection.notify(Command.request(code, names, body, oneway=True))
+            await anyio.sleep(0.1)
+            assert cluster["a"].connections == [connection]
+        assert cluster["a"].offsets("g", "T")[0] == 7
+        assert cluster["a"].members("g") == []
+
+    in_memory(scenario, cluster)
+
+
+def test_a_request_whose_handling_fails_is_refused_alone(in_memory: Play, cluster: Cluster) -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as client, client.consumer("g", {"T": "*"}) as consumer:
+            await anyio.sleep(1)
+            (connection,) = cluster["a"].connections
+            consumer._member.running_info = None  # type: ignore[assignment, method-assign]
+            names = {"consumerGroup": "g", "clientId": client.client_id}
+            request = Command.request(RequestCode.GET_CONSUMER_RUNNING_INFO, names)
+            answer = await connection.call(request, 5)
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert "TypeError" in (answer.remark or "")
+            assert cluster["a"].connections == [connection]
 
     in_memory(scenario, cluster)
