@@ -449,6 +449,22 @@ class DoorHost(Protocol):
         AccessDenied, ResponseError.
         """
 
+    def commit_transactions(
+        self,
+        group: str,
+        halves: Sequence[tuple[str, str]],
+        acknowledgements: Sequence[tuple[str, str, Sequence[str]]],
+        on_done: OnCommitted,
+    ) -> None:
+        """Commit half messages of a producer group, each as (transaction id, unique key), and acknowledge
+        messages, as (group, topic, handles): all or nothing, also when the broker is killed meanwhile.
+
+        `on_done` is called when that is as safe as the broker's settings ask. Its error says that nothing of
+        it holds; with the code FLUSH_DISK_TIMEOUT,
+        FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE all of it holds, but may be lost with this broker. Raises
+        AccessDenied, ResponseError, StoreError: then nothing of it holds.
+        """
+
     def recall(self, topic: str, handle: str, on_done: OnAppended) -> str:
         """Take back a message that waits for its time, by the handle that its producer has; returns its
         unique key. Raises AccessDenied, ResponseError, StoreError.

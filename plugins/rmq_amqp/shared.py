@@ -26,8 +26,8 @@ class Shared:
         self._owners: dict[str, GroupOwners] = {}
         self._used: dict[str, int] = {}
         self.temporaries: dict[str, Temporary] = {}
-        self.halves: set[str] = set()
-        """The half messages of open transactions, by their transaction ids."""
+        self.halves: set[int] = set()
+        """The half messages of open transactions, by their offsets in the queue of half messages."""
         self._connections = 0
 
     def next_number(self) -> int:

@@ -1,8 +1,8 @@
 """Transactions: the coordinator of a connection, and its open transactions.
 
-Messages that are sent in a transaction are half messages until the commit; what is received is acknowledged
-after them. So a broker that is killed in the middle of a commit loses nothing, though a received message may
-come again. A transaction ends with its coordinator's link, by a rollback.
+Messages that are sent in a transaction are half messages until the commit. The commit is one decision of the
+broker, which delivers the half messages and acknowledges the received messages, or neither, also when the
+broker is killed. A transaction ends with its coordinator's link, by a rollback.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from attrs import define, field
 from rmq.message import (
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_TRANSACTION_PREPARED,
+    PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET,
     PROPERTY_UNIQUE_KEY,
     Message,
 )
 from rmq.plugin import Appended, OpenTransaction, transaction_id
+from rmq.protocol.codes import ResponseCode
 from rmq_amqp import engine
 from rmq_amqp.conditions import (
     DECODE_ERROR,
     EXPECTED,
+    INTERNAL_ERROR,
     NOT_IMPLEMENTED,
     RESOURCE_LIMIT,
     TX_ROLLBACK,
@@ -45,6 +48,12 @@ log = logging.getLogger("rmq.amqp")
 
 GROUP: Final = "amqp-transactions"
 """The producer group of all half messages of the door."""
+UNSURE: Final = (
+    ResponseCode.FLUSH_DISK_TIMEOUT,
+    ResponseCode.FLUSH_SLAVE_TIMEOUT,
+    ResponseCode.SLAVE_NOT_AVAILABLE,
+)
+"""Answers to a commit that holds here and may be lost with this broker."""
 DECLARE: Final = (0x31, "amqp:declare:list")
 DISCHARGE: Final = (0x32, "amqp:discharge:list")
 CREDIT: Final = 100
@@ -72,6 +81,8 @@ class Transaction:
     name: bytes
     halves: list[tuple[str, str]] = field(factory=list)
     """The transaction ids and unique keys of the half messages."""
+    offsets: list[int] = field(factory=list)
+    """The offsets of the half messages in the queue of half messages."""
     received: list[Received] = field(factory=list)
     pending: int = 0
     """Half messages that are not stored yet."""
@@ -113,10 +124,11 @@ class Transactions:
         return name
 
     def _check(self, orphan: OpenTransaction) -> None:
-        """The broker asks for the end of a half message: what no connection has open is rolled back."""
-        if orphan.transaction_id not in self._connection.shared.halves:
-            key = orphan.message.properties.get(PROPERTY_UNIQUE_KEY, "")
-            self._end_half(orphan.transaction_id, key, False, None)
+        """Roll a half message back that no open transaction has: the broker asks for its end."""
+        properties = orphan.message.properties
+        first = properties.get(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, "")
+        if not first.isdecimal() or int(first) not in self._connection.shared.halves:
+            self._end_half(orphan.transaction_id, properties.get(PROPERTY_UNIQUE_KEY, ""), False)
 
     def half(self, message: Message) -> None:
         """Make a message a half message. Raises Refused for a delayed one."""
@@ -130,9 +142,10 @@ class Transactions:
         """A half message of a transaction is stored, or failed."""
         transaction.pending -= 1
         if outcome is not None and outcome.message_id:
-            name = transaction_id(outcome)
-            transaction.halves.append((name, message.properties[PROPERTY_UNIQUE_KEY]))
-            self._connection.shared.halves.add(name)
+            key = message.properties[PROPERTY_UNIQUE_KEY]
+            transaction.halves.append((transaction_id(outcome), key))
+            transaction.offsets.append(outcome.queue_offset)
+            self._connection.shared.halves.add(outcome.queue_offset)
         transaction.failure = transaction.failure or text
         if transaction.then is not None and not transaction.pending:
             then, transaction.then = transaction.then, None
@@ -164,58 +177,45 @@ class Transactions:
             end()
 
     def _commit(self, transaction: Transaction, on_done: Callable[[str], None]) -> None:
-        left = len(transaction.halves)
-        failures: list[str] = []
+        """Commit half messages and acknowledge received messages, as a decision of the broker."""
+        handles: dict[tuple[str, str], list[str]] = {}
+        for received in transaction.received:
+            if received.group:
+                handles.setdefault((received.group, received.topic), []).append(received.handle)
 
-        def ended(name: str, error: ResponseError | None) -> None:
-            nonlocal left
-            left -= 1
-            self._connection.shared.halves.discard(name)
-            if error is not None:
-                failures.append(str(error))
-            if not left:
-                self._accept(transaction, failures, on_done)
+        def done(error: ResponseError | None) -> None:
+            if error is None:
+                self._committed(transaction)
+                on_done("")
+            elif error.code in UNSURE:
+                self._forget_halves(transaction)
+                self._connection.refuse(INTERNAL_ERROR, f"the outcome of a commit is not known: {error}")
+            else:
+                self._roll_back(transaction)
+                on_done(f"nothing is committed: {error}")
 
-        if not left:
-            self._accept(transaction, failures, on_done)
-        for name, key in transaction.halves:
-            self._end_half(name, key, True, partial(ended, name))
+        self._connection.settlements.flush()
+        try:
+            acknowledged = [(*key, texts) for key, texts in handles.items()]
+            self._host.commit_transactions(GROUP, transaction.halves, acknowledged, done)
+        except EXPECTED as error:
+            self._roll_back(transaction)
+            on_done(f"nothing is committed: {of_error(error)[1]}")
 
-    def _accept(self, transaction: Transaction, failures: list[str], on_done: Callable[[str], None]) -> None:
-        """Acknowledge what was received, when all sent messages are there."""
-        if failures:
-            self._give_back(transaction)
-            on_done(f"{len(failures)} messages are not committed: {failures[0]}")
-            return
+    def _committed(self, transaction: Transaction) -> None:
+        self._forget_halves(transaction)
         for give in transaction.local:
             give()
-        left = len(transaction.received)
-        if not left:
-            on_done("")
-            return
-
-        def accepted(received: Received, error: ResponseError | None) -> None:
-            nonlocal left
-            left -= 1
-            received.end(True)
-            if not left:
-                on_done("")
-
-        settlements = self._connection.settlements
         for received in transaction.received:
-            if not received.group:
-                accepted(received, None)
-                continue
-            settlements.accept(received.group, received.topic, received.handle, partial(accepted, received))
-        settlements.flush()
+            received.end(True)
+
+    def _forget_halves(self, transaction: Transaction) -> None:
+        self._connection.shared.halves.difference_update(transaction.offsets)
 
     def _roll_back(self, transaction: Transaction) -> None:
+        self._forget_halves(transaction)
         for name, key in transaction.halves:
-            self._connection.shared.halves.discard(name)
-            self._end_half(name, key, False, None)
-        self._give_back(transaction)
-
-    def _give_back(self, transaction: Transaction) -> None:
+            self._end_half(name, key, False)
         handles: dict[tuple[str, str], list[str]] = {}
         for received in reversed(transaction.received):
             if received.group:
@@ -224,15 +224,11 @@ class Transactions:
         for (group, topic), texts in handles.items():
             self._connection.settlements.give_back(group, topic, texts, counts=True)
 
-    def _end_half(
-        self, name: str, key: str, commits: bool, on_done: Callable[[ResponseError | None], None] | None
-    ) -> None:
+    def _end_half(self, name: str, key: str, commits: bool) -> None:
         try:
-            self._host.end_transaction(GROUP, name, key, commits, on_done)
+            self._host.end_transaction(GROUP, name, key, commits)
         except EXPECTED as error:
             log.warning("the half message %s is not ended: %s", name, error)
-            if on_done is not None:
-                on_done(error)  # type: ignore[arg-type]
 
     def end(self) -> None:
         """Roll back all open transactions."""

@@ -29,6 +29,7 @@ from rmq.broker.consume.per_message.deliveries import Deliveries
 from rmq.broker.consume.per_message.pop_requests import PopRequests
 from rmq.broker.consume.pull import Pull
 from rmq.broker.consume.read import Reader
+from rmq.broker.decisions import Decisions
 from rmq.broker.delay.delay_levels import Schedule
 from rmq.broker.delay.recall import Recall
 from rmq.broker.delay.timers import Timers
@@ -317,6 +318,16 @@ class Broker(Endpoint):
             put=records.put,
             give_up=records.put_dead_letter,
         )
+        self.decisions = Decisions(
+            store,
+            self.transactions,
+            self.deliveries,
+            role=self.role,
+            clock=self.clock,
+            now_ms=self.now_ms,
+            on_deadline=self._on_deadline,
+            commit_soon=self.commit_soon,
+        )
         self.pop_requests = PopRequests(settings, self.deliveries, self.now_ms)
         replicas = self.acknowledgement.replicas
         place = self.role.read_preference(lambda: settings.broker.read_at_slaves, replicas.numbers)
@@ -373,6 +384,7 @@ class Broker(Endpoint):
             self.offsets.check_ends()
             self.deliveries.load()
         self.transactions.load(self.now_ms())
+        self.decisions.load()
 
     def _collect_handlers(self) -> dict[int, Handler]:
         handlers: dict[int, Handler] = {}
@@ -543,6 +555,7 @@ class Broker(Endpoint):
         self.flow.wrote(seconds)
         if self.deliveries.ledger.is_writing:
             self.deliveries.ledger.written()
+        self.decisions.written()
         (counts, plugin_counts), connection = self.append.take_counts(), self._connection
         if self.acknowledgement.calls:
             self.acknowledgement.calls_committed()
@@ -572,6 +585,7 @@ class Broker(Endpoint):
         self.acknowledgement.calls_refused(code, remark)
         self.deliveries.ledger.written(is_written=False)
         self.transactions.rolled_back()
+        self.decisions.rolled_back()
 
     def _arrived(self, arrivals: Sequence[Arrival]) -> None:
         """Wake the waiting reads of these queues, once for each queue."""
@@ -594,7 +608,7 @@ class Broker(Endpoint):
         """Answer the waiting requests that are due; returns the next deadline, of `clock`."""
         self._next_deadline = math.inf  # whoever begins to wait meanwhile says so by `_on_deadline`
         waiting = self.parked_pulls, self.acknowledgement, self.pending_requests, self.deferrals
-        parts = *waiting, self.deliveries
+        parts = *waiting, self.deliveries, self.decisions
         steps = [part.step(now) for part in parts]
         self._next_deadline = min(self._next_deadline, *steps)
         self.commit_pending()

@@ -153,20 +153,27 @@ class DoorPeer(DoorClient):
         on_done: OnCommitted | None = None,
     ) -> None:
         """As `rmq.doors.DoorHost.end_transaction`."""
-        place, _, queue_offset = transaction_id.rpartition(".")
-        try:
-            physical_offset = parse_offset_message_id(place)[1]
-            header = EndTransactionRequestHeader(
-                group,
-                int(queue_offset),
-                physical_offset,
-                {None: 0, True: SYS_COMMIT, False: SYS_ROLLBACK}[commits],
-                msg_id=message_id,
-            )
-        except (ValueError, LocalProtocolError):
-            remark = f"{transaction_id!r:.100} is not the id of a transaction here"
-            raise for_code(ResponseCode.MESSAGE_ILLEGAL, remark) from None
+        decision = {None: 0, True: SYS_COMMIT, False: SYS_ROLLBACK}[commits]
+        header = _end_of(group, transaction_id, message_id, decision)
         self._ask(RequestCode.END_TRANSACTION, header, on_done)
+
+    def commit_transactions(
+        self,
+        group: str,
+        halves: Sequence[tuple[str, str]],
+        acknowledgements: Sequence[tuple[str, str, Sequence[str]]],
+        on_done: OnCommitted,
+    ) -> None:
+        """As `rmq.doors.DoorHost.commit_transactions`."""
+        for one, _, _ in acknowledgements:
+            self._check(JOIN, one)
+        headers = [_end_of(group, name, key, SYS_COMMIT) for name, key in halves]
+
+        def done(error: ResponseError | None) -> None:
+            if not self.is_closed:
+                self._call(on_done, error)
+
+        self._broker.decisions.commit(headers, acknowledgements, self, done)
 
     def read(self, request: ReadRequest) -> ReadResult:
         """As `rmq.doors.DoorHost.read`."""
@@ -411,6 +418,19 @@ class DoorPeer(DoorClient):
         """As `rmq.doors.DoorHost.leave`."""
         if self._joined.pop(group, None) is not None:
             self._broker.clients.unregister(self, consumer_group=group)
+
+
+def _end_of(group: str, transaction_id: str, message_id: str, decision: int) -> EndTransactionRequestHeader:
+    """The end of a half message. Raises ResponseError for a text that is no transaction id."""
+    place, _, queue_offset = transaction_id.rpartition(".")
+    try:
+        physical_offset = parse_offset_message_id(place)[1]
+        return EndTransactionRequestHeader(
+            group, int(queue_offset), physical_offset, decision, msg_id=message_id
+        )
+    except (ValueError, LocalProtocolError):
+        remark = f"{transaction_id!r:.100} is not the id of a transaction here"
+        raise for_code(ResponseCode.MESSAGE_ILLEGAL, remark) from None
 
 
 def taken_messages(found: Sequence[Handed], broker_name: str) -> list[TakenMessage]:

@@ -68,6 +68,7 @@ from rmq.store.config import BrokerRole
 if TYPE_CHECKING:
     from rmq.broker.config import Settings
     from rmq.broker.tables.offsets import Offsets
+    from rmq.plugin import Peer
     from rmq.remoting.connection import Connection
     from rmq.store.store import Store
 
@@ -128,7 +129,7 @@ class Transactions:
         put: Callable[[Record], None],
         commit: Callable[[], None],
         answer: Callable[[Command, Connection], Command | None] = lambda request, connection: request.reply(),
-        may_act_for: Callable[[Connection, str], bool] = lambda peer, account: True,
+        may_act_for: Callable[[Peer, str], bool] = lambda peer, account: True,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -139,6 +140,7 @@ class Transactions:
         self._commit = commit
         self._answer = answer
         self._may_act_for = may_act_for
+        self._discarded = DiscardedHalves(store, put, commit)
         self._next = 0  # queue offset of the first half message that is not settled
         self._ended: dict[int, int] = {}  # queue offset at or above it -> queue offset of its op message
         self._ops: deque[tuple[int, int]] = deque()  # (op's queue offset, half's queue offset), oldest first
@@ -147,6 +149,7 @@ class Transactions:
         self._done_in_order: deque[int] = deque()  # the same, oldest first
         self._latest: dict[int, int] = {}  # an open one's first queue offset -> that of its newest copy
         self._replaced: set[int] = set()  # queue offsets at or above `_next` that have a newer copy
+        self.decided: set[int] = set()  # queue offsets of those that only a decision ends; `decisions`' set
         self._is_surveyed = False  # whether the copies that the store had at its opening are known
         self._pass_at = 0
         self._pass_end: int | None = None  # where the running pass ends; None between two passes
@@ -157,7 +160,7 @@ class Transactions:
         """Request code -> handler."""
         return {
             RequestCode.END_TRANSACTION: self._on_end,
-            RequestCode.RESUME_CHECK_HALF_MESSAGE: self._on_resume,
+            RequestCode.RESUME_CHECK_HALF_MESSAGE: self._discarded.put_back,
         }
 
     @property
@@ -170,6 +173,7 @@ class Transactions:
         """Find the half messages of the store that have not ended. Called once the offsets are loaded."""
         for table in (self._ended, self._ops, self._done, self._done_in_order, self._latest, self._replaced):
             table.clear()
+        self.decided.clear()
         self._pass_end, self._is_surveyed = None, False
         self._next = self._start_of(TRANS_HALF_TOPIC)
         end, op = self._store.max_offset(TRANS_OP_HALF_TOPIC, 0), self._start_of(TRANS_OP_HALF_TOPIC)
@@ -240,12 +244,12 @@ class Transactions:
             self._check_account(half, connection)
             ended = first = _first_of(half)
             if not self._has_ended(first):
+                if self._latest.get(first, offset) in self.decided:
+                    remark = f"{header.msg_id} is being committed with the rest of its transaction"
+                    raise for_code(ResponseCode.SYSTEM_ERROR, remark)
                 if decision == SYS_COMMIT:
                     self._put(_committed(half))
-                newest = self._latest.pop(first, offset)
-                self._put_op(first, now_ms, decision)
-                if newest != first and not self._has_ended(newest):
-                    self._put_op(newest, now_ms, decision)
+                self._put_end(half, now_ms, decision)
                 return
         before = self._done.get(ended, 0)
         if before and before != decision:
@@ -253,7 +257,46 @@ class Transactions:
             raise for_code(ResponseCode.SYSTEM_ERROR, remark)
         log.info("the transaction of %s has ended already", header.msg_id)
 
-    def _check_account(self, half: StoredMessage, connection: Connection) -> None:
+    def _put_end(self, half: StoredMessage, now_ms: int, decision: int) -> None:
+        """Put the op messages of a half message and of its newest copy."""
+        first = _first_of(half)
+        newest = self._latest.pop(first, half.queue_offset)
+        self._put_op(first, now_ms, decision)
+        if newest != first and not self._has_ended(newest):
+            self._put_op(newest, now_ms, decision)
+
+    # ---- commits of several at once, by `decisions` ----
+
+    def open_half(self, header: EndTransactionRequestHeader, connection: Peer) -> StoredMessage:
+        """The open half message that a commit names, as its newest copy. Raises ResponseError when it has
+        ended, and as an end of it would."""
+        half = self._checked_half(header)
+        self._check_account(half, connection)
+        first = _first_of(half)
+        newest = self._latest.get(first, half.queue_offset)
+        if self._has_ended(first) or self._has_ended(newest) or newest in self.decided:
+            raise for_code(ResponseCode.SYSTEM_ERROR, f"the half message {header.msg_id} has ended already")
+        found = half if newest == half.queue_offset else self._message(TRANS_HALF_TOPIC, newest)
+        if found is None:
+            raise for_code(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
+        return found
+
+    def undecided(self, queue_offset: int, physical_offset: int) -> StoredMessage | None:
+        """The half message that a decision names, if it has not ended; None for any other."""
+        if queue_offset < self._next or self._has_ended(queue_offset):
+            return None
+        half = self._message(TRANS_HALF_TOPIC, queue_offset)
+        if half is None or half.physical_offset != physical_offset or self._has_ended(_first_of(half)):
+            return None
+        return half
+
+    def commit(self, half: StoredMessage, now_ms: int, *, is_copied: bool = False) -> None:
+        """Put a half message's message, if not `is_copied`, and its op message. Raises StoreError."""
+        if not is_copied:
+            self._put(_committed(half))
+        self._put_end(half, now_ms, SYS_COMMIT)
+
+    def _check_account(self, half: StoredMessage, connection: Peer) -> None:
         account = half.properties.get(PROPERTY_ACCOUNT, "")
         if account and not self._may_act_for(connection, account):
             mine = account_of(connection)
@@ -386,6 +429,8 @@ class Transactions:
 
     def _check_at(self, offset: int, check: _Check) -> _Checked:
         check.read += 1
+        if offset in self.decided:
+            return _Checked.LEFT
         half = self._message(TRANS_HALF_TOPIC, offset)
         if half is None:
             return _Checked.DONE
@@ -514,12 +559,19 @@ class Transactions:
             log.error("%s message %d cannot be read: %s", topic, queue_offset, error)
             return None
 
-    # ---- discarded half messages ----
 
-    def _on_resume(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
+class DiscardedHalves:
+    """The half messages that got no decision, and lie in TRANS_CHECK_MAX_TIME_TOPIC."""
+
+    def __init__(self, store: Store, put: Callable[[Record], None], commit: Callable[[], None]) -> None:
+        self._store = store
+        self._put = put
+        self._commit = commit
+
+    def put_back(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
         """Put a discarded half message back, with its checks counted from 0."""
         message_id = request.read(ResumeCheckHalfMessageRequestHeader).msg_id or ""
-        half = self._discarded(message_id)
+        half = self._find(message_id)
         properties = half.properties | {PROPERTY_TRANSACTION_CHECK_TIMES: "0"}
         properties.pop(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, None)  # its age counts anew
         try:
@@ -530,7 +582,7 @@ class Transactions:
         log.info("%s puts half message %s back", connection.peer_address, message_id)
         return request.reply()
 
-    def _discarded(self, message_id: str) -> StoredMessage:
+    def _find(self, message_id: str) -> StoredMessage:
         try:
             _, physical_offset = parse_offset_message_id(message_id)
             data = self._store.confirmed(physical_offset)

@@ -10,6 +10,7 @@ from rmq_amqp.sections import VALUE, Sections, build
 from rmq_amqp.values import Described, ULong
 from trio.testing import MockClock
 
+from rmq.message import MessageQueue
 from tests.unit.amqp.client import ACCEPTED, Client, Consumer, Producer, proton
 from tests.unit.amqp.test_queues import REJECTED, bodies, client, cluster, text
 
@@ -158,3 +159,42 @@ async def test_the_broker_stops_and_rolls_back(autojump_clock: MockClock) -> Non
             consumer = await two.consumer(session, "Orders")
             await anyio.sleep(300)
             await empty(consumer)
+
+
+async def test_a_transaction_may_stay_open_for_long(autojump_clock: MockClock) -> None:
+    async with cluster() as running, client(running) as one:
+        session = await one.session()
+        control = await coordinator(one, session)
+        producer = await one.producer(session, "Orders")
+        await producer.send(text("old"))
+        consumer = await one.consumer(session, "Orders")
+        name = await control.declare()
+        await send_within(producer, name, text("new"))
+        assert await accept_within(consumer, name) == "old"
+        for _ in range(10):  # the broker asks several times for the end of half messages
+            await anyio.sleep(60)
+            await one.session()  # the client is alive
+        assert (await control.discharge(name)).remote_state == ACCEPTED
+        assert await bodies(consumer, 1) == ["new"]
+
+
+async def test_a_commit_is_refused_as_a_whole(autojump_clock: MockClock) -> None:
+    async with cluster(topics={"Orders": 1, "Bills": 1}) as running, client(running) as one:
+        session = await one.session()
+        control = await coordinator(one, session)
+        producer = await one.producer(session, "Orders")
+        await producer.send(text("first"))
+        await producer.send(text("second"))
+        consumer = await one.consumer(session, "Orders", credit=2)
+        await bodies(consumer, 1)
+        name = await control.declare()
+        assert await accept_within(consumer, name) == "second"
+        bills = await one.producer(session, "Bills", "bills")
+        await send_within(bills, name, text("new"))
+        async with running.connect() as ours:  # an operator has the group begin anew
+            await ours.admin.set_offsets("Orders", {MessageQueue("Orders", "a", 0): 0}, online=True)
+        refused = await control.discharge(name)
+        assert refused.remote_state == REJECTED
+        assert refused.remote.condition.name == "amqp:transaction:rollback"
+        assert "nothing is committed" in refused.remote.condition.description
+        await empty(await one.consumer(session, "Bills", "from bills"))

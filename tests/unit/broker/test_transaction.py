@@ -291,7 +291,8 @@ def test_after_the_last_check_it_goes_to_the_discarded_and_can_be_put_back(bench
     assert dropped.properties["TRANSACTION_CHECK_TIMES"] == "3"
     assert bench.transactions.open_count == 0
     request = Command.request(RequestCode.RESUME_CHECK_HALF_MESSAGE, {"msgId": dropped.offset_message_id})
-    answer = bench.transactions._on_resume(request, CONNECTION, bench.now)
+    put_back = bench.transactions.handlers()[RequestCode.RESUME_CHECK_HALF_MESSAGE]
+    answer = put_back(request, CONNECTION, bench.now)
     assert answer is not None
     assert answer.code == 0
     back = bench.stored(TRANS_HALF_TOPIC)[-1]
@@ -308,7 +309,9 @@ def test_a_message_that_is_no_half_message_is_not_put_back(bench: Bench) -> None
     for message_id in (plain.offset_message_id, "nonsense"):
         request = Command.request(RequestCode.RESUME_CHECK_HALF_MESSAGE, {"msgId": message_id})
         with pytest.raises(ResponseError):
-            bench.transactions._on_resume(request, CONNECTION, bench.now)
+            bench.transactions.handlers()[RequestCode.RESUME_CHECK_HALF_MESSAGE](
+                request, CONNECTION, bench.now
+            )
 
 
 def test_immunity_postpones_the_check_and_writes_nothing_meanwhile(bench: Bench) -> None:

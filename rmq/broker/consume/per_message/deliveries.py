@@ -361,6 +361,11 @@ class Deliveries:
         self._write_soon()
         return True
 
+    def changes(self, group: str, topic: str, handles: Sequence[str]) -> list[Change]:
+        """As `Leases.changes`, for `Ledger.commit`."""
+        self._check_keeps(())
+        return self._leases.changes(self._table.get((group, topic)), list(map(parse_handle, handles)))
+
     def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
         """As `Leases.dead_letter`. Raises ResponseError, StoreError."""
         self._check_keeps(handles)
@@ -475,10 +480,8 @@ class Deliveries:
             base = offsets.get(queue_id, -1)
             if base < 0 or base == queue.base:
                 continue
-            log.info(
-                "group %s goes on in %s queue %d at %d, not at %d",
-                *(topic.group, topic.topic, queue_id, base, queue.base),
-            )
+            told = topic.group, topic.topic, queue_id, base, queue.base
+            log.info("group %s goes on in %s queue %d at %d, not at %d", *told)
             self._leases.reset(queue, base)
             self.ledger.reset(queue)
         self._write_soon()

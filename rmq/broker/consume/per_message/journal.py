@@ -10,15 +10,19 @@ journal offset from which a start reads: the begin of the newest whole snapshot.
 | NOTE | id, frontier, start, mask, attempts, available | tried so often; not before this time |
 | RESET | id, base | the group goes on at `base`: nothing from there on is finished |
 | GONE | id | the row is forgotten |
+| COMMIT | count, offsets | these half messages are committed, together with the rest of the record |
 
 `frontier` is the offset before which all messages were taken at least once. An operation on an id that no ROW
 has named belongs to the time before the snapshot, which includes it. The last record of the log decides, so
 that a log that was cut, or that another replica goes on with, needs nothing beside itself.
+
+COMMIT is the last operation of its record. It has the queue offset and the physical offset of each half
+message; their op messages tell what is still to be done for them after a start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
 from struct import error as struct_error
 from typing import Final
@@ -35,7 +39,9 @@ _DONE: Final = Struct(">BIqqH")
 _NOTE: Final = Struct(">BIqqHHq")
 _RESET: Final = Struct(">BIq")
 _GONE: Final = Struct(">BI")
-_ROW_CODE, _DONE_CODE, _NOTE_CODE, _RESET_CODE, _GONE_CODE = 1, 2, 3, 4, 5
+_COMMIT: Final = Struct(">BI")
+_HALF: Final = Struct(">QQ")
+_ROW_CODE, _DONE_CODE, _NOTE_CODE, _RESET_CODE, _GONE_CODE, _COMMIT_CODE = 1, 2, 3, 4, 5, 6
 
 MASK_BITS: Final = 65_535 * 8
 ATTEMPTS_MAX: Final = 65_535
@@ -87,6 +93,11 @@ def gone(row_id: int) -> bytes:
     return _GONE.pack(_GONE_CODE, row_id)
 
 
+def commit(halves: Sequence[tuple[int, int]]) -> bytes:
+    """Say that half messages, as (queue offset, physical offset), are committed."""
+    return _COMMIT.pack(_COMMIT_CODE, len(halves)) + b"".join(_HALF.pack(*half) for half in halves)
+
+
 class Replay:
     """Functions that a reader of the journal calls, one for each operation."""
 
@@ -98,12 +109,14 @@ class Replay:
         note: Callable[[int, int, int, int, int, int], None],
         reset: Callable[[int, int], None],
         gone: Callable[[int], None],
+        commit: Callable[[list[tuple[int, int]]], None],
     ) -> None:
         self._row = row
         self._done = done
         self._note = note
         self._reset = reset
         self._gone = gone
+        self._commit = commit
 
     def read(self, body: bytes) -> None:
         """Call these for the operations of one record. Raises CorruptRecord."""
@@ -142,6 +155,11 @@ class Replay:
             _, row_id = _GONE.unpack_from(body, at)
             at += _GONE.size
             self._gone(row_id)
+        elif code == _COMMIT_CODE:
+            _, count = _COMMIT.unpack_from(body, at)
+            start = at + _COMMIT.size
+            at = start + count * _HALF.size
+            self._commit(list(_HALF.iter_unpack(body[start:at])))
         else:
             raise CorruptRecord("delivery journal", at, f"operation {code} is not known")
         return at

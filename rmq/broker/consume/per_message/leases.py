@@ -193,6 +193,15 @@ class Leases:
             return None
         return Change(queue, batch, start, mask) if mask & batch.mask == mask else None
 
+    def changes(self, topic: TopicDelivery | None, handles: Handles) -> list[Change]:
+        """The changes that finish messages. Raises ResponseError when a handle is not its holder's any
+        more."""
+        outcomes, changes = self._changes(topic, handles)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+        return changes
+
     def dead_letter(self, topic: TopicDelivery | None, handles: Handles, on_done: OnHandled) -> None:
         """Have messages become dead letters now. As `acknowledge`. Raises StoreError, ResponseError."""
         outcomes, changes = self._changes(topic, handles)

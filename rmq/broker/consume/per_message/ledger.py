@@ -11,7 +11,7 @@ beside the changes; records name its begin when it is whole.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from attrs import field
@@ -69,6 +69,15 @@ class Recovered:
     is_reset: bool = False
 
 
+@define
+class Decided:
+    """The half messages that a record of the journal commits, as (queue offset, physical offset), and the
+    physical offset of the record."""
+
+    halves: list[tuple[int, int]]
+    physical_offset: int
+
+
 class Ledger:
     """Writes and reads the journal.
 
@@ -101,6 +110,8 @@ class Ledger:
         self._snapshot: Iterator[int] | None = None
         self._snapshot_first = 0
         self._snapshot_ms = 0
+        self._commits: list[Decided] = []
+        self._holds = 0
 
     # ---- changes ----
 
@@ -154,6 +165,40 @@ class Ledger:
     def call(self, on_written: OnWritten) -> None:
         """Call back when what was added so far is written, and as safe as the broker's settings ask."""
         self._calls.append(on_written)
+
+    # ---- commits of transactions ----
+
+    def commit(
+        self, changes: Sequence[Change], halves: Sequence[tuple[int, int]], on_written: OnWritten
+    ) -> None:
+        """Put a record by which messages are finished and half messages are committed, both or neither, into
+        the store's pending batch. Raises StoreError, ResponseError: then neither is.
+        """
+        self.write()  # the queues that the changes name are in the journal before
+        pieces = [journal.head(self._first)]
+        for change in changes:
+            row_id, frontier = change.queue.row_id, change.queue.frontier
+            pieces.append(journal.done(row_id, frontier, change.start, change.mask))
+        if halves:
+            pieces.append(journal.commit(halves))
+        body = b"".join(pieces)
+        self._put(Record(JOURNAL_TOPIC, 0, body, born_host=self._store.store_host), on_written)
+        self._bytes += len(body)
+        self._writing += changes
+
+    def take_commits(self) -> list[Decided]:
+        """The commits that the journal had at the start, oldest first; they are forgotten here."""
+        commits, self._commits = self._commits, []
+        return commits
+
+    def hold_snapshots(self) -> None:
+        """Begin no snapshot, which would not have a commit that is not done; to be ended by as many calls of
+        `free_snapshots`."""
+        self._holds += 1
+
+    def free_snapshots(self) -> None:
+        """A commit is done: all of its half messages have ended in the log."""
+        self._holds -= 1
 
     # ---- the turn's record ----
 
@@ -225,7 +270,7 @@ class Ledger:
 
     def _is_due(self, now_ms: int) -> bool:
         end = self._end()
-        if end <= self._first or self._store.config.broker_role is BrokerRole.SLAVE:
+        if self._holds or end <= self._first or self._store.config.broker_role is BrokerRole.SLAVE:
             return False
         if not self._snapshot_ms:
             self._snapshot_ms = self._store.message_time(JOURNAL_TOPIC, 0, self._first)
@@ -270,12 +315,17 @@ class Ledger:
             body = self._body(offset)
             try:
                 if body is not None:
+                    replay.position = self._position(offset)
                     replay.read(body)
                     self._bytes += len(body)
             except CorruptRecord as error:
                 log.error("record %d of the delivery journal cannot be read: %s", offset, error)
-        self._ids = replay.last_id
+        self._ids, self._commits = replay.last_id, replay.commits
         return list(replay.rows.items())
+
+    def _position(self, offset: int) -> int:
+        unit = self._store.unit(JOURNAL_TOPIC, 0, offset)
+        return 0 if unit is None else unit[0]
 
     def _body(self, offset: int) -> bytes | None:
         unit = self._store.unit(JOURNAL_TOPIC, 0, offset)
@@ -293,9 +343,16 @@ class _Reader:
     def __init__(self) -> None:
         self.rows: dict[int, Recovered] = {}
         self.last_id = 0
+        self.position = 0  # physical offset of the record that is read
+        self.commits: list[Decided] = []
         self._ids: dict[tuple[str, str, int], int] = {}
         self.read = journal.Replay(
-            row=self._on_row, done=self._on_done, note=self._on_note, reset=self._on_reset, gone=self._on_gone
+            row=self._on_row,
+            done=self._on_done,
+            note=self._on_note,
+            reset=self._on_reset,
+            gone=self._on_gone,
+            commit=self._on_commit,
         ).read
 
     def _on_row(self, row_id: int, base: int, group: str, topic: str, queue_id: int) -> None:
@@ -336,6 +393,9 @@ class _Reader:
         if known is not None:
             known.finished, known.frontier, known.notes, known.end = OffsetSet(base), 0, {}, 0
             known.is_reset = True
+
+    def _on_commit(self, halves: list[tuple[int, int]]) -> None:
+        self.commits.append(Decided(halves, self.position))
 
     def _on_gone(self, row_id: int) -> None:
         self.rows.pop(row_id, None)
