@@ -20,8 +20,9 @@ from attrs import field
 if TYPE_CHECKING:
     from attrs import frozen
 
-    from rmq.errors import ResponseError
+    from rmq.errors import ResponseError, RmqError
     from rmq.message import Message, StoredMessage
+    from rmq.protocol.bodies import ConsumeMessageDirectlyResult
 else:
     from rmq.lazy_attrs import frozen
 
@@ -188,6 +189,21 @@ class OpenTransaction:
 
 OnCheck = Callable[[OpenTransaction], None]
 """Called when a producer is asked whether a transaction was committed."""
+
+
+@frozen
+class Question:
+    """A question of an administrator to a consumer, and the way to answer it: the stacks of its threads, or,
+    with `message`, what became of that message when the consumer consumed it now. Only the first answer
+    counts, and none after the administrator's time-out.
+    """
+
+    answer: Callable[[str | ConsumeMessageDirectlyResult | RmqError], None]
+    message: StoredMessage | None = None
+
+
+OnQuestion = Callable[[Question], None]
+"""Called with an administrator's question to a member. A ResponseError that it raises is the answer."""
 
 
 def transaction_id(appended: Appended) -> str:
@@ -399,12 +415,14 @@ class DoorHost(Protocol):
         client_id: str,
         subscriptions: Mapping[str, str],
         on_change: Callable[[str], None] = lambda group: None,
+        on_question: OnQuestion | None = None,
     ) -> None:
         """Become a member of a group: topic -> expression of tags. Lag, `rmq group members` and the other
         members know it then, until `leave` or the end of the connection.
 
         `on_change(group)` is called when the members have changed, so that `share` gives other queues.
-        Raises AccessDenied, ResponseError.
+        `on_question` is called with the questions of administrators; without it the member has no stacks and
+        consumes nothing directly. Raises AccessDenied, ResponseError.
         """
 
     def members(self, group: str) -> list[str]:

@@ -101,6 +101,11 @@ class Call:
         if not self.is_over:
             self._connection.put(self, len(message).to_bytes(5, "big") + message)
 
+    def answer(self, message: Any) -> None:
+        """Answer the call by one protobuf message."""
+        self.send(message.SerializeToString())
+        self.finish()
+
     def finish(self, status: int = OK, text: str = "") -> None:
         """End the call behind the messages that were sent, with a status of gRPC."""
         if not self.is_over:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rmq.errors import AccessDenied, InvalidMessage, InvalidName, ResponseError, RmqError
+from rmq.errors import AccessDenied, InvalidMessage, InvalidName, RequestTimeout, ResponseError, RmqError
 from rmq.protocol.codes import ResponseCode
 from rmq_grpc import schema
 
@@ -23,6 +23,9 @@ _OF_RESPONSE: Final = {
     ResponseCode.SUBSCRIPTION_PARSE_FAILED: "ILLEGAL_FILTER_EXPRESSION",
     ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "NOT_IMPLEMENTED",
 }
+
+
+_NO_HANDLE: Final = (ResponseCode.NO_MESSAGE, ResponseCode.MESSAGE_ILLEGAL)
 
 
 class Refused(Exception):
@@ -51,18 +54,29 @@ def of_error(error: Exception) -> Any:
         except ValueError:
             word = "INTERNAL_SERVER_ERROR"
         return status(word, error.remark or str(error))
+    if isinstance(error, RequestTimeout):
+        return status("PROXY_TIMEOUT", str(error))
     if isinstance(error, (InvalidMessage, InvalidName)):
         return status("BAD_REQUEST", str(error))
     return status("INTERNAL_SERVER_ERROR", f"{type(error).__name__}: {error}")
 
 
-def of_handle(error: ResponseError | None) -> Any:
+def of_handle(error: Exception | None) -> Any:
     """The Status of a handle that was acknowledged, extended or forwarded."""
     if error is None:
         return status()
-    if error.code in (ResponseCode.NO_MESSAGE, ResponseCode.MESSAGE_ILLEGAL):
+    if isinstance(error, ResponseError) and error.code in _NO_HANDLE:
         return status("INVALID_RECEIPT_HANDLE", error.remark or "the handle is not valid any more")
     return of_error(error)
+
+
+def conclude(answer: Any) -> None:
+    """Set the status of an answer from the statuses of its entries."""
+    codes = {entry.status.code for entry in answer.entries}
+    if len(codes) > 1:
+        answer.status.CopyFrom(status("MULTIPLE_RESULTS"))
+    else:
+        answer.status.CopyFrom(status() if codes == {Code["OK"]} else answer.entries[0].status)
 
 
 EXPECTED: Final = (Refused, RmqError)

@@ -2,7 +2,8 @@
 
 A DoorClient is there the connection of a held read and of a group's member, and the holder of shares.
 RocketMQ's own requests to a client end here: that the members of a group have changed, or that a producer
-is asked how a transaction ended, becomes a call of the door; others are answered that a door cannot.
+is asked how a transaction ended, becomes a call of the door, and so do the questions of administrators;
+others are answered that a door cannot.
 """
 
 from __future__ import annotations
@@ -12,17 +13,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-from rmq.doors import OpenTransaction, transaction_at
+from rmq.doors import OpenTransaction, Question, transaction_at
 from rmq.errors import (
     AccessDenied,
     ResponseError,
+    RmqError,
     StoreError,
     for_code,
 )
 from rmq.message import (
     PROPERTY_PRODUCER_GROUP,
 )
-from rmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData
+from rmq.protocol.bodies import (
+    ConsumeMessageDirectlyResult,
+    ConsumerData,
+    ConsumerRunningInfo,
+    HeartbeatData,
+    ProducerData,
+)
 from rmq.protocol.codes import (
     RequestCode,
     ResponseCode,
@@ -30,15 +38,21 @@ from rmq.protocol.codes import (
 from rmq.protocol.command import Command
 from rmq.protocol.headers import (
     CheckTransactionStateRequestHeader,
+    ConsumeMessageDirectlyResultRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
     NotifyConsumerIdsChangedRequestHeader,
 )
 from rmq.protocol.record import decode_records
 
 if TYPE_CHECKING:
+    from attrs import frozen
+
     from rmq.broker.broker import Broker
     from rmq.broker.config import BrokerConfig
-    from rmq.doors import OnCheck, OnCommitted
+    from rmq.doors import OnCheck, OnCommitted, OnQuestion
     from rmq.shares import Holders
+else:
+    from rmq.lazy_attrs import frozen
 
 CLIENTS_MAX: Final = 100_000
 """Clients of doors beyond the first of each connection."""
@@ -85,7 +99,7 @@ class DoorClient:
         self._connection = connection
         self._others: dict[DoorClient, Holders] = {}  # further clients of the connection
         self._client_id = ""
-        self._joined: dict[str, tuple[ConsumerData, Callable[[str], None]]] = {}
+        self._joined: dict[str, Membership] = {}
         self._producing: dict[str, OnCheck] = {}
         self._asked: dict[int, OnCommitted] = {}
         self._is_ended = False
@@ -154,10 +168,82 @@ class DoorClient:
                 self._soon(partial(self._changed, group))
         elif command.code == RequestCode.CHECK_TRANSACTION_STATE:
             self._checked(command)
+        elif command.code == RequestCode.GET_CONSUMER_RUNNING_INFO:
+            self._running_info(command)
+        elif command.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
+            self._consume_directly(command)
         elif not command.is_oneway:
             remark = f"the client is a peer of door {self._door}, which cannot be asked this"
-            refusal = command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
-            self._soon(lambda: self._broker.pending_requests.on_response(refusal, self))
+            self._answer(command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark))
+
+    def _running_info(self, command: Command) -> None:
+        """Tell an administrator of a member; its stacks come from the peer."""
+        header = command.read(GetConsumerRunningInfoRequestHeader)
+        joined = self._joined.get(header.consumer_group)
+        if joined is None:
+            self._answer(_no_member(command, header.consumer_group))
+            return
+        data = joined.data
+        info = ConsumerRunningInfo(
+            properties={
+                "PROP_CONSUME_TYPE": data.consume_type or "",
+                "PROP_CONSUMEORDERLY": "false",
+                "PROP_THREADPOOL_CORE_SIZE": "1",
+                "PROP_CLIENT_VERSION": "V4_9_7",
+                "PROP_CONSUMER_START_TIMESTAMP": str(joined.since_ms),
+                "PROP_NAMESERVER_ADDR": "",
+            },
+            subscription_set=list(data.subscription_data_set),
+        )
+        if not header.jstack_enable:
+            self._answer(command.reply(body=info.to_json()))
+            return
+
+        def answer(stacks: object) -> None:
+            if isinstance(stacks, RmqError):
+                self._answer(_refused(command, stacks))
+            else:
+                info.jstack = str(stacks)
+                self._answer(command.reply(body=info.to_json()))
+
+        self._question(joined, command, Question(answer))
+
+    def _consume_directly(self, command: Command) -> None:
+        """Have a member consume a message that an administrator names."""
+        header = command.read(ConsumeMessageDirectlyResultRequestHeader)
+        joined = self._joined.get(header.consumer_group)
+        if joined is None:
+            self._answer(_no_member(command, header.consumer_group))
+            return
+        (message,) = decode_records(command.body)
+
+        def answer(result: object) -> None:
+            if isinstance(result, ConsumeMessageDirectlyResult):
+                self._answer(command.reply(body=result.to_json()))
+            else:
+                error = result if isinstance(result, RmqError) else RmqError(str(result))
+                self._answer(_refused(command, error))
+
+        self._question(joined, command, Question(answer, message))
+
+    def _question(self, joined: Membership, command: Command, question: Question) -> None:
+        if joined.on_question is None:
+            remark = f"the client is a peer of door {self._door}, which cannot be asked this"
+            self._answer(command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark))
+            return
+        on_question = joined.on_question
+
+        def ask() -> None:
+            try:
+                on_question(question)
+            except RmqError as error:
+                question.answer(error)
+
+        self._soon(partial(self._call, ask))
+
+    def _answer(self, response: Command) -> None:
+        """Answer a request to the client, which waits in the table of pending requests."""
+        self._soon(lambda: self._broker.pending_requests.on_response(response, self))
 
     def reply(self, response: Command) -> None:
         """Take the answer to a request that was made for the peer."""
@@ -169,7 +255,7 @@ class DoorClient:
     def _changed(self, group: str) -> None:
         joined = self._joined.get(group)
         if joined is not None:
-            self._call(joined[1], group)
+            self._call(joined.on_change, group)
 
     def _soon(self, call: Callable[[], None]) -> None:
         try:
@@ -259,7 +345,7 @@ class DoorClient:
         """Say that the member is here: its connection stands."""
         try:
             if self._joined or self._producing:
-                groups = [data for data, _ in self._joined.values()]
+                groups = [one.data for one in self._joined.values()]
                 self._heartbeat(self._client_id, groups, list(self._producing))
         except (ResponseError, StoreError) as error:
             log.warning("%s of door %s: its membership ends: %s", self.peer_address, self._door, error)
@@ -271,6 +357,25 @@ class DoorClient:
         """As `rmq.doors.DoorHost.defer`."""
         holders = self._broker.settings.holders_of(self)
         return self._broker.deferrals.add(self, holders, seconds, call)
+
+
+@frozen
+class Membership:
+    """A membership of a door's client: its data for the broker, and the functions of the door."""
+
+    data: ConsumerData
+    on_change: Callable[[str], None]
+    on_question: OnQuestion | None
+    since_ms: int = 0
+
+
+def _no_member(command: Command, group: str) -> Command:
+    return command.reply(ResponseCode.SYSTEM_ERROR, f"the client is no member of group {group} any more")
+
+
+def _refused(command: Command, error: RmqError) -> Command:
+    code = error.code if isinstance(error, ResponseError) else ResponseCode.SYSTEM_ERROR
+    return command.reply(code, str(error))
 
 
 def _nothing(error: ResponseError | None) -> None:

@@ -59,10 +59,12 @@ from rmq.protocol.record import decode_records
 if TYPE_CHECKING:
     from rmq.broker.consume.long_polling import Found
     from rmq.broker.consume.per_message.taking import Handed
-    from rmq.doors import Appended, OnAppended, OnCheck, OnCommitted, OnHandled, OnRead, OnTaken
+    from rmq.doors import Appended, OnAppended, OnCheck, OnCommitted, OnHandled, OnQuestion, OnRead, OnTaken
+    from rmq.gateway import Gateway
     from rmq.message import Message, StoredMessage
 
-from rmq.broker.door_client import DoorClient
+from rmq.broker.door_client import DoorClient, Membership
+from rmq.broker.door_gateway import LocalGateway
 
 BROWSE_BYTES: Final = 256 << 10
 
@@ -71,6 +73,10 @@ log = logging.getLogger("rmq.broker")
 
 class DoorPeer(DoorClient):
     """The `rmq.doors.DoorHost` of one client of a connection."""
+
+    def gateway(self) -> Gateway:
+        """As `rmq.gateway.GatewayHost.gateway`."""
+        return LocalGateway(self)
 
     def make_topic(self, name: str) -> TopicView:
         """As `rmq.doors.DoorHost.make_topic`."""
@@ -374,6 +380,7 @@ class DoorPeer(DoorClient):
         client_id: str,
         subscriptions: Mapping[str, str],
         on_change: Callable[[str], None] = lambda group: None,
+        on_question: OnQuestion | None = None,
     ) -> None:
         """As `rmq.doors.DoorHost.join`."""
         self._check(JOIN, group)
@@ -393,7 +400,7 @@ class DoorPeer(DoorClient):
         ]
         self._be_client(client_id)
         before = self._joined.get(group)
-        self._joined[group] = data, on_change
+        self._joined[group] = Membership(data, on_change, on_question, version)
         try:
             self._heartbeat(client_id, [data])
         except BaseException:

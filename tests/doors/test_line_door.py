@@ -197,8 +197,11 @@ async def test_a_request_to_a_member_is_answered_that_it_cannot(autojump_clock: 
     async with cluster() as running, running.connect() as client:
         line = await dial(running)
         await line.ask("SUB readers Orders")
+        member = f"line@{line.stream.local}"
         with pytest.raises(ResponseError, match="is a peer of door line"):
-            await client.admin.consumer_running_info("readers", f"line@{line.stream.local}")
+            await client.admin.consumer_running_info("readers", member, stack=True)
+        told = await client.admin.consumer_running_info("readers", member)  # as far as the broker knows
+        assert [one.topic for one in told.subscription_set] == ["Orders"]
 
 
 async def test_the_port_for_clients_is_shared_by_first_bytes(autojump_clock: MockClock) -> None:

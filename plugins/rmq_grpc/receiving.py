@@ -1,0 +1,225 @@
+"""Calls of consumers: receive, acknowledge, change the invisible time, forward to the dead letters."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from rmq.errors import ResponseError
+from rmq.plugin import TakenMessage, TakeRequest
+from rmq_grpc import schema
+from rmq_grpc.clients import Client, Lease
+from rmq_grpc.messages import group_of, ms_of, put_ms, to_client, topic_of
+from rmq_grpc.statuses import EXPECTED, Refused, conclude, of_error, of_handle, status
+
+if TYPE_CHECKING:
+    from rmq.gateway import TopicAtBroker
+    from rmq_grpc.calls import Call
+    from rmq_grpc.service import Session
+
+log = logging.getLogger("rmq.grpc")
+
+POLL_SECONDS: Final = (5.0, 20.0)
+"""Least and most time of a long poll."""
+ANSWER_SECONDS: Final = 0.2
+"""An answer to a long poll is given so long before the client's deadline."""
+RECEIVE_MS: Final = (10_000, 12 * 3600 * 1000)
+"""Least and most time for which a message is invisible when it is received."""
+BATCH_MAX: Final = 256
+LEASE_MS: Final = 60_000
+"""Lease of a message that the server renews, as push consumers ask for."""
+RENEW_SECONDS: Final = 20.0
+RENEWED_SECONDS: Final = 3 * 3600.0
+"""A message is renewed for so long at most."""
+LEASES_MAX: Final = 100_000
+
+FilterType: Final = schema.enum("FilterType")
+
+
+def receive(session: Session, call: Call, request: Any, client: Client) -> None:
+    """Take messages of a topic, or wait for them."""
+    topic, group = topic_of(request.message_queue.topic), group_of(request.group)
+    seconds = _poll_seconds(call, request)
+    invisible_ms = LEASE_MS
+    if not request.auto_renew:
+        invisible_ms = ms_of(request.invisible_duration)
+        if not RECEIVE_MS[0] <= invisible_ms <= RECEIVE_MS[1]:
+            least, most = RECEIVE_MS
+            text = f"a message is invisible for {least} to {most} ms, not for {invisible_ms}"
+            raise Refused("ILLEGAL_INVISIBLE_TIME", text)
+    expression = request.filter_expression
+    is_sql = expression.type == FilterType["SQL"]
+    if not is_sql and any(not tag.strip() for tag in expression.expression.split("||")[1:]):
+        raise Refused("ILLEGAL_FILTER_EXPRESSION", f"{expression.expression!r} has an empty tag")
+    # As at RocketMQ's proxy the queue of the request names the broker only: any of its queues will do.
+    wanted = TakeRequest(
+        group,
+        topic,
+        max_msg_nums=max(1, min(request.batch_size, BATCH_MAX)),
+        invisible_ms=invisible_ms,
+        subscription=expression.expression or "*",
+        expression_type="SQL92" if is_sql else None,
+    )
+
+    def taken(found: Sequence[TakenMessage] | ResponseError) -> None:
+        if isinstance(found, ResponseError):
+            end(session, call, of_error(found))
+        elif call.is_over:
+            client.gateway.give_back(group, topic, [one.handle for one in found])
+        else:
+            _deliver(session, call, client, wanted, found, renews=request.auto_renew)
+
+    def go_on(parts: Sequence[TopicAtBroker] | Exception) -> None:
+        if isinstance(parts, Exception):
+            raise parts
+        broker = request.message_queue.broker.name
+        if broker not in [one.broker_name for one in parts]:
+            broker = ""
+        if not call.is_over:
+            call.on_cancel = client.gateway.receive(broker, wanted, taken, seconds)
+
+    client.gateway.topic(topic, session.guarded(call, go_on))
+
+
+def _poll_seconds(call: Call, request: Any) -> float:
+    """Time that a receive may wait. Raises Refused when the client's deadline comes before."""
+    least, most = POLL_SECONDS
+    left = call.deadline - anyio.current_time()
+    if request.HasField("long_polling_timeout"):
+        seconds = ms_of(request.long_polling_timeout) / 1000
+    else:
+        seconds = most if left == math.inf else left - least / 2
+    seconds = min(max(seconds, least), most)
+    if left - ANSWER_SECONDS < seconds:
+        seconds = left - ANSWER_SECONDS
+        if left < least:
+            raise Refused(
+                "ILLEGAL_POLLING_TIME",
+                f"the deadline of the call leaves {left:.1f} s, less than {least:g} s",
+            )
+    return seconds
+
+
+def _deliver(
+    session: Session,
+    call: Call,
+    client: Client,
+    wanted: TakeRequest,
+    found: Sequence[TakenMessage],
+    *,
+    renews: bool,
+) -> None:
+    if not found:
+        end(session, call, status("MESSAGE_NOT_FOUND", "no new message"))
+        return
+    call.send(session.answer_to(call, status()).SerializeToString())
+    now = anyio.current_time()
+    for one in found:
+        message = to_client(
+            one.message, handle=one.handle, attempt=one.attempt, invisible_ms=wanted.invisible_ms
+        )
+        if renews and len(client.leases) < LEASES_MAX:
+            group, topic = wanted.consumer_group, wanted.topic
+            until = now + RENEWED_SECONDS
+            client.leases[one.handle] = Lease(group, topic, one.handle, now + RENEW_SECONDS, until)
+        answer = session.answer_to(call)
+        answer.message.CopyFrom(message)
+        call.send(answer.SerializeToString())
+    end(session, call, None)
+
+
+def end(session: Session, call: Call, given: Any | None) -> None:
+    """End a receive: by a status, unless None is given, and the time of the server."""
+    if given is not None:
+        call.send(session.answer_to(call, given).SerializeToString())
+    last = session.answer_to(call)
+    put_ms(last.delivery_timestamp, session.host.now_ms())
+    call.send(last.SerializeToString())
+    call.finish()
+
+
+def renew(client: Client, now: float) -> None:
+    """Renew the leases of messages that a push consumer still works on."""
+    for key, lease in list(client.leases.items()):
+        if lease.renew_at > now:
+            continue
+        if now >= lease.until:
+            del client.leases[key]
+            continue
+        lease.renew_at = now + RENEW_SECONDS
+        extended = partial(_extended, client, key, lease)
+        try:
+            client.gateway.extend(lease.group, lease.topic, lease.handle, LEASE_MS, extended)
+        except EXPECTED as error:
+            extended(error)
+
+
+def _extended(client: Client, key: str, lease: Lease, outcome: str | Exception) -> None:
+    if isinstance(outcome, str):
+        lease.handle = outcome
+        return
+    log.debug("the lease of a message of %s has ended: %s", lease.topic, outcome)
+    if isinstance(outcome, ResponseError):
+        client.leases.pop(key, None)
+    else:
+        lease.renew_at = anyio.current_time()  # the broker was not reached: try again at the next turn
+
+
+def acknowledge(session: Session, call: Call, request: Any, client: Client) -> None:
+    """Acknowledge messages."""
+    group, topic = group_of(request.group), topic_of(request.topic)
+    if not request.entries:
+        raise Refused("BAD_REQUEST", "the request names no message")
+    handles = [entry.receipt_handle for entry in request.entries]
+    for handle in handles:
+        client.leases.pop(handle, None)
+
+    def done(outcomes: Sequence[ResponseError | None]) -> None:
+        answer = session.answer_to(call)
+        for entry, outcome in zip(request.entries, outcomes, strict=True):
+            answer.entries.add(
+                message_id=entry.message_id,
+                receipt_handle=entry.receipt_handle,
+                status=of_handle(outcome),
+            )
+        conclude(answer)
+        call.answer(answer)
+
+    client.gateway.acknowledge(group, topic, handles, done)
+
+
+def change_invisible(session: Session, call: Call, request: Any, client: Client) -> None:
+    """Change the invisible time of a message."""
+    group, topic = group_of(request.group), topic_of(request.topic)
+    invisible_ms = ms_of(request.invisible_duration)
+    if not 0 <= invisible_ms <= RECEIVE_MS[1]:
+        text = f"a message is invisible for 0 to {RECEIVE_MS[1]} ms, not for {invisible_ms}"
+        raise Refused("ILLEGAL_INVISIBLE_TIME", text)
+    client.leases.pop(request.receipt_handle, None)
+
+    def done(outcome: str | Exception) -> None:
+        answer = session.answer_to(call)
+        if isinstance(outcome, Exception):
+            answer.status.CopyFrom(of_handle(outcome))
+        else:
+            answer.status.CopyFrom(status())
+            answer.receipt_handle = outcome
+        call.answer(answer)
+
+    client.gateway.extend(group, topic, request.receipt_handle, invisible_ms, done)
+
+
+def dead_letter(session: Session, call: Call, request: Any, client: Client) -> None:
+    """Have a message become a dead letter."""
+    group, topic = group_of(request.group), topic_of(request.topic)
+    client.leases.pop(request.receipt_handle, None)
+
+    def done(outcomes: Sequence[ResponseError | None]) -> None:
+        call.answer(session.answer_to(call, of_handle(outcomes[0])))
+
+    client.gateway.dead_letter(group, topic, [request.receipt_handle], done)

@@ -1,0 +1,127 @@
+"""Gateway: messaging with per-message delivery, as one client of a door uses it.
+
+The calls of a door run on this interface, which has two implementations: a broker's own
+(`rmq.broker.door_gateway`), and a cluster's behind a proxy (`rmq.proxy.gateway`).
+
+No function blocks. Each reports its outcome to a function that it is given, once, in the event loop, and
+perhaps before it returns; never after the client has ended. AccessDenied is raised at once, for whatever the
+client's account may not do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, cast
+
+if TYPE_CHECKING:
+    from attrs import frozen
+
+    from rmq.doors import (
+        DeliverySettings,
+        DoorHost,
+        OnCheck,
+        OnHandled,
+        OnQuestion,
+        OnTaken,
+        TakeRequest,
+        TopicView,
+    )
+    from rmq.message import Message
+else:
+    from rmq.lazy_attrs import frozen
+
+
+@frozen
+class TopicAtBroker:
+    """The part of a topic that one broker has."""
+
+    broker_name: str
+    view: TopicView
+
+
+@frozen
+class Sent:
+    """Outcome of a send. `error` is None when the message is as safe as the settings ask; with an error and
+    `is_stored` the message is stored, but its safety is not known.
+
+    `transaction_id` names a half message, `recall_handle` a message that waits for its time.
+    """
+
+    error: Exception | None = None
+    is_stored: bool = True
+    queue_offset: int = -1
+    transaction_id: str = ""
+    recall_handle: str = ""
+
+
+OnTopic = Callable[["Sequence[TopicAtBroker] | Exception"], None]
+"""Called with the parts of a topic, at least one, or with the reason why there is none."""
+OnSettings = Callable[["DeliverySettings | Exception"], None]
+OnSent = Callable[[Sent], None]
+OnEnded = Callable[["Exception | None"], None]
+OnName = Callable[["str | Exception"], None]
+
+
+class Gateway(Protocol):
+    """See the module. `handles` name messages that were received; `Exception` is an RmqError."""
+
+    def topic(self, name: str, on_topic: OnTopic) -> None:
+        """Ask for a topic's parts: TopicNotExist without any."""
+
+    def delivery_settings(self, group: str, on_settings: OnSettings) -> None:
+        """Ask how messages are delivered to a group."""
+
+    def send(self, message: Message, choose: Callable[[int], int] | None, on_sent: OnSent) -> None:
+        """Store a message. `choose` picks one of so many writable queues, in the order of their brokers and
+        numbers; None: they take turns. A half message has the properties TRAN_MSG and PGROUP. Raises
+        InvalidMessage and whatever refuses the message at once.
+        """
+
+    def produce(self, topic: str, client_id: str, on_check: OnCheck) -> None:
+        """Be asked for the ends of half messages of a topic, from now on."""
+
+    def end_transaction(
+        self, topic: str, transaction_id: str, message_id: str, commits: bool | None, on_done: OnEnded
+    ) -> None:
+        """Commit or roll back a half message; None: it is not decided yet."""
+
+    def recall(self, topic: str, handle: str, on_recalled: OnName) -> None:
+        """Take back a message that waits for its time; the outcome is its unique key."""
+
+    def join(
+        self, group: str, client_id: str, subscriptions: Mapping[str, str], on_question: OnQuestion
+    ) -> None:
+        """Be a member of a group, from now on; again with other subscriptions they hold instead."""
+
+    def receive(
+        self, broker: str, request: TakeRequest, on_taken: OnTaken, seconds: float
+    ) -> Callable[[], None]:
+        """Take messages at a broker, or with an empty name at any, as soon as there are any; none after
+        `seconds`. Never calls `on_taken` before it returns. Returns a function that ends the wait without a
+        call. Messages that the client still has when it ends are given back.
+        """
+
+    def acknowledge(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
+        """Have messages never come again. Outcomes are as those of `rmq.doors.DoorHost.acknowledge`."""
+
+    def extend(self, group: str, topic: str, handle: str, invisible_ms: int, on_extended: OnName) -> None:
+        """Have a message come again `invisible_ms` after now, not before; the outcome is the new handle."""
+
+    def give_back(self, group: str, topic: str, handles: Sequence[str]) -> None:
+        """Have messages that no application has seen come again at once, without a counted attempt. There is
+        no outcome: what fails comes again when its time ends."""
+
+    def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
+        """Have messages become dead letters of the group now."""
+
+
+class GatewayHost(Protocol):
+    """The part of a door's host that gives the gateway."""
+
+    def gateway(self) -> Gateway:
+        """The gateway of this client."""
+
+
+def gateway_of(host: DoorHost) -> Gateway:
+    """The gateway of a client, by its host. Raises ResponseError where the server has no messages."""
+    return cast(GatewayHost, host).gateway()
