@@ -201,6 +201,12 @@ class BrokerConfig(ServerSettings):
     )
     region_id: str = setting("DefaultRegion", help="Region, sent to producers in each reply", validator=_word)
     trace_on: bool = setting(True, help="Whether producers should send traces; sent in each reply")
+    region_in_messages: bool = setting(
+        False,
+        help="Write regionId and traceOn into each message (about 40 bytes), as RocketMQ 5.x brokers do: "
+        "consumers of RocketMQ's 5.x remoting client send no traces of other messages",
+        runtime=True,
+    )
 
     register_name_server_period: int = setting(
         30_000, help="Time between registrations, 10000 to 60000", unit="ms"

@@ -17,11 +17,12 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from rmq.broker.broker import Broker
+from rmq.broker.produce.append import broker_properties
 from rmq.broker.produce.send import SLOW_PATH_PROPERTIES, host_of
 from rmq.errors import StoreError
-from rmq.message import PROPERTY_CLUSTER
 from rmq.protocol import engine
 from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_OF_SENDERS, SYS_STOREHOST_V6
+from rmq.protocol.properties import encode_properties
 from rmq.remoting.limits import turn_is_over
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class CompiledBroker(Broker):
     def _reset_lanes(self) -> None:
         lanes = self.lanes
         lanes.clear()
-        lanes.suffix = f"{PROPERTY_CLUSTER}\x01{self.config.broker_cluster_name}".encode()
+        lanes.suffix = encode_properties(broker_properties(self.config)).encode()
         lanes.is_indexed = self.store.config.message_index_enable
         lanes.is_open = not self.hooks.stored and self.hooks.take_runs
         lanes.is_signed = bool(self.hooks.requests)

@@ -34,9 +34,11 @@ class Cluster:
         self.kind = servers.kind
         self.names = servers.namesrv
         # 5.x notes that a transaction has ended in batches, one every 3 s: later than it checks here.
-        is_five = servers.kind == "java" and servers.processes.java.version >= "5"
-        quick = {"transactionOpBatchInterval": "100"} if is_five else {}
-        self.broker: Process = servers.broker(folder / "store", **SETTINGS, **quick)
+        more: dict[str, str] = {}
+        if servers.processes.java.version >= "5":
+            is_theirs = servers.kind == "java"
+            more = {"transactionOpBatchInterval": "100"} if is_theirs else {"regionInMessages": "true"}
+        self.broker: Process = servers.broker(folder / "store", **SETTINGS, **more)
 
     async def topic(self, name: str) -> str:
         """A new topic with four queues."""

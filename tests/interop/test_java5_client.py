@@ -19,7 +19,7 @@ pytestmark = pytest.mark.interop
 def ours(five: Processes, tmp_path: pathlib.Path) -> str:
     """Our name server and broker: the name server's address."""
     names = five.rmq_namesrv()
-    settings = {"enablePropertyFilter": "true", "traceTopicEnable": "true"}
+    settings = {"enablePropertyFilter": "true", "traceTopicEnable": "true", "regionInMessages": "true"}
     five.rmq_broker(names, tmp_path / "store", **settings)
     return names
 
@@ -55,6 +55,23 @@ async def test_javas_traces(five: Processes, ours: str) -> None:
                 if b"Traced" in trace.body:
                     break
             await in_thread(send)
+
+
+async def test_traces_of_its_consumer(five: Processes, ours: str) -> None:
+    """It sends them of messages with MSG_REGION only. Our broker writes it if regionInMessages=true."""
+    async with (
+        client_of(ours, seconds=180) as client,
+        client.producer("p") as producer,
+        client.consumer("traces", {"RMQ_SYS_TRACE_TOPIC": "*"}, consume_from="first") as traces,
+    ):
+        topic, options = await topic_of(client, "Seen"), ("-Dtrace=true",)
+        await in_thread(five.program, "Consume", ours, topic, "seen", options=options)
+        while True:
+            await producer.send(rmq.Message(topic, b"x"))
+            with trio.move_on_after(10):
+                (trace,) = await take(traces, 1)
+                if b"SubAfter" in trace.body and b"seen" in trace.body:
+                    break
 
 
 # --- what a JVM with several clients does (java/Driver.java) ---

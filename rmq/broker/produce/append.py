@@ -30,9 +30,11 @@ from rmq.message import (
     NOT_SENDABLE_TOPICS,
     PROPERTY_CLUSTER,
     PROPERTY_DELAY_LEVEL,
+    PROPERTY_MSG_REGION,
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
     PROPERTY_TAGS,
+    PROPERTY_TRACE_SWITCH,
     PROPERTY_TRANSACTION_PREPARED,
     PROPERTY_UNIQUE_KEY,
     PROPERTY_WAIT_STORE,
@@ -67,7 +69,7 @@ from rmq.store.config import delay_table
 if TYPE_CHECKING:
     from random import Random
 
-    from rmq.broker.config import Settings
+    from rmq.broker.config import BrokerConfig, Settings
     from rmq.broker.delay.timers import Timers
     from rmq.broker.error_responses import Refusal
     from rmq.broker.produce.acks import Acknowledgement
@@ -465,14 +467,14 @@ class Append:
         return (record,)
 
     def check_properties(self, properties: dict[str, str]) -> None:
-        """Keep the properties that a sender may give, and add the cluster's name. Raises ResponseError for a
+        """Keep the properties that a sender may give, and add `broker_properties`. Raises ResponseError for a
         recall, which has a request of its own: a plain send may be taken for a recall."""
         if PROPERTY_RECALLED in properties:
             raise self.illegal(f"{PROPERTY_RECALLED} is not a sender's; recall a message by its handle")
         for name in INTERNAL_PROPERTIES.intersection(properties):
             del properties[name]
         properties.pop(PROPERTY_WAIT_STORE, None)
-        properties[PROPERTY_CLUSTER] = self._settings.broker.broker_cluster_name
+        properties |= broker_properties(self._settings.broker)
 
     def _is_half(self, properties: dict[str, str]) -> bool:
         """Whether the message is one half of a transaction, its end to follow. Raises if such are refused."""
@@ -605,6 +607,16 @@ def _properties_of(message: Message) -> dict[str, str]:
         raise InvalidMessage(remark="only one of delay_level, deliver_at_ms and delay_ms is possible")
     extra = {PROPERTY_DELIVER_MS: message.deliver_at_ms, PROPERTY_DELAY_MS: message.delay_ms}
     return with_properties(message, {name: str(ms) for name, ms in extra.items() if ms is not None})
+
+
+def broker_properties(config: BrokerConfig) -> dict[str, str]:
+    """The properties that the broker writes into each message: the cluster's name, and with
+    `region_in_messages` the region and whether the message is traced."""
+    properties = {PROPERTY_CLUSTER: config.broker_cluster_name}
+    if config.region_in_messages:
+        properties[PROPERTY_MSG_REGION] = config.region_id
+        properties[PROPERTY_TRACE_SWITCH] = "true" if config.trace_on else "false"
+    return properties
 
 
 def forbidden(remark: str) -> ResponseError:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from rmq.broker.delay.timer_records import PROPERTY_RECALLED, TIMER_PROPERTIES, deliver_time
-from rmq.broker.produce.append import forbidden, queue_count
+from rmq.broker.produce.append import broker_properties, forbidden, queue_count
 from rmq.broker.produce.send_answers import Records, RecordsWithHeader
 from rmq.broker.tables.topic_attributes import check_type
 from rmq.broker.tables.topics import check_name
@@ -20,7 +20,9 @@ from rmq.errors import LocalProtocolError, for_code
 from rmq.message import (
     PROPERTY_CLUSTER,
     PROPERTY_DELAY_LEVEL,
+    PROPERTY_MSG_REGION,
     PROPERTY_RETRY_TOPIC,
+    PROPERTY_TRACE_SWITCH,
     PROPERTY_TRANSACTION_PREPARED,
     PROPERTY_WAIT_STORE,
     RETRY_PREFIX,
@@ -81,6 +83,8 @@ SLOW_PATH_PROPERTIES: Final = frozenset(
         PROPERTY_DELAY_LEVEL,
         PROPERTY_TRANSACTION_PREPARED,
         PROPERTY_CLUSTER,
+        PROPERTY_MSG_REGION,
+        PROPERTY_TRACE_SWITCH,
         PROPERTY_RECALLED,
         *TIMER_PROPERTIES,
         *INTERNAL_PROPERTIES,
@@ -117,9 +121,9 @@ class Send:
         settings.derive(self._settings_changed)
 
     def _settings_changed(self) -> None:
-        cluster = self._settings.broker.broker_cluster_name
         self._of_batches.clear()
-        self._read_properties = SentProperties(f"{PROPERTY_CLUSTER}\x01{cluster}", SLOW_PATH_PROPERTIES)
+        suffix = encode_properties(broker_properties(self._settings.broker))
+        self._read_properties = SentProperties(suffix, SLOW_PATH_PROPERTIES)
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
         """Request codes and their handlers."""
@@ -235,7 +239,7 @@ class Send:
         text."""
         shared = decode_properties(text)
         waits = shared.pop(PROPERTY_WAIT_STORE, "true").lower() == "true"
-        shared[PROPERTY_CLUSTER] = self._settings.broker.broker_cluster_name
+        shared |= broker_properties(self._settings.broker)
         read = waits, encode_properties(shared)
         if len(text) <= _BATCH_TEXT_MAX:
             if len(self._of_batches) >= _BATCH_TEXTS_MAX:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 
 import pytest
+from attrs import evolve
 
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import DiskFull
@@ -103,6 +104,32 @@ def test_a_batch_is_stored_as_single_messages_under_one_answer(rig: Rig) -> None
     assert [message.offset_message_id for message in messages] == ids
     assert [message.body for message in messages] == [b"a", b"b", b"c"]
     assert messages[1].properties == {"UNIQ_KEY": "AC1", "TAGS": "TagB", "CLUSTER": "WireCluster"}
+
+
+@pytest.mark.parametrize("trace_on", [True, False])
+def test_messages_carry_the_region_where_that_is_set(trace_on: bool) -> None:
+    """Consumers of RocketMQ's 5.x client send traces only of such messages. What a sender says of it does not
+    count."""
+    rig = Rig(region_in_messages=True, region_id="eu", trace_on=trace_on)
+    texts = ["UNIQ_KEY\x01A", "", "MSG_REGION\x01mars\x02TRACE_ON\x01maybe", "DELAY\x011", "TRAN_MSG\x01true"]
+    for text in texts:
+        for _ in range(3):  # the compiled engine takes the third
+            assert rig.one(send(properties=text)).code == 0
+    assert rig.one(batch()).code == 0
+    stored = rig.messages("Orders")
+    assert len(stored) == 12
+    stored += rig.messages("SCHEDULE_TOPIC_XXXX") + rig.messages("RMQ_SYS_TRANS_HALF_TOPIC")
+    assert len(stored) == 18
+    traced = "true" if trace_on else "false"
+    for message in stored:
+        found = message.properties
+        said = found["CLUSTER"], found["MSG_REGION"], found["TRACE_ON"]
+        assert said == ("WireCluster", "eu", traced)
+
+    rig.settings.replace(evolve(rig.config, region_in_messages=False), rig.store_config)
+    for make in (send, batch):
+        assert rig.one(make()).code == 0
+        assert "MSG_REGION" not in rig.messages("Orders")[-1].properties
 
 
 def test_a_batch_s_own_properties_are_those_of_that_batch(rig: Rig) -> None:
