@@ -297,6 +297,11 @@ class DoorHost(Protocol):
     def may(self, action: str, name: str) -> bool:
         """Whether the peer may do one of `ACTIONS`, to a topic or as a group."""
 
+    def leader(self) -> str | None:
+        """The address for clients of the master that takes messages in place of this broker, a slave; empty
+        when it is not known; None when this broker takes messages itself.
+        """
+
     def topic(self, name: str) -> TopicView | None:
         """The facts about a topic of this broker; None when there is no such topic."""
 

@@ -17,6 +17,7 @@ from rmq_amqp.conditions import (
     FORCED,
     INTERNAL_ERROR,
     INVALID_FIELD,
+    REDIRECT,
     RESOURCE_LIMIT,
     Refused,
     of_error,
@@ -35,13 +36,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("rmq.amqp")
 
 FRAME_BYTES: Final = 65_536
-CHANNELS: Final = 1_023
+CHANNELS: Final = 255
 LINKS_MAX: Final = 4_096
 IDLE_SECONDS: Final = 120.0
 """A peer that sends nothing for so long, not even an empty frame, has ended."""
 TICK_SECONDS: Final = (0.05, 10.0)
 SESSION_BYTES: Final = 1 << 20
 """Bytes of messages that a peer may send on a session before they are taken."""
+
+WAITING_BYTES: Final = 4 << 20
+"""A connection is not read from while more bytes of its messages wait for room in the store."""
+PARTIAL_BYTES: Final = 64 << 20
+"""A connection ends when the parts of messages whose rest has not come have more bytes."""
 
 CAPABILITIES: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS", "sole-connection-for-container")
 
@@ -71,6 +77,8 @@ class Connection:
         self._joined: dict[str, int] = {}
         self._paused: dict[Link, None] = {}
         self._temporaries: dict[str, Temporary] = {}
+        self._waiting_bytes = self._partial_bytes = 0
+        self._room = anyio.Event()
         self._changed = anyio.Event()
         self._is_ended = False
         self._has_opened = False
@@ -91,6 +99,9 @@ class Connection:
                         self.feed(data)
                         if self._is_ended:
                             break
+                        if self._waiting_bytes > WAITING_BYTES:
+                            self._room = anyio.Event()
+                            await self._room.wait()
                 except Exception as error:
                     failure = error
                 tasks.cancel_scope.cancel()
@@ -118,6 +129,18 @@ class Connection:
         """Resume a link when the peer has taken what was sent."""
         self._paused[link] = None
         self.wake()
+
+    def count(self, *, waiting: int = 0, partial: int = 0) -> None:
+        """So many bytes more wait for room in the store, and of parts of messages; fewer by negative
+        numbers."""
+        self._waiting_bytes += waiting
+        self._partial_bytes += partial
+        self.stream.hold(self._waiting_bytes + self._partial_bytes)
+        if self._waiting_bytes <= WAITING_BYTES:
+            self._room.set()
+        if self._partial_bytes > PARTIAL_BYTES:
+            text = f"the connection has begun messages of {self._partial_bytes} bytes and ended none"
+            self.refuse(RESOURCE_LIMIT, f"{text}; at most {PARTIAL_BYTES} are allowed")
 
     def flush(self) -> None:
         """Write the bytes for the peer."""
@@ -158,9 +181,12 @@ class Connection:
 
     def _handle(self, kind: int, pointer: Any) -> None:
         if kind == engine.DELIVERY:
-            link = self._links.get(engine.link_behind(pointer))
+            proton_link = engine.link_behind(pointer)
+            link = self._links.get(proton_link)
             if link is not None:
                 link.on_delivery(pointer)
+            else:
+                engine.drop(proton_link, pointer)
         elif kind == engine.FLOW:
             link = self._links.get(pointer)
             if link is not None:
@@ -200,6 +226,10 @@ class Connection:
         properties = {"product": "rmq", "version": self.shared.version}
         connection.properties = {engine.symbol(name): value for name, value in properties.items()}
         self._has_opened = True
+        leader = self.host.leader()
+        if leader is not None:
+            self._redirect(leader)
+            return
         if not self.container:
             connection.open()
             self.refuse(INVALID_FIELD, "the container id is empty")
@@ -214,6 +244,19 @@ class Connection:
             self._engine.close(INVALID_FIELD, text, invalid)
             return
         connection.open()
+
+    def _redirect(self, leader: str) -> None:
+        """Refuse the connection at a slave; send the peer to the master, if that is known."""
+        connection = self._engine.connection
+        connection.properties = {engine.symbol("amqp:connection-establishment-failed"): True}
+        connection.open()
+        host, _, port = leader.rpartition(":")
+        if not host:
+            self._engine.close(FORCED, "this broker is a slave, and no master of its set is known; try again")
+            return
+        info = {"network-host": host, "port": int(port)}
+        where = {engine.symbol(name): value for name, value in info.items()}
+        self._engine.close(REDIRECT, f"this broker is a slave; connect to its master, {leader}", where)
 
     def _closed_by_peer(self) -> None:
         for link in list(self._links.values()):

@@ -238,6 +238,15 @@ def receive(link: Any, inbox: bytearray) -> None:
         inbox += data
 
 
+def drop(link: Any, delivery: Any) -> None:
+    """Let go of a delivery on a link that has ended here."""
+    if cproton.pn_link_is_receiver(link) and cproton.pn_delivery_readable(delivery):
+        receive(link, bytearray())
+        if not cproton.pn_delivery_partial(delivery):
+            cproton.pn_link_advance(link)
+            cproton.pn_delivery_settle(delivery)
+
+
 def advance(link: Any) -> None:
     """Go on to the next delivery of a link."""
     cproton.pn_link_advance(link)

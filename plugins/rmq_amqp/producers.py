@@ -41,9 +41,13 @@ CREDIT: Final = 300
 """Messages that a peer may send before it is answered."""
 MESSAGE_BYTES: Final = 8 << 20
 """The longest message as it comes; the broker's maxMessageSize holds for its body."""
+FIXED_BYTES: Final = 1_000
+"""Counted for each message that waits, beside its body."""
 RETRY_SECONDS: Final = 0.2
 """A message for which the broker has no room now is stored so much later."""
-_BUSY: Final = (ResponseCode.SYSTEM_BUSY,)
+_NO_ROOM: Final = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
+"""Refusals that pass: a full disk, a share that is used up, too few replicas in sync. Messages wait then,
+and their peer gets no credit."""
 
 
 def _give_late(temporary: Temporary, sections: Sections, size: int) -> None:
@@ -64,6 +68,7 @@ class Producer(Link):
         self._topic = topic
         self._inbox = bytearray()
         self._waiting: deque[tuple[Any, Message]] = deque()
+        self._is_retrying = False
         self._within: dict[Any, Transaction] = {}
         link.max_message_size = MESSAGE_BYTES
         if topic:
@@ -79,17 +84,24 @@ class Producer(Link):
         """Take the bytes of a message; store the complete message."""
         if not engine.is_readable(delivery) and not engine.is_aborted(delivery):
             return
+        before = len(self._inbox)
         engine.receive(self.pointer, self._inbox)
         if engine.is_aborted(delivery):
+            self.connection.count(partial=-before)
             self._inbox.clear()
             engine.settle(delivery)
             self._grant()
             return
         if len(self._inbox) > MESSAGE_BYTES:
+            self.connection.count(partial=-before)
+            self._inbox.clear()
             self.connection.end_link(self, TOO_LONG, f"a message has more than {MESSAGE_BYTES} bytes")
             return
         if engine.is_partial(delivery):
+            self.connection.count(partial=len(self._inbox) - before)
             return
+        if before:
+            self.connection.count(partial=-before)
         data = bytes(self._inbox)
         self._inbox.clear()
         engine.advance(self.pointer)
@@ -150,22 +162,36 @@ class Producer(Link):
         self._host.make_topic(topic)
         return topic
 
+    def on_end(self, *, is_closed: bool) -> None:
+        """As `Link.on_end`: messages that wait for room, and were not answered, are dropped."""
+        sizes = (len(message.body) + FIXED_BYTES for _, message in self._waiting)
+        self.connection.count(waiting=-sum(sizes), partial=-len(self._inbox))
+        self._inbox.clear()
+        self._waiting.clear()
+
     # ---- to the broker ----
 
     def _store(self, delivery: Any, message: Message) -> None:
         if self._waiting:
-            self._waiting.append((delivery, message))
+            self._wait(delivery, message)
             return
         try:
             self._append(delivery, message)
         except ResponseError as error:
-            if error.code in _BUSY:
-                self._waiting.append((delivery, message))
-                self._host.defer(RETRY_SECONDS, self._retry)
+            if error.code in _NO_ROOM:
+                self._wait(delivery, message)
             else:
                 self._answer_to(delivery, message, error)
         except EXPECTED as error:
             self._answer_to(delivery, message, error)
+
+    def _wait(self, delivery: Any, message: Message) -> None:
+        """Keep a message until there is room."""
+        self._waiting.append((delivery, message))
+        self.connection.count(waiting=len(message.body) + FIXED_BYTES)
+        if not self._is_retrying:
+            self._is_retrying = True
+            self._host.defer(RETRY_SECONDS, self._retry)
 
     def _append(self, delivery: Any, message: Message) -> None:
         queue_id = self._queue_of(message)
@@ -181,20 +207,28 @@ class Producer(Link):
 
     def _retry(self) -> None:
         """Store the messages for which there was no room."""
+        self._is_retrying = False
         while self._waiting and not self.is_ended:
             delivery, message = self._waiting[0]
             try:
                 self._append(delivery, message)
             except ResponseError as error:
-                if error.code in _BUSY:
+                if error.code in _NO_ROOM:
+                    self._is_retrying = True
                     self._host.defer(RETRY_SECONDS, self._retry)
                     return
                 self._answer_to(delivery, message, error)
             except EXPECTED as error:
                 self._answer_to(delivery, message, error)
             self._waiting.popleft()
+            self.connection.count(waiting=-len(message.body) - FIXED_BYTES)
+        self.connection.wake()
 
     def _stored(self, delivery: Any, message: Message, outcome: Appended) -> None:
+        error = outcome.error
+        if error is not None and error.code in _NO_ROOM and not outcome.message_id and not self.is_ended:
+            self._wait(delivery, message)  # the disk was full when the batch was written
+            return
         transaction = self._within.pop(delivery, None)
         if transaction is not None:
             text = "" if outcome.error is None else of_error(outcome.error)[1]

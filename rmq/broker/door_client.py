@@ -294,6 +294,13 @@ class DoorClient:
         """As `rmq.doors.DoorHost.may`."""
         return self._broker.hooks.may(self, action, name)
 
+    def leader(self) -> str | None:
+        """As `rmq.doors.DoorHost.leader`."""
+        broker = self._broker
+        if not broker.is_slave:
+            return None
+        return broker.role.master_addresses(broker.registration.master_address, "")[0]
+
     def _check(self, action: str, name: str) -> None:
         if not self.may(action, name):
             raise AccessDenied(remark=f"no permission to {action}: {name}")

@@ -29,10 +29,15 @@ def cluster(**settings: Any) -> Cluster:
 
 @asynccontextmanager
 async def client(
-    running: Cluster, container: str = "client", host: str = "10.0.8.1", port: int | None = PORT, **named: Any
+    running: Cluster,
+    container: str = "client",
+    host: str = "10.0.8.1",
+    port: int | None = PORT,
+    broker: str = "a",
+    **named: Any,
 ) -> AsyncIterator[Client]:
     assert isinstance(running.network, MemoryNetwork)
-    address = running["a"].address
+    address = running[broker].address
     if port is not None:
         address = f"{address.partition(':')[0]}:{port}"
     async with connected(running.network.host(host), address, container, **named) as one:

@@ -120,7 +120,7 @@ def test_wherever_the_log_ends_a_commit_holds_as_a_whole_or_not_at_all() -> None
     after = rig.store.max_physical_offset
     found = []
     for end in range(before, after + 1):
-        if end - before < 600 or end % 7 == 0 or after - end < 3:
+        if end % 29 == 0 or after - end < 3:
             once = cut(rig, end)
             one = state(once)
             assert one in (NOTHING, ALL), f"the log ends {end - before} bytes behind the commit's begin"
@@ -129,7 +129,7 @@ def test_wherever_the_log_ends_a_commit_holds_as_a_whole_or_not_at_all() -> None
     assert found == sorted(found)
     assert found[0] is False
     assert found[-1] is True
-    assert found.count(True) > 100
+    assert found.count(True) > 10
 
 
 def test_a_start_that_is_cut_off_too_commits_nothing_twice() -> None:
@@ -144,7 +144,7 @@ def test_a_start_that_is_cut_off_too_commits_nothing_twice() -> None:
         start = once.store.max_physical_offset
         once.put("Bills", body=b"another's")  # it comes between the start and what the start has to write
         step(once)
-        for end in range(start, once.store.max_physical_offset + 1, 5):
+        for end in range(start, once.store.max_physical_offset + 1, 31):
             twice = cut(once, end)
             (bodies, again) = state(twice)
             assert again == [b"2"]
@@ -184,7 +184,7 @@ def test_a_large_commit_is_written_in_steps_and_survives_a_failed_one(
     assert peer.outcomes == [None]
     numbers = [b"%d" % number for number in range(5)]
     assert [rig.bodies(topic) for topic in TARGETS] == [numbers, numbers]
-    for end in range(before, rig.store.max_physical_offset, 41):
+    for end in range(before, rig.store.max_physical_offset, 97):
         (bodies, again) = state(cut(rig, end))
         assert (bodies, again) in (NOTHING, (dict.fromkeys(TARGETS, numbers), []))
 
@@ -228,7 +228,7 @@ def test_a_half_message_that_was_checked_meanwhile_is_committed_once() -> None:
     assert peer.outcomes == [None]
     whole = {"Bills": [b"0"], "Parcels": [b"0"]}, [b"1", b"2"]
     nothing = {"Bills": [], "Parcels": []}, [b"0", b"1", b"2"]
-    for end in range(before, rig.store.max_physical_offset, 11):
+    for end in range(before, rig.store.max_physical_offset, 37):
         assert state(cut(rig, end)) in (whole, nothing)
 
 
