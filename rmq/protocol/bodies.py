@@ -601,7 +601,7 @@ class QueryCorrectionOffsetBody(Body):
 
 @define
 class ConsumeQueueData(Body):
-    """One unit of a consume queue."""
+    """One unit of a consume queue. `rmq_store_timestamp` (ms since 1970) is from our brokers only."""
 
     physic_offset: Int64 = 0
     physic_size: Int32 = 0
@@ -610,6 +610,7 @@ class ConsumeQueueData(Body):
     bit_map: str | None = None
     eval: bool = False
     msg: str | None = None
+    rmq_store_timestamp: Int64 | None = None
 
 
 @define

@@ -18,7 +18,15 @@ from attrs import evolve
 from rmq.client.client import Client, connect
 from rmq.client.reading.pull_consumer import PullConsumer
 from rmq.client.session.routes import Route
-from rmq.errors import NETWORK_ERRORS, NoRoute, ResponseError, RmqError
+from rmq.errors import (
+    NETWORK_ERRORS,
+    AccessDenied,
+    NoRoute,
+    RemoteProtocolError,
+    RequestCodeNotSupported,
+    ResponseError,
+    RmqError,
+)
 from rmq.message import NOT_SENDABLE_TOPICS, MessageQueue
 from rmq.protocol.codes import MASTER_ID
 from rmq.protocol.record import decode_record
@@ -107,13 +115,16 @@ def _check_registered(loop: Loop, client: Client, brokers: Set[str]) -> None:
 def masters_away(brokers: Iterable[str]) -> BrokersAway:
     """The error that names brokers without a master."""
     names = ", ".join(sorted(brokers))
-    return BrokersAway(f"masters waited for, whose slaves may lack messages: {names}")
+    return BrokersAway(
+        f"masters waited for, whose slaves may lack messages: {names} (pullTimeoutMs; requireMasters=false"
+        " takes a slave's messages)"
+    )
 
 
 def brokers_away(brokers: Iterable[str]) -> BrokersAway:
     """The error that names them."""
     names = ", ".join(sorted(brokers))
-    return BrokersAway(f"not registered at the name servers, and waited for: {names}")
+    return BrokersAway(f"not registered at the name servers, and waited for: {names} (pullTimeoutMs)")
 
 
 class Cluster:
@@ -125,6 +136,7 @@ class Cluster:
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
+        self._credentials = options.credentials()
         self._patience = options.pull_timeout_ms / 1000
         self._required = options.required_brokers if options.require_masters else frozenset[str]()
         self._loop = Loop()
@@ -132,6 +144,8 @@ class Cluster:
         """Brokers whose slaves may have given some answer of the present query."""
         self._given_up: set[str] = set()
         """Brokers whose masters were waited for in vain; a later query does not wait for them again."""
+        self._tell_no_places: set[str] = set()
+        """Brokers whose answers about queues lack store times, or that do not give them."""
         self._skipped: set[str] = set()
         """Brokers that are away and were named in a warning."""
         self._client: Client
@@ -195,6 +209,11 @@ class Cluster:
             queue: (least, max(most, reached.get(queue, most)) if queue.broker_name in slaves else most)
             for queue, (least, most) in found.items()
         }
+
+    @property
+    def has_old_secret(self) -> bool:
+        """Whether the file of the secret has another one now. Raises ConfigError when it cannot be read."""
+        return bool(self._options.secret_key_file) and self._options.credentials() != self._credentials
 
     @property
     def skipped(self) -> frozenset[str]:
@@ -354,6 +373,19 @@ class Cluster:
         return await self._consumer.min_offset(queue), await self._consumer.max_offset(queue)
 
     async def _place(self, queue: MessageQueue, offset: int) -> QueueOffset | None:
+        """Where a message stands. Our brokers say so by themselves; of others the message is pulled."""
+        master = self._consumer.master(queue)
+        if master is not None and queue.broker_name not in self._tell_no_places:
+            try:
+                found = await self._client.admin.consume_queue(queue, offset, 1, broker=master)
+                for unit in found.queue_data:
+                    if unit.rmq_store_timestamp is not None:
+                        return unit.physic_offset, unit.rmq_store_timestamp
+                    self._tell_no_places.add(queue.broker_name)
+            except (RequestCodeNotSupported, AccessDenied):
+                self._tell_no_places.add(queue.broker_name)
+            except (ResponseError, RemoteProtocolError):
+                pass  # an unknown queue, or a queue without the message
         answer = await self._consumer.pull_raw(queue, offset, max_messages=1)
         if not answer.body:
             return None

@@ -1,19 +1,31 @@
-"""Idempotent writes: the numbers of a task's rows, and their brokers in each run of the task.
+"""Idempotent writes: the key of a write, the numbers of a task's rows, and their brokers in each run of the
+task.
 
 A broker stores a row once if it comes again with its number, from the same producer, to the same broker. The
 producer is the task, in any attempt; rows are numbered in order. The broker of a row is computed from its
 number and from the names of the brokers, so the names must stay the same, also while a broker is away.
+
+Inside of foreachBatch the key of a write is the query, the batch, and the number of the write among those of
+the batch with the same target and columns. Spark tells tasks the query and the batch, and nobody the number:
+so the end of a write is noted in a file of the driver's machine, and the next write brings the notes along.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import tempfile
+import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
-from attrs import define
+from attrs import define, frozen
 
+from rmq.errors import ConfigError
+from rmq.files import replace_file
 from rmq.message import MessageQueue
 
 BLOCK_ROWS: Final = 8192
@@ -44,6 +56,73 @@ def producer_id(prefix: str, queue: MessageQueue | None) -> str:
     if len(prefix) > PREFIX_MAX or not (prefix.isascii() and prefix.isprintable()) or " " in prefix:
         prefix = hashlib.md5(prefix.encode(), usedforsecurity=False).hexdigest()
     return prefix if queue is None else f"{prefix}@{queue.queue_id}"
+
+
+# --- the writes of a batch ---
+
+KEPT_SECONDS: Final = 7 * 86400.0
+"""Notes of queries that are older are deleted."""
+Notes = Mapping[str, Mapping[str, int]]
+"""Attempt of a batch -> label of a write -> number of such writes that have ended."""
+
+
+@frozen
+class MicroBatch:
+    """A batch of a streaming query, in one attempt."""
+
+    query: str
+    batch: str
+    attempt: str
+
+    @classmethod
+    def of(cls, local: Callable[[str], str | None]) -> MicroBatch | None:
+        """The batch of a task by its local properties; None in a task of no streaming query."""
+        query, batch = local("sql.streaming.queryId"), local("streaming.sql.batchId")
+        if not query or batch is None:
+            return None
+        names = ("spark.jobGroup.id", "spark.app.startTime", "spark.sql.execution.root.id")
+        return cls(query, batch, "/".join([query, batch, *(local(name) or "" for name in names)]))
+
+
+def label_of(*parts: str) -> str:
+    """A short name of a write by its target and columns."""
+    return hashlib.md5("\n".join(parts).encode(), usedforsecurity=False).hexdigest()[:8]
+
+
+def notes_folder() -> Path:
+    """The folder of the notes, in the driver's folder for temporary files."""
+    return Path(tempfile.gettempdir()) / f"rmq-spark-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
+
+
+def read_notes(folder: Path) -> Notes:
+    """The ended writes of each batch that is under way. What is no note is passed over."""
+    found: dict[str, Mapping[str, int]] = {}
+    for path in folder.glob("*.json"):
+        try:
+            tree = json.loads(path.read_text("utf-8"))
+            found[str(tree["attempt"])] = {str(label): int(count) for label, count in tree["writes"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return found
+
+
+def note_write(folder: Path, batch: MicroBatch, label: str) -> None:
+    """Note the end of a write. Raises ConfigError where the folder cannot be written."""
+    counts = dict(read_notes(folder).get(batch.attempt, {}))
+    counts[label] = counts.get(label, 0) + 1
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        text = json.dumps({"attempt": batch.attempt, "writes": counts})
+        replace_file(folder / f"{batch.query}.json", text.encode())
+        for path in folder.glob("*.json"):
+            if path.stat().st_mtime < time.time() - KEPT_SECONDS:
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        wanted = f"a folder of the driver to note the writes of a batch in ({error.strerror})"
+        raise ConfigError("TMPDIR", str(folder), wanted) from None
+
+
+# --- brokers of rows ---
 
 
 class BrokerPartitioner:

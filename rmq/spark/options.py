@@ -300,6 +300,27 @@ class WriteOptions(ConnectOptions):
     run_id: str = setting(
         "", help="First part of the rows' keys; default: the query's id, in a batch a random one"
     )
+    max_message_bytes: int = setting(
+        4 * MIB,
+        help="The longest body of a row; the brokers' maxMessageSize",
+        unit="bytes",
+        validator=at_least(1),
+    )
+    on_bad_row: str = setting(
+        "fail",
+        help="A row that cannot be a message, as its body is null, empty or longer than `maxMessageBytes`:"
+        " `fail`, and name its topic, key and reason; `skip` it, with a warning; `dlq`: write a letter with"
+        " the begin of its body and the reason to the dead letter topic of `deadLetterGroup`, and go on",
+        validator=one_of("fail", "skip", "dlq"),
+    )
+    dead_letter_group: str = setting(
+        "", help="The group of the dead letter topic `%DLQ%<group>`; default: `producerGroup`"
+    )
+    write_name: str = setting(
+        "",
+        help="A name of this write among those of a foreachBatch that have the same topic and columns,"
+        " and run side by side; writes one after another are told apart by themselves",
+    )
     dedupe_key: str = setting(
         "", help="The column that is the rows' own key; default: `rowKey`, if there is one"
     )
@@ -407,6 +428,8 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
         wanted = "the brokers that shall have the rows: which one gets a row rests on their names"
         raise ConfigError("requireBrokers", "", f"{wanted} (exactlyOnce=true)")
     validate_group(options.producer_group)
+    if options.dead_letter_group:
+        validate_group(options.dead_letter_group)
     return options
 
 

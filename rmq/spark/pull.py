@@ -25,6 +25,7 @@ from rmq.client.consume.pull import RawPull
 from rmq.client.reading.pull_consumer import PullConsumer
 from rmq.errors import NETWORK_ERRORS, CorruptRecord, NoRoute, ServiceNotAvailable, SystemBusy
 from rmq.message import MessageQueue
+from rmq.protocol.auth.signature import Credentials
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.record import decode_record
 from rmq.remoting.loop import unwrap_groups
@@ -52,8 +53,9 @@ _OFFSET_AT = 20
 log = logging.getLogger(__name__)
 
 
-_clients: dict[ReadOptions, tuple[Loop, PullConsumer]] = {}
-"""What this process has open for its next tasks, if it is one of Spark's workers."""
+_clients: dict[tuple[ReadOptions, Credentials | None], tuple[Loop, PullConsumer]] = {}
+"""What this process has open for its next tasks, if it is one of Spark's workers. A file with another secret
+than before makes another client."""
 
 
 def read_ranges(
@@ -82,7 +84,8 @@ def read_ranges(
 @contextmanager
 def _consumer(options: ReadOptions, *, is_kept: bool) -> Iterator[tuple[Loop, PullConsumer]]:
     """A consumer and its loop; `is_kept` for the next block, unless this one ends in an error."""
-    opened = _clients.pop(options, None) if is_kept else None
+    key = options, options.credentials()
+    opened = _clients.pop(key, None) if is_kept else None
     if opened is None:
         loop = Loop().__enter__()
         try:
@@ -99,7 +102,7 @@ def _consumer(options: ReadOptions, *, is_kept: bool) -> Iterator[tuple[Loop, Pu
         raise
     finally:
         if is_kept and is_good:
-            _clients[options] = opened
+            _clients[key] = opened
             if len(_clients) > _CLIENTS_MAX:
                 _clients.pop(next(iter(_clients)))[0].__exit__(None, None, None)
         else:

@@ -5,22 +5,26 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
 from urllib.parse import unquote, urlsplit
 
 from rmq.errors import ConfigError
 from rmq.files import read_file, replace_file
 from rmq.message import MessageQueue
 from rmq.spark.cluster import BrokersAway, Cluster
-from rmq.spark.offsets import EARLIEST, LATEST, Offsets, keep, read_kept
+from rmq.spark.offsets import EARLIEST, LATEST, Offsets, keep, offsets_of, read_kept
 from rmq.spark.options import ReadOptions, ending, starting
 
 FILE_NAME: Final = "startingOffsets.json"
 """In `stateLocation`: the first offsets of a stream."""
+LAST_NAME: Final = "lastOffsets.json"
+"""In `stateLocation`: the end of the last batch that was planned, for Sparks that do not tell it."""
 BROKERS_NAME: Final = "brokers.json"
 """In `stateLocation`: the brokers that the topics of a batch had, in all runs together."""
+
+Edge = Literal["starting", "ending"]
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +40,7 @@ def batch_bounds(cluster: Cluster, options: ReadOptions) -> tuple[Offsets, Offse
     if options.skips:
         queues = list(cluster.bounds(queues, skips=True))
     start = _resolved(cluster, queues, first, options.starting_times, options)
-    end = _resolved(cluster, queues, last, options.ending_times, options)
+    end = _resolved(cluster, queues, last, options.ending_times, options, "ending")
     return start, end
 
 
@@ -123,13 +127,15 @@ def _resolved(
     wanted: str | int | Offsets,
     times: int | Offsets | None,
     options: ReadOptions,
+    edge: Edge = "starting",
 ) -> Offsets:
-    """`wanted` as offsets; `times`, where "timestamp" is wanted, are in ms since 1970."""
+    """`wanted` as offsets; `times`, where "timestamp" is wanted, are in ms since 1970. Errors name options
+    of this edge of the read."""
     if wanted == "timestamp":
         assert times is not None
-        return _at_times(cluster, queues, times, options)
+        return _at_times(cluster, queues, times, options, edge)
     if isinstance(wanted, dict):
-        _check_named(queues, wanted)
+        _check_named(queues, wanted, f"{edge}Offsets")
     bounds = cluster.bounds(queues)
     if wanted == "group":
         committed = cluster.committed(queues)
@@ -140,11 +146,12 @@ def _resolved(
 
 
 def _at_times(
-    cluster: Cluster, queues: list[MessageQueue], times: int | Offsets, options: ReadOptions
+    cluster: Cluster, queues: list[MessageQueue], times: int | Offsets, options: ReadOptions, edge: str
 ) -> Offsets:
     """Of each queue the first message stored at its time or later; without one its end, or ConfigError."""
+    name = f"{edge}OffsetsByTimestamp" if isinstance(times, dict) else f"{edge}Timestamp"
     if isinstance(times, dict):
-        _check_named(queues, times)
+        _check_named(queues, times, name)
     else:
         times = dict.fromkeys(queues, times)
     bounds = cluster.bounds(queues)  # waits for masters: a slave may lack the message of a time
@@ -154,15 +161,15 @@ def _at_times(
     late = [queue for queue in queues if found[queue] >= bounds[queue][1]]
     if late and options.timestamp_strategy == "error":
         wanted = f"times at which {_listed(late)} had a message to come (or timestampStrategy=latest)"
-        raise ConfigError("timestamp", times[late[0]], wanted)
+        raise ConfigError(name, times[late[0]], wanted)
     return {queue: found[queue] for queue in queues}
 
 
-def _check_named(queues: list[MessageQueue], offsets: Offsets) -> None:
+def _check_named(queues: list[MessageQueue], offsets: Offsets, option: str) -> None:
     for what, found in (("lacks", set(queues) - set(offsets)), ("also names", set(offsets) - set(queues))):
         if found:
             raise ConfigError(
-                "offsets",
+                option,
                 f"JSON that {what} {len(found)} queues: {_listed(found)}",
                 "all queues of the topics, no others",
             )
@@ -190,6 +197,40 @@ def _kept_in_file(cluster: Cluster, options: ReadOptions) -> Offsets:
             f"a folder of this query's own: {path} is of the topics {', '.join(others)}",
         )
     return kept
+
+
+def is_new(options: ReadOptions) -> bool:
+    """Whether a stream surely has not begun: its folder has no first offsets."""
+    return bool(options.state_location) and read_kept(_folder(options.state_location) / FILE_NAME) is None
+
+
+def read_last(options: ReadOptions) -> dict[str, Any] | None:
+    """The end of the last batch that a stream with a `stateLocation` has planned; None where it is unknown,
+    or of another stream than the first offsets."""
+    if not options.state_location:
+        return None
+    folder = _folder(options.state_location)
+    try:
+        tree = json.loads(read_file(folder / LAST_NAME) or b"{}")
+        first = read_file(folder / FILE_NAME)
+        end = tree.get("end") if first is not None and tree.get("first") == first.decode() else None
+        offsets_of(end if end is not None else {})
+    except (OSError, ValueError, AttributeError, ConfigError):
+        return None
+    return end if isinstance(end, dict) else None
+
+
+def keep_last(options: ReadOptions, end: Mapping[str, Any]) -> None:
+    """Keep the end of a batch that is planned. Raises ConfigError where the folder cannot be written."""
+    if not options.state_location:
+        return
+    folder = _folder(options.state_location)
+    try:
+        if (first := read_file(folder / FILE_NAME)) is not None:
+            text = json.dumps({"first": first.decode(), "end": end})
+            replace_file(folder / LAST_NAME, text.encode())
+    except OSError as error:
+        raise ConfigError("stateLocation", str(folder), f"a folder to write to ({error})") from None
 
 
 def _folder(location: str) -> Path:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from attrs import define, evolve, field, frozen
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
@@ -40,14 +41,16 @@ from rmq.errors import (
     ServiceNotAvailable,
     SystemBusy,
 )
-from rmq.message import MessageQueue, validate_topic
+from rmq.message import MessageQueue, dlq_topic, validate_topic
 from rmq.protocol.codes import IDEMPOTENT_SEND
 from rmq.protocol.headers import PRODUCER_ID, SEQUENCE
 from rmq.spark.cluster import Loop, brokers_away, client_of
+from rmq.spark.formats.bad_rows import BadRow, described, letters, reasons
 from rmq.spark.formats.encoding import (
     ColumnKeys,
     Keys,
     RowKeys,
+    RowRefused,
     bodies,
     check_write_columns,
     chunks,
@@ -57,7 +60,16 @@ from rmq.spark.formats.encoding import (
     keyed_schema,
     property_texts,
 )
-from rmq.spark.idempotent import BrokerPartitioner, Line, producer_id
+from rmq.spark.idempotent import (
+    BrokerPartitioner,
+    Line,
+    MicroBatch,
+    label_of,
+    note_write,
+    notes_folder,
+    producer_id,
+    read_notes,
+)
 from rmq.spark.options import MIB, WriteOptions, write_options
 
 if TYPE_CHECKING:
@@ -67,6 +79,8 @@ if TYPE_CHECKING:
 BYTES_AT_ONCE: Final = 16 * MIB
 """An Arrow batch with more is written in parts."""
 PAUSE_SECONDS: Final = 0.2
+OTHER_ROW: Final = "has sent another as number"
+"""In the refusal of a broker that has another row of that number; any other refusal is of the message."""
 STAMP_BYTES: Final = 1024
 """Room for what a broker adds to a batch that is to be stored once."""
 
@@ -76,12 +90,15 @@ log = logging.getLogger(__name__)
 @frozen
 class Sent(WriterCommitMessage):
     """Result of a task; `late` counts requests whose flush or copy was not confirmed in time, `plain` the
-    rows that a repetition would store again."""
+    requests that a repetition would store again, `bad` the rows that were no messages. `batch` is that of the
+    streaming query, if any."""
 
     rows: int
     requests: int
     late: int
     plain: int = 0
+    bad: int = 0
+    batch: MicroBatch | None = None
 
 
 def batch_sink(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> BatchSink:
@@ -108,18 +125,36 @@ ROWS_OF_A_BATCH: Final = 10_000
 
 
 class BatchSink(DataSourceArrowWriter):
-    """Writes a batch."""
+    """Writes a batch; inside of foreachBatch each row once, by the ids of the query and the batch."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_columns(schema, options)
         self._options = options
         self._run_id = options.run_id or uuid.uuid4().hex
+        self._has_keys = "rowKey" in keyed_schema(schema, options.dedupe_key).fieldNames()
+        self._label = label_of(options.topic, options.write_name, schema.json())
+        self._notes = read_notes(notes_folder())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return write_rows(self._options, iterator, f"{self._run_id}/0/{_partition()}")
+        context = TaskContext.get()
+        batch = MicroBatch.of(context.getLocalProperty) if context is not None else None
+        if batch is None:
+            if self._has_keys and self._options.exactly_once == "true":
+                raise ConfigError("exactlyOnce", "true", _KEYED)
+            return write_rows(self._options, iterator, f"{self._run_id}/0/{_partition()}")
+        number = self._notes.get(batch.attempt, {}).get(self._label, 0)
+        prefix = f"{self._options.run_id or batch.query}/{batch.batch}-{self._label}-{number}/{_partition()}"
+        sent = write_rows(self._options, iterator, prefix, all_numbered=not self._options.run_id)
+        return evolve(sent, batch=batch)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        batches = {sent.batch for sent in messages if isinstance(sent, Sent) and sent.batch is not None}
+        for batch in batches:
+            note_write(notes_folder(), batch, self._label)
         _tell(messages)
+
+
+_KEYED: Final = "auto or false: rows of a batch with keys of their own or delays are written at least once"
 
 
 class StreamSink(StreamWriter):
@@ -136,7 +171,8 @@ class StreamSink(StreamWriter):
         assert context is not None, "Spark calls this in a task"
         run_id = self._options.run_id or context.getLocalProperty("sql.streaming.queryId")
         batch_id = context.getLocalProperty("streaming.sql.batchId")
-        return write_rows(self._options, batches, f"{run_id}/{batch_id}/{_partition()}")
+        prefix = f"{run_id}/{batch_id}/{_partition()}"
+        return write_rows(self._options, batches, prefix, all_numbered=not self._options.run_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _tell(messages)
@@ -145,9 +181,8 @@ class StreamSink(StreamWriter):
 def check_columns(schema: StructType, options: WriteOptions) -> None:
     """Raises ConfigError for columns that cannot be written, or not as the options ask."""
     names = check_write_columns(keyed_schema(schema, options.dedupe_key), options.topic)
-    if options.exactly_once == "true" and not {"rowKey", "delayLevel"}.isdisjoint(names):
-        wanted = "auto or false: rows with keys of their own or delays are written at least once"
-        raise ConfigError("exactlyOnce", "true", wanted)
+    if options.exactly_once == "true" and "delayLevel" in names:
+        raise ConfigError("exactlyOnce", "true", _KEYED)
 
 
 def batches_of(rows: Iterator[Row], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -169,6 +204,8 @@ def _partition() -> int:
 def _tell(messages: Sequence[WriterCommitMessage | None]) -> None:
     sent = [message for message in messages if isinstance(message, Sent)]
     log.info("%d rows written in %d requests", sum(m.rows for m in sent), sum(m.requests for m in sent))
+    if bad := sum(message.bad for message in sent):
+        log.warning("%d rows could not be messages and were left out (onBadRow)", bad)
     if plain := sum(message.plain for message in sent):
         log.info("%d of the requests would be stored again if their tasks ran again", plain)
     if late := sum(message.late for message in sent):
@@ -182,22 +219,78 @@ def without_duplicates(frame: DataFrame) -> DataFrame:
     return frame.dropDuplicates(["msgId"])
 
 
-def write_rows(options: WriteOptions, batches: Iterator[pa.RecordBatch], prefix: str) -> Sent:
+def write_rows(
+    options: WriteOptions, batches: Iterator[pa.RecordBatch], prefix: str, *, all_numbered: bool = False
+) -> Sent:
     """Send all rows and return when the brokers have acknowledged each. `prefix` is that of the rows' keys.
+    With `all_numbered` brokers store also rows with keys of their own once, by their numbers: such rows come
+    in the same order when the task runs again.
 
     Raises MessageIllegal for a row that is no message, and the client's errors; then some rows may be
     stored."""
     with Loop() as loop:
         client = client_of(options, send_timeout_ms=options.send_timeout_ms, retry_times=options.retries)
-        sender = Sender(loop, loop.enter(loop.enter(client).producer(options.producer_group)), options)
-        rows = 0
+        producer = loop.enter(loop.enter(client).producer(options.producer_group))
+        sender = Sender(loop, producer, options)
+        rows = bad = 0
         for part in _paced(chain.from_iterable(map(_slices, batches)), options.rate):
             part = keyed(part, options.dedupe_key)
+            if options.on_bad_row != "fail":
+                part, dropped = _without_bad(part, options, f"{prefix}/{rows + bad}")
+                if dropped is not None and options.on_bad_row == "dlq":
+                    sender.send(dropped, RowKeys(f"{prefix}-bad", bad, len(dropped)), f"{prefix}-bad")
+                bad += 0 if dropped is None else len(dropped)
+            if not len(part):
+                continue
             has_keys = "rowKey" in part.schema.names
-            sender.send(part, ColumnKeys(part) if has_keys else RowKeys(prefix, rows, len(part)))
+            keys = ColumnKeys(part) if has_keys else RowKeys(prefix, rows, len(part))
+            try:
+                sender.send(part, keys, prefix if all_numbered or not has_keys else "")
+            except RowRefused as error:
+                raise _named(error, part, options, f"{prefix}/{rows}") from None
             rows += len(part)
         sender.finish()
-        return Sent(rows, sender.requests, sender.late, sender.plain)
+        return Sent(rows, sender.requests, sender.late, sender.plain, bad)
+
+
+BAD_SHOWN: Final = 5
+
+
+def _without_bad(
+    part: pa.RecordBatch, options: WriteOptions, place: str
+) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+    """The rows that can be messages, and letters of the others, if there are any."""
+    found = reasons(part, options.topic, options.max_message_bytes)
+    bad = _described(part, found, options, place)
+    if not bad:
+        return part, None
+    for one in bad[:BAD_SHOWN]:
+        log.warning("a row is left out (onBadRow=%s): %s", options.on_bad_row, one)
+    is_bad = pa.array([reason is not None for reason in found])
+    to = dlq_topic(options.dead_letter_group or options.producer_group)
+    return part.filter(pc.invert(is_bad)), letters(part.filter(is_bad), bad, to, options.max_message_bytes)
+
+
+def _described(
+    part: pa.RecordBatch, found: Sequence[str | None], options: WriteOptions, place: str
+) -> list[BadRow]:
+    return [
+        described(part, at, reason, options.topic, f"{place}+{at}")
+        for at, reason in enumerate(found)
+        if reason is not None
+    ]
+
+
+def _named(error: RowRefused, part: pa.RecordBatch, options: WriteOptions, place: str) -> MessageIllegal:
+    """The error that names the first bad row by its topic and key."""
+    found = reasons(part, options.topic, options.max_message_bytes)
+    bad = _described(part, found, options, place)
+    if not bad:
+        return error
+    more = f", and {len(bad) - 1} more rows" if len(bad) > 1 else ""
+    return MessageIllegal(
+        remark=f"a row cannot be a message: {bad[0]}{more}; onBadRow=skip or onBadRow=dlq writes the others"
+    )
 
 
 def _paced(parts: Iterable[pa.RecordBatch], rate: int) -> Iterator[pa.RecordBatch]:
@@ -235,13 +328,14 @@ class Sender:
         self.late = 0
         self.plain = 0
 
-    def send(self, batch: pa.RecordBatch, keys: Keys) -> None:
-        """Have rows sent; returns when all but `sendsInFlight` requests are acknowledged."""
-        body, properties = bodies(batch), property_texts(batch, keys)
+    def send(self, batch: pa.RecordBatch, keys: Keys, numbered_by: str) -> None:
+        """Have rows sent; returns when all but `sendsInFlight` requests are acknowledged. Brokers store
+        rows once by the producer `numbered_by`; empty: at least once."""
+        body, properties = bodies(batch, self._options.max_message_bytes), property_texts(batch, keys)
         ids = keys.unique_ids()
         names = [name for name in _CHOICE if name in batch.schema.names]
         if not names:
-            self._send_batches(self._options.topic, None, body, properties, ids, keys)
+            self._send_batches(self._options.topic, None, body, properties, ids, numbered_by)
             return
         ways: dict[tuple[str, MessageQueue | None, bool], list[Any]] = {}
         for values, members in groups([batch.column(name) for name in names], len(batch)):
@@ -257,7 +351,7 @@ class Sender:
             if is_single:
                 self._send_single(topic, queue, *taken)
             else:
-                self._send_batches(topic, queue, *taken, keys)
+                self._send_batches(topic, queue, *taken, numbered_by)
 
     def finish(self) -> None:
         """Return when all requests are acknowledged."""
@@ -283,10 +377,10 @@ class Sender:
         body: pa.Array,
         properties: pa.Array,
         ids: pa.Array,
-        keys: Keys,
+        numbered_by: str,
     ) -> None:
-        if isinstance(keys, RowKeys) and self._options.exactly_once != "false":
-            self._send_numbered(topic, queue, body, properties, ids, keys.prefix)
+        if numbered_by and self._options.exactly_once != "false":
+            self._send_numbered(topic, queue, body, properties, ids, numbered_by)
             return
         for first, _, data in chunks(encode(body, properties), self._options.send_batch_bytes):
             self._start(_batch(topic, data, ids[first].as_py()), queue)
@@ -385,7 +479,7 @@ class Sender:
                     raise
                 self._is_able[broker] = False
             except MessageIllegal as error:
-                if required:
+                if required or OTHER_ROW not in str(error):
                     raise
                 log.warning(
                     "rows may be there twice: they differ from those of an earlier attempt: %s", error

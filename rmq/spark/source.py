@@ -35,7 +35,7 @@ from rmq.spark.offsets import (
 )
 from rmq.spark.options import ReadOptions, read_options
 from rmq.spark.pushdown import SPARE_MS, Conditions, Filter, Span, clipped, is_ensured
-from rmq.spark.ranges import batch_bounds, first_offsets
+from rmq.spark.ranges import batch_bounds, first_offsets, is_new, keep_last, read_last
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -304,6 +304,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- parts ---
 
     def _open(self) -> Cluster:
+        if self._cluster is not None and self._cluster.has_old_secret:
+            self.stop()
         if self._cluster is None:
             self._cluster = Cluster(self._options).__enter__()
         return self._cluster
@@ -409,10 +411,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class UntoldStreamReader(StreamReader):
     """A stream of Spark 4.0 or 4.1, which queries the end without the begin.
 
-    The begin is that of the last result, since each becomes the start of the next batch. A new query has none
-    before its first batch, which takes all present messages, whatever `maxOffsetsPerTrigger` says. Of a
-    continued query Spark plans the last batch first; if it does not, the same holds for that query, and it
-    fails when a queue of the checkpoint does not exist.
+    The begin is that of the last result, since each becomes the start of the next batch. Before the first
+    result it is in `stateLocation`, where each planned batch leaves its end; or it is that of the batch that
+    Spark repeats. Without both the first batch takes all present messages, whatever `maxOffsetsPerTrigger`
+    says, and fails when a queue of the checkpoint does not exist.
     """
 
     _at: dict[str, Any] | None = None
@@ -423,6 +425,8 @@ class UntoldStreamReader(StreamReader):
 
     def latestOffset(self, *_: Any) -> dict[str, Any]:
         if self._at is None:
+            self._at = self.initialOffset() if is_new(self._options) else read_last(self._options)
+        if self._at is None:
             self._at = self._all_there()
         else:
             self._at = super().latestOffset(self._at, self.getDefaultReadLimit())
@@ -431,6 +435,7 @@ class UntoldStreamReader(StreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         found = super().partitions(start, end)
         self._at = end
+        keep_last(self._options, end)
         return found
 
     def _all_there(self) -> dict[str, Any]:

@@ -160,6 +160,9 @@ def test_dead_letters_are_counted_and_chosen_ones_sent_once(
     done = resend(found.where("reason = 'Timeout' or originTopic is null"), options, Run("r1", tmp_path))
     assert (done.sent, done.already, done.left_out) == (8, 4, 3)
     assert resend(found.where("reason = 'Timeout'"), options, Run("r1", tmp_path)).sent == 0
+    none = resend(found.where("group = 'nobody'"), options, Run("r1"))
+    assert (none.run_id, none.sent, none.left_out) == ("r1", 0, 0)
+    assert resend(found.where("originTopic is null"), options).left_out == 1
     again = read(spark, pair, "Orders").collect()
     assert bodies(again) == numbers(7)
     assert bodies(read(spark, pair, "Mails").collect()) == numbers(5)
@@ -176,7 +179,7 @@ def test_an_error_of_a_send_comes_out(spark: SparkSession, pair: Pair) -> None:
     pair.make_topic("Empty", 2)
     pair.send("Empty", 3)
     rows = read(spark, pair, "Empty").selectExpr("* except (body)", "cast('' as binary) as body")
-    with pytest.raises(PySparkException, match="the body is empty"):
+    with pytest.raises(PySparkException, match=r"topic To, key .*its body is empty"):
         replay(rows, pair.options("To"))
 
 

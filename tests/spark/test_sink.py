@@ -141,8 +141,12 @@ def test_a_batch_of_a_stream_that_is_run_again_writes_the_same_keys(
     ("schema", "row", "says"),
     [
         ("body string, tag string", ("a", "b"), "column = 'tag'"),
-        ("body string", ("",), "the body is empty"),
-        ("body string, properties map<string,string>", ("a", {"KEYS": "b"}), "KEYS are RocketMQ's own"),
+        ("body string", ("",), "its body is empty"),
+        (
+            "body string, properties map<string,string>",
+            ("a", {"KEYS": "b"}),
+            "KEYS is RocketMQ's own",
+        ),
     ],
 )
 def test_rows_that_cannot_be_messages_fail(

@@ -70,7 +70,7 @@ def test_columns_become_the_messages_that_one_by_one_encoding_makes(
     keys = RowKeys("run/7/3", 40, len(batch))
     texts = property_texts(batch, keys)
     wire = b""
-    for first, end, data in chunks(encode(bodies(batch), texts), most):
+    for first, end, data in chunks(encode(bodies(batch, 1 << 22), texts), most):
         piece = data.to_pybytes()
         assert len(piece) <= most or end == first + 1
         wire += piece
@@ -118,7 +118,7 @@ def test_what_is_no_message_is_refused(column: str, values: list[Any], says: str
     columns = {"body": pa.array([b"a", b"b"]), column: pa.array(values, kind)}
     batch = pa.RecordBatch.from_pydict(columns)
     with pytest.raises(MessageIllegal, match=says):
-        encode(bodies(batch), property_texts(batch, RowKeys("r", 0, 2)))
+        encode(bodies(batch, 1 << 22), property_texts(batch, RowKeys("r", 0, 2)))
 
 
 def test_a_column_may_be_the_key() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from rmq.message import MessageQueue
 from rmq.spark import source
 from rmq.spark.formats.schema import arrow_schema
-from rmq.spark.offsets import DataLoss, Offsets, Places, QueueRange, offsets_of, offsets_tree, places_of
+from rmq.spark.offsets import DataLoss, Offsets, Places, QueueRange, keep, offsets_of, offsets_tree, places_of
 from rmq.spark.options import read_options
+from rmq.spark.pull import _clients, _consumer
+from rmq.spark.ranges import FILE_NAME
 from rmq.spark.source import StreamReader, UntoldStreamReader
 
 A, B, C = (MessageQueue("T", "broker-a", number) for number in (0, 1, 2))
@@ -23,6 +26,9 @@ ALL = ReadAllAvailable()
 
 class Stage:
     """A reader, the queues that it sees, and the time that it is."""
+
+    skipped = frozenset[str]()
+    has_old_secret = False
 
     def __init__(self, kind: type[StreamReader] = StreamReader, **options: object) -> None:
         given = {"nameServer": "h:1", "topic": "T", "startingOffsets": "earliest"}
@@ -226,6 +232,48 @@ def test_a_stream_of_an_older_spark_goes_on_from_its_last_answer(stage: Callable
     with pytest.raises(DataLoss, match="the batch to plan does not know it"):
         anew.partitions(first, anew.latestOffset())
     assert type(pickle.loads(pickle.dumps(anew))) is UntoldStreamReader
+
+
+def test_a_stream_of_an_older_spark_keeps_its_limit_by_its_folder(
+    stage: Callable[..., Stage], tmp_path: pathlib.Path
+) -> None:
+    given: dict[str, Any] = {"maxOffsetsPerTrigger": 9, "stateLocation": tmp_path}
+
+    def begin() -> Any:
+        reader: Any = stage(UntoldStreamReader, **given).reader
+        reader._first = keep(tmp_path / FILE_NAME, {A: 1, B: 2}) if reader._at is None else None
+        return reader
+
+    reader: Any = stage(UntoldStreamReader, **given).reader
+    reader.initialOffset = lambda: reader.__setattr__("_at", begin().initialOffset()) or reader._at
+    end = reader.latestOffset()  # a new query: asked for the end before it is asked for the begin
+    assert sum(offsets_of(end).values()) == 12
+    reader.partitions(offsets_tree({A: 1, B: 2}), end)
+    again = begin()  # a query that goes on after a batch that was done
+    assert sum(offsets_of(again.latestOffset()).values()) == 21
+    (tmp_path / FILE_NAME).unlink()
+    keep(tmp_path / FILE_NAME, {A: 0, B: 0})  # begun anew: what was kept is another query's
+    anew: Any = stage(UntoldStreamReader, **given).reader
+    assert sum(offsets_of(anew.latestOffset()).values()) == 30
+
+
+def test_a_secret_that_was_changed_is_read_again(tmp_path: pathlib.Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("one")
+    given = {"nameServer": "127.0.0.1:9", "topic": "T", "accessKey": "a", "secretKeyFile": str(secret)}
+    options = read_options({**given, "startingOffsets": "earliest"}, streaming=True)
+    reader = StreamReader(options, arrow_schema(["body"]))
+    first = reader._open()
+    assert reader._open() is first
+    with _consumer(options, is_kept=True) as (_, kept):
+        pass
+    secret.write_text("two")
+    assert reader._open() is not first
+    reader.stop()
+    with _consumer(options, is_kept=True) as (_, other):
+        assert other is not kept
+    while _clients:
+        _clients.popitem()[1][0].__exit__(None, None, None)
 
 
 def test_a_limit_is_sparks_to_give(stage: Callable[..., Stage]) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from rmq.client import blocking
 from rmq.errors import ConfigError
 from rmq.spark import read_jobs, run_once, run_streams
 from rmq.spark.pipelines.streams import LONGEST_PAUSE_SECONDS, Kept, Stream, names_of
@@ -270,12 +271,16 @@ def test_streams_run_once(
         pair.make_topic(topic, 1)
     pair.send("RunFiles", 30, queues=1)
     pair.send("RunIn", 15, queues=1)
-    jobs = read_jobs(file_of(pair, tmp_path))
+    given = file_of(pair, tmp_path)
+    given["streams"]["files"]["source"]["groupId"] = "once"
+    jobs = read_jobs(given)
     told: list[str] = []
     ran = run_once(spark, jobs, tell=told.append)
     assert (ran.streams, ran.rows, dict(ran.errors)) == (2, 45, {})
     assert sorted(told) == ["copies: 15 rows", "files: 30 rows"]
     assert (spark.read.parquet(str(tmp_path / "rows")).count(), count("RunOut")) == (20, 15)
+    with blocking.connect(pair.names) as client, client.pull_consumer("once") as consumer:
+        assert [consumer.committed(queue) for queue in consumer.message_queues("RunFiles")] == [30]
     assert run_once(spark, jobs, tell=told.append).rows == 0
     broken = file_of(pair, tmp_path)
     broken["streams"]["files"]["source"] = {"topic": "RunNone", "pullTimeoutMs": 500}

@@ -48,12 +48,7 @@ BEFORE = {
         import rmq
     """,
     "docs/spark.md": """
-        from typing import cast
-
-        from pyspark.sql import DataFrame
-
-        rows = cast(DataFrame, None)
-        frame = cast(DataFrame, None)
+        import rmq
     """,
     "docs/consumers.md": """
         import anyio

@@ -157,5 +157,6 @@ class Query:
             unit = self._store.unit(topic, queue_id, offset)
             if unit is None:
                 break
-            units.append(ConsumeQueueData(*unit))
+            stored = self._store.message_time(topic, queue_id, offset)
+            units.append(ConsumeQueueData(*unit, rmq_store_timestamp=stored if stored >= 0 else None))
         return units

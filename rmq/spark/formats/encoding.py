@@ -155,16 +155,29 @@ class ColumnKeys:
         return found
 
 
-def bodies(batch: pa.RecordBatch) -> pa.Array:
-    """The bodies as bytes. Raises MessageIllegal for a row that has none."""
+class RowRefused(MessageIllegal):
+    """A row that cannot be a message."""
+
+
+def bodies(batch: pa.RecordBatch, most: int) -> pa.Array:
+    """The bodies as bytes. Raises RowRefused for a row that has none, or more than `most` bytes."""
     found = batch.column("body").cast(pa.binary())
-    empty = pc.equal(pc.fill_null(pc.binary_length(found), 0), 0)
-    _refuse(empty, "the body is empty; RocketMQ takes messages of one byte or more")
+    sizes = pc.fill_null(pc.binary_length(found), 0)
+    _refuse(pc.equal(sizes, 0), "the body is empty; RocketMQ takes messages of one byte or more")
+    _refuse(pc.greater(sizes, most), f"the body has more than {most} bytes (maxMessageBytes)")
     return found
 
 
 def property_texts(batch: pa.RecordBatch, keys: Keys) -> pa.Array:
-    """The property text of each row. Raises MessageIllegal for what it cannot carry."""
+    """The property text of each row. Raises RowRefused for what it cannot carry."""
+    found = texts_of_properties(batch, keys)
+    sizes = pc.binary_length(found)
+    _refuse(pc.greater(sizes, PROPERTIES_MAX), f"its properties have more than {PROPERTIES_MAX} bytes")
+    return found
+
+
+def texts_of_properties(batch: pa.RecordBatch, keys: Keys) -> pa.Array:
+    """The property text of each row, of any length. Raises RowRefused for what it cannot carry."""
     names = set(batch.schema.names)
     parts = [
         _pair("UNIQ_KEY", keys.unique_ids()),
@@ -180,10 +193,7 @@ def property_texts(batch: pa.RecordBatch, keys: Keys) -> pa.Array:
         parts.append(_pair("DELAY", levels.cast(pa.string())))
     if "properties" in names:
         parts.append(_map_texts(batch.column("properties")))
-    found = pc.binary_join_element_wise(*parts, "\x02", null_handling="skip")
-    sizes = pc.binary_length(found)
-    _refuse(pc.greater(sizes, PROPERTIES_MAX), f"its properties have more than {PROPERTIES_MAX} bytes")
-    return found
+    return pc.binary_join_element_wise(*parts, "\x02", null_handling="skip")
 
 
 def encode(body: pa.Array, properties: pa.Array) -> pa.Array:
@@ -237,7 +247,7 @@ def groups(columns: Sequence[pa.Array], count: int) -> list[tuple[tuple[Any, ...
     ]
 
 
-_NO_TEXT = r"[\x00-\x02]"  # separators, and what brokers refuse as it looks like a page that was lost
+NO_TEXT = r"[\x00-\x02]"  # separators, and what brokers refuse as it looks like a page that was lost
 
 # --- parts ---
 
@@ -248,7 +258,7 @@ def _pair(name: str, values: pa.Array) -> pa.Array:
 
 def _plain(values: pa.Array, column: str) -> pa.Array:
     """Texts without separators; empty ones count as none."""
-    _refuse(pc.match_substring_regex(values, _NO_TEXT), f"its {column} have a character 0x00, 0x01 or 0x02")
+    _refuse(pc.match_substring_regex(values, NO_TEXT), f"its {column} have a character 0x00, 0x01 or 0x02")
     return pc.if_else(pc.equal(values, ""), None, values)
 
 
@@ -258,14 +268,14 @@ def _map_texts(maps: pa.Array) -> pa.Array:
     low, high = int(offsets[0]), int(offsets[-1])
     names, values = maps.keys[low:high], maps.items[low:high]
     bad = pc.or_(
-        pc.match_substring_regex(names, _NO_TEXT),
-        pc.fill_null(pc.match_substring_regex(values, _NO_TEXT), False),
+        pc.match_substring_regex(names, NO_TEXT),
+        pc.fill_null(pc.match_substring_regex(values, NO_TEXT), False),
     )
     _refuse(bad, "a property has a character 0x00, 0x01 or 0x02", unit="property")
     own = pc.is_in(names, value_set=pa.array(sorted({*RESERVED_PROPERTIES, KEY_PROPERTY})))
     if pc.any(own).as_py():
         found = ", ".join(sorted(set(names.filter(own).to_pylist()))[:5])
-        raise MessageIllegal(
+        raise RowRefused(
             remark=f"the property names {found} are RocketMQ's own: leave them out with map_filter, and"
             " use the columns tags, keys, delayLevel and shardingKey"
         )
@@ -279,7 +289,7 @@ def _map_texts(maps: pa.Array) -> pa.Array:
 def _refuse(bad: Any, what: str, unit: str = "row") -> None:
     if pc.any(bad).as_py():
         at = pc.index(bad, True).as_py()
-        raise MessageIllegal(remark=f"{unit} {at} of the Arrow batch cannot be a message: {what}")
+        raise RowRefused(remark=f"{unit} {at} of the Arrow batch cannot be a message: {what}")
 
 
 def _fixed(rows: Array) -> pa.Array:

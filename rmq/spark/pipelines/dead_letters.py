@@ -110,6 +110,8 @@ def resend(
     asked = {row.target: row["count"] for row in rows.groupBy("target").count().collect()}
     there = _there(options, filter(None, asked))
     left_out = sum(count for topic, count in asked.items() if topic not in there)
+    if not there:
+        return SentAgain(run.id, 0, 0, left_out, 0.0)
     done = send_again(_outgoing(rows.where(F.col("target").isin(there))), options, there, run, watch)
     return evolve(done, left_out=left_out)
 

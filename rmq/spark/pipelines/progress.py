@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
+from rmq.errors import RmqError
 from rmq.spark.cluster import Cluster
 from rmq.spark.offsets import Offsets, away_of, offsets_of
 from rmq.spark.options import read_options
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 POLL_SECONDS: Final = 0.5
+
+log = logging.getLogger(__name__)
 
 
 @frozen
@@ -75,7 +79,22 @@ def follow_to_end(
         query = start()
         skipped = follow(query, watch)
         if not is_behind(query, ends):
+            commit_end(query, options)
             return skipped
+
+
+def commit_end(query: StreamingQuery, options: Mapping[str, str]) -> None:
+    """Commit the end of a query that has ended well for the `groupId` of its source, which Spark itself does
+    not tell of the last batch. An error is logged: the query is right without."""
+    last = query.lastProgress
+    end = _tree(last.sources[0].endOffset) if last is not None and len(last.sources) == 1 else None
+    try:
+        given = read_options(options, streaming=True)
+        if given.group_id and end is not None:
+            with Cluster(given) as cluster:
+                cluster.commit(offsets_of(end))
+    except RmqError as error:
+        log.warning("the last offsets of %s are not committed: %s", query.name or query.id, error)
 
 
 def ends_of(options: Mapping[str, str]) -> Offsets:

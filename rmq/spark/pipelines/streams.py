@@ -19,7 +19,7 @@ from rmq.config import java_key
 from rmq.errors import ConfigError
 from rmq.spark.offsets import Offsets
 from rmq.spark.options import ConnectOptions, read_options, write_options
-from rmq.spark.pipelines.progress import brokers_away, ends_of, is_behind
+from rmq.spark.pipelines.progress import brokers_away, commit_end, ends_of, is_behind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -277,6 +277,8 @@ def run_once(spark: SparkSession, jobs: Jobs, *, tell: Tell = print) -> Ran:
                     errors[name] = _reason(error)
                 done = sum(one.numInputRows for one in query.recentProgress)
                 rows += done
+                if name not in errors:
+                    commit_end(query, next(one.source for one in left if one.name == name))
                 if skipped := brokers_away(query):
                     away[name] = skipped
                     tell(f"{name}: skipped, as they are away: {', '.join(skipped)}")

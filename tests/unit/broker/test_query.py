@@ -214,7 +214,9 @@ def test_units_of_a_queue() -> None:
     unit = rig.store.unit("T", 1, 4)
     assert unit is not None
     assert (body.min_queue_index, body.max_queue_index, len(body.queue_data)) == (0, 6, 2)
-    assert body.queue_data[0] == ConsumeQueueData(*unit)
+    assert body.queue_data[0] == ConsumeQueueData(
+        *unit, rmq_store_timestamp=rig.store.message_time("T", 1, 4)
+    )
     beyond = units(rig, index=6)
     assert (beyond.code, beyond.remark) == (0, "Index 6 of 1@T is not exist!")
     unknown = units(rig, queueId=3)
