@@ -23,6 +23,7 @@ from rmq.broker.admin.metrics_export import gauges_of
 from rmq.broker.admin.pending_changes import PendingChanges, as_it_is
 from rmq.broker.admin.query import Query
 from rmq.broker.admin.registration import Registration
+from rmq.broker.admin.topic_retention import TopicRetention
 from rmq.broker.admin.topics_and_groups import Admin
 from rmq.broker.config import Settings
 from rmq.broker.consume.per_message.deliveries import Deliveries
@@ -350,6 +351,9 @@ class Broker(Endpoint):
         self.sliced_answers = SlicedAnswers(self.wake.sliced_answers, settings.holders_of)
         self.progress = ConsumeProgress(settings, store, tables, self.sliced_answers)
         self.expiry = Expiry(settings, store, tables)
+        self.topic_retention = TopicRetention(
+            settings, store, self.topics, self.offsets, role=self.role, is_slave=lambda: self.is_slave
+        )
         self._members_at = 0
 
     def _make_callers(self, address: str) -> None:
@@ -382,6 +386,8 @@ class Broker(Endpoint):
         self.replica.begin()
         if not self.is_slave:
             self.offsets.check_ends()
+        self.topic_retention.apply()
+        if not self.is_slave:
             self.deliveries.load()
         self.transactions.load(self.now_ms())
         self.decisions.load()

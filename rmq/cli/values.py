@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import click
 
 from rmq.clock import wall_clock_ms
-from rmq.operate.values import PERMS, Position, duration_ms, position
+from rmq.operate.values import PERMS, Position, duration_ms, position, size_bytes
 
 
 def as_duration(context: click.Context, parameter: click.Parameter, given: str | None) -> int | None:
@@ -20,6 +20,25 @@ def as_duration(context: click.Context, parameter: click.Parameter, given: str |
         return None if given is None else duration_ms(given)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def as_limit_duration(context: click.Context, parameter: click.Parameter, given: str | None) -> int | None:
+    """An option's duration in ms, at least 1; 0 for ``none``."""
+    limit = 0 if given == "none" else as_duration(context, parameter, given)
+    if limit == 0 and given != "none":
+        raise click.BadParameter("at least 1ms is wanted, or none for no limit")
+    return limit
+
+
+def as_limit_size(context: click.Context, parameter: click.Parameter, given: str | None) -> int | None:
+    """An option's size in bytes, at least 1; 0 for ``none``."""
+    try:
+        limit = None if given is None else 0 if given == "none" else size_bytes(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if limit == 0 and given != "none":
+        raise click.BadParameter("at least one byte is wanted, or none for no limit")
+    return limit
 
 
 def as_position(context: click.Context, parameter: click.Parameter, given: str | None) -> Position | None:

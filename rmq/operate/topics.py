@@ -12,7 +12,7 @@ from rmq.errors import ConsumerNotOnline, NoRoute, RmqError, TopicNotExist, Unre
 from rmq.message import DLQ_PREFIX, RETRY_PREFIX, MessageQueue, validate_topic
 from rmq.operate.several import ask_each
 from rmq.operate.values import perm_text
-from rmq.protocol.codes import PERM_READ, PERM_WRITE, ResponseCode
+from rmq.protocol.codes import PERM_READ, PERM_WRITE, RETENTION_BYTES, RETENTION_MS, ResponseCode
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin, QueueProgress
@@ -218,10 +218,35 @@ async def readers(admin: Admin, name: str) -> list[TopicReader]:
 # --- changes ---
 
 
+def retention_of(config: TopicConfig) -> tuple[str, str]:
+    """The topic's own limits by age in ms and by size in bytes; "0" for no limit."""
+    attributes = config.attributes or {}
+    return attributes.get(RETENTION_MS, "0"), attributes.get(RETENTION_BYTES, "0")
+
+
+def with_retention(config: TopicConfig, age_ms: int | None = None, size: int | None = None) -> TopicConfig:
+    """The topic with other limits; None leaves a limit as it is, 0 removes it."""
+    attributes = dict(config.attributes or {})
+    for name, value in ((RETENTION_MS, age_ms), (RETENTION_BYTES, size)):
+        if value is not None:
+            attributes.pop(name, None)
+        if value:
+            attributes[name] = str(value)
+    return evolve(config, attributes=attributes or None)
+
+
 async def preview_change(
-    admin: Admin, name: str, changes: Mapping[str, Any], *, cluster: str = "", broker: str = ""
+    admin: Admin,
+    name: str,
+    changes: Mapping[str, Any],
+    *,
+    cluster: str = "",
+    broker: str = "",
+    retention_ms: int | None = None,
+    retention_bytes: int | None = None,
 ) -> TopicChange:
-    """Compare a topic with the result of `changes`, fields of `TopicConfig`; nothing is changed.
+    """Compare a topic with the result of `changes`, fields of `TopicConfig`, and of other limits, see
+    `with_retention`; nothing is changed.
 
     Every master of the cluster, or the given broker, has the topic afterwards: a broker that lacks it gets
     the settings of another. Raises NoRoute, TopicNotExist, ConfigError.
@@ -236,7 +261,8 @@ async def preview_change(
         present = (await admin.topic_configs(address)).get(name)
         if present is not None:
             before[address] = present
-        after[address] = evolve(present or some, **changes)
+        changed = evolve(present or some, **changes)
+        after[address] = with_retention(changed, retention_ms, retention_bytes)
     unread = {}
     if "read_queue_nums" in changes:
         unread = await admin.unread_beyond(name, changes["read_queue_nums"])
@@ -260,7 +286,10 @@ async def change(admin: Admin, wanted: TopicChange, *, hide_unread: bool = False
     it; earlier brokers have changed, and a second call goes on.
     """
     for address, config in wanted.after.items():
-        await admin.put_topic(config, broker=address, hide_unread=hide_unread)
+        before = wanted.before.get(address)
+        had = {} if before is None else before.attributes or {}
+        dropped = had.keys() - (config.attributes or {}).keys()
+        await admin.put_topic(config, broker=address, hide_unread=hide_unread, drop_attributes=dropped)
     return list(wanted.after)
 
 

@@ -30,6 +30,17 @@ def duration_ms(text: str) -> int:
     return round(sum(float(number) * _UNITS[unit] for number, unit in parts))
 
 
+_SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def size_bytes(text: str) -> int:
+    """``1048576``, ``512m``, ``10g``, ``1.5t``, also with ``b`` or ``ib``, in bytes. Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower(), re.ASCII)
+    if match is None:
+        raise ValueError(f"{text!r} is no size; write 1048576, 512m, 10g or 1.5t")
+    return round(float(match[1]) * _SIZES[match[2]])
+
+
 def position(text: str, now_ms: int) -> Position:
     """``first``/``earliest``, ``last``/``latest``/``end``, ``-10m`` (that long ago), ms since 1970, or a date
     and time as in ISO 8601, local without a time zone. Raises ValueError."""

@@ -358,6 +358,11 @@ TOPIC_UNIT: Final = 1
 TOPIC_UNIT_SUB: Final = 2
 
 # Permission of a topic.
+RETENTION_MS: Final = "retention.ms"
+"""Attribute of a topic: the age at which a message is given up, in ms."""
+RETENTION_BYTES: Final = "retention.bytes"
+"""Attribute of a topic: bytes that its newest messages may have together on each broker; older ones are given
+up."""
 PERM_READ: Final = 4
 PERM_WRITE: Final = 2
 PERM_INHERIT: Final = 1

@@ -175,6 +175,16 @@ class StoreConfig:
         important=True,
         validator=at_least(0),
     )
+    file_reserved_bytes: int = setting(
+        0,
+        help="Size of the log beyond which its oldest files are deleted, at any hour and whatever their age,"
+        " read or not; 0: no limit. RocketMQ does not know this setting",
+        unit="bytes",
+        runtime=True,
+        most=1 << 60,
+        important=True,
+        validator=at_least(0),
+    )
     disk_max_used_space_ratio: int = setting(
         75,
         help="Used space from which expired files go at any hour",

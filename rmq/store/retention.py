@@ -41,8 +41,8 @@ class DiskState:
 
 @frozen
 class CleanReport:
-    """Result of a `Store.clean`: the removed files, and the reason: "", "time", "space", "forced" or
-    "asked"."""
+    """Result of a `Store.clean`: the removed files, and the reason: "", "time", "space", "forced",
+    "size", "unused" or "asked"."""
 
     log_files: int = 0
     queue_files: int = 0
@@ -66,7 +66,9 @@ def disk_state(usage: DiskUsage, config: StoreConfig) -> DiskState:
 
 
 def why_clean(usage: DiskUsage, config: StoreConfig, now_ms: int) -> str:
-    """Which files may go: "forced" the oldest whatever their age, "space" or "time" the expired, "" none."""
+    """Which files may go: "forced" the oldest whatever their age, "space" or "time" the expired, "" none.
+    `take` also has files go for the size of the log ("size") and when no queue keeps a message in them
+    ("unused")."""
     percent = usage.ratio * 100
     forced = (
         percent > config.disk_space_clean_forcibly_ratio or usage.free_bytes < 2 * config.disk_min_free_bytes
@@ -146,9 +148,17 @@ class Retention:
         """Why that is to be removed, in a word or three."""
         return self._leaving[path]
 
-    def take(self, config: StoreConfig, now_ms: int, *, asked: bool = False) -> bool:
-        """Take the oldest file out of the log if it is expired or must make room; return whether a file was
-        taken. `asked`: at any hour, and whatever the clock watch says.
+    def held(self, now_ms: int) -> str:
+        """Why nothing is to be deleted by its age now, since the wall clock may be wrong; empty when it may.
+        The log says so, once for each reason."""
+        why = self._clock_watch.held(now_ms)
+        self._is_held(why)
+        return why
+
+    def take(self, config: StoreConfig, now_ms: int, *, asked: bool = False, by_topic: bool = False) -> bool:
+        """Take the oldest file out of the log if it is expired, must make room or, with `by_topic`, has no
+        message that a queue keeps; return whether a file was taken. `asked`: at any hour, and whatever the
+        clock watch says.
 
         The disk's usage is read each time, so that no more files are removed than necessary: while anything
         waits to be removed from the disk, as a deleted topic's folder, no file is removed before its time.
@@ -162,12 +172,16 @@ class Retention:
             self.reason = "space"
         held = self._clock_watch.held(now_ms)
         forced = self.reason == "forced"
-        if not self.reason or not expired_files(self._log, config, now_ms, forced=forced, most=1):
-            return False
-        if asked:
+        goes = bool(self.reason) and expired_files(self._log, config, now_ms, forced=forced, most=1) > 0
+        if goes and asked:
             self._clock_watch.believe(now_ms)
-        elif not forced and self._is_held(held):
-            return False
+        elif goes and not forced and self._is_held(held):
+            goes = False
+        if not goes:
+            whatever = self._whatever_its_age(config, by_topic=by_topic)
+            if not whatever:
+                return False
+            self.reason = whatever
         assert len(segments.bases) > 1, "the last file says where the log ends"
         self._queues.hold_files(self._log.start)
         self._leaving[segments.take_first()] = self.reason
@@ -175,16 +189,26 @@ class Retention:
         self._reput.skip_to(self._log.start)
         return True
 
+    def _whatever_its_age(self, config: StoreConfig, *, by_topic: bool) -> str:
+        """Why the oldest file goes before its time: "size", "unused", or "" when it stays."""
+        bases = self._log.segments.bases
+        if len(bases) < 2 or bases[1] > self._log.end:
+            return ""
+        most = config.file_reserved_bytes
+        if most and self._log.end - bases[0] > most:
+            return "size"
+        return "unused" if by_topic and not self._queues.keeps_any(bases[1]) else ""
+
     def _is_held(self, why: str) -> bool:
         """Whether nothing is to be deleted by age; says so once for each reason."""
         if why and why != self._held:
             log.error(
-                "expired files of the log are NOT DELETED for an hour, since the wall clock may be wrong: %s."
+                "expired messages are NOT DELETED for an hour, since the wall clock may be wrong: %s."
                 " Look at the clock; `rmq admin deleteExpiredCommitLog` deletes them now",
                 why,
             )
         elif self._held and not why:
-            log.warning("expired files of the log are deleted again")
+            log.warning("expired messages are deleted again")
         self._held = why
         return bool(why)
 

@@ -577,6 +577,12 @@ class Store(StoreSync, ReplicaStore):
             paths += 1
         return paths
 
+    def give_up_before(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """Have a queue begin at an offset, or at its end when the offset is beyond it; return the number of
+        messages that cannot be read any more. Their records stay until no queue keeps a message of their
+        file. Not kept on the disk: after a start the owner does it again."""
+        return self._queues.give_up_before(topic, queue_id, queue_offset, self._log.segments.start)
+
     def lost(self) -> list[tuple[str, int, int, int]]:
         """The queues that have lost messages by retention since the last call, as (topic, queue id, former
         begin, present begin)."""

@@ -197,6 +197,11 @@ class StoreView:
         queue = self._queue(topic, queue_id)
         return None if queue is None else queue.unit(queue_offset)
 
+    def bytes_of(self, topic: str, queue_id: int, first: int, end: int) -> int:
+        """The size of the messages from `first` to before `end`; -1 when these cannot be counted any more."""
+        queue = self._queues.table.get((topic, queue_id))
+        return -1 if queue is None else queue.record_bytes(first, end)
+
     def has_queue(self, topic: str, queue_id: int) -> bool:
         """Whether a queue has, or had, messages."""
         return (topic, queue_id) in self._queues.table
@@ -229,7 +234,9 @@ class StoreView:
             message = self.message(physical_offset, body=False)
         except CorruptRecord:
             return False
-        return message is not None and message.topic == topic and key in (*message.keys, message.message_id)
+        if message is None or message.topic != topic or key not in (*message.keys, message.message_id):
+            return False
+        return message.queue_offset >= self.min_offset(topic, message.queue_id)
 
     def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> list[StoredMessage]:
         """The messages of a topic with that key (or unique key), stored between the times (ms), oldest

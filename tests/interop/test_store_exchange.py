@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 import rmq
+from rmq.protocol.bodies import TopicConfig
 from tests.interop.conftest import Servers
 from tests.interop.rocketmq import Process, Processes, wait_until
 
@@ -156,3 +157,39 @@ def test_a_java_broker_opens_a_store_whose_group_takes_messages_one_by_one(
     java.broker(store)
     said = processes.mqadmin("consumerProgress", "-n", java.namesrv, "-g", "archive")
     assert "Diff Total: 0" in said
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_java_broker_opens_a_store_with_messages_that_a_limit_gave_up(
+    processes: Processes, tmp_path: pathlib.Path, how: str
+) -> None:
+    """It knows no limits of topics: it shows all that the log still has, and takes more."""
+    store = tmp_path / "store"
+    ours, java = Servers(processes, "rmq"), Servers(processes, "java")
+    broker = ours.broker(store, cleanResourceInterval="1000", flushDiskType="SYNC_FLUSH")
+    processes.make_topic(ours.namesrv, TOPIC, 2)
+    processes.program("Produce", ours.namesrv, TOPIC, "sync", "40", "m").finish()
+    limits = TopicConfig(TOPIC, 2, 2, attributes={"retention.bytes": "2000"})
+
+    async def limit() -> None:
+        async with rmq.connect(ours.namesrv) as client:
+            await client.admin.put_topic(limits)
+
+    anyio.run(limit)
+    wait_until(lambda: len(read_all(processes, ours.namesrv)[1]) < 20, 60, "messages are given up")
+    kept = read_all(processes, ours.namesrv)
+    rows = (store / "config" / "consumerOffset.json").read_text
+    wait_until(lambda: "CID_RMQ_SYS_RETENTION" in rows(), 30, "the begin of the queues is saved")
+    end(broker, how)
+
+    broker = java.broker(store)
+    assert len(read_all(processes, java.namesrv)[1]) == 40
+    processes.program("Produce", java.namesrv, TOPIC, "sync", "10", "new").finish()
+    end(broker, how)
+
+    broker = ours.broker(store, flushDiskType="SYNC_FLUSH")
+    bounds, found = read_all(processes, ours.namesrv)
+    assert {queue: low for queue, (low, _) in bounds.items()} == {
+        queue: low for queue, (low, _) in kept[0].items()
+    }
+    assert len(found) == len(kept[1]) + 10

@@ -434,18 +434,19 @@ class _Service:
             seconds = self.store.config.clean_resource_interval / 1000
             await self._alarms.clean.wait(anyio.current_time() + seconds)
             try:
-                await self._remove_expired()
+                by_topic = await run_cooperatively(self.broker.topic_retention.look(self.broker.now_ms()))
+                await self._remove_expired(by_topic=by_topic)
             except StoreError as error:
                 log.error("expired files cannot be removed: %s", error)
             await run_cooperatively(log_losses(self.broker.offsets, self.store))
 
-    async def _remove_expired(self) -> None:
+    async def _remove_expired(self, *, by_topic: bool) -> None:
         """Remove expired files singly: a GiB takes half a second, and a single file may make enough room.
         Files that are out of use already, as the folder of a deleted topic, go first."""
         retention, store = self.store.retention, self.store
         await self._remove_left()
         for _ in range(MOST_FILES):
-            if not retention.take(store.config, self.broker.now_ms()):
+            if not retention.take(store.config, self.broker.now_ms(), by_topic=by_topic):
                 break
             await self._remove_left()
 

@@ -134,6 +134,10 @@ _OF_TRANSACTIONS: Final = frozenset(
     f"{topic}@{TRANSACTION_GROUP}" for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
 )
 """Rows that say how far transactions are: the broker's own."""
+FLOORS: Final = "CID_RMQ_SYS_RETENTION"
+"""The broker's own group, whose offsets are the first messages that limits of topics leave
+(`admin.topic_retention`)."""
+OF_FLOORS: Final = f"@{FLOORS}"
 NONE: Final = -1
 COPY_FRESH: Final = 1_000
 """A table of more topics and groups than this is given to slaves as it was saved last, some seconds ago."""
@@ -275,7 +279,8 @@ class Offsets:
         return (self._store.min_offset if is_first else self._store.max_offset)(topic, queue_id)
 
     def put(self, group: str, topic: str, offsets: dict[int, int]) -> None:
-        """Set the group's offsets in a topic: queue id -> offset."""
+        """Set a group's offsets in a topic: queue id -> offset. Raises ResponseError for the broker's own."""
+        _check_owner(group)
         key = f"{topic}@{group}"
         queues = self._table.get(key)
         if queues is None:
@@ -289,7 +294,8 @@ class Offsets:
         return dict(self._table.get(f"{topic}@{group}", ()))
 
     def clone(self, group: str, to_group: str, topic: str) -> None:
-        """Give another group the same offsets in a topic."""
+        """Give another group the same offsets in a topic. Raises ResponseError for the broker's own."""
+        _check_owner(to_group)
         offsets = self._table.get(f"{topic}@{group}")
         if offsets is not None:
             if f"{topic}@{to_group}" not in self._table:
@@ -299,7 +305,7 @@ class Offsets:
 
     def _added(self, topic: str, group: str, maker: Holders = NOBODY) -> dict[int, int]:
         """Add a pair. Raises ResponseError past the limit: only the broker's own pairs are added then."""
-        is_own = f"{topic}@{group}" in _OF_TRANSACTIONS
+        is_own = f"{topic}@{group}" in _OF_TRANSACTIONS or group == FLOORS
         most, count = self._settings.broker.max_consumer_offsets, len(self._table)
         over = f"{count} are taken" if count >= most else self._quota.over_share(maker, most, count)
         if over and not is_own:
@@ -335,15 +341,16 @@ class Offsets:
     def groups_of(self, topic: str) -> set[str]:
         """The groups that have offsets in the topic."""
         self._indexed()
-        return set(self._groups_of.get(topic, ()))
+        return self._groups_of.get(topic, {}).keys() - {FLOORS}
 
     def pairs(self) -> list[tuple[str, str]]:
         """All pairs of a topic and a group that has offsets in it."""
-        return list(self._keys())
+        return [pair for pair in self._keys() if pair[1] != FLOORS]
 
     def delete_topic(self, topic: str) -> None:
-        """Forget the offsets of a topic."""
-        self._forget([(topic, group) for group in sorted(self.groups_of(topic))])
+        """Forget the offsets of a topic, and where its queues begin."""
+        groups = [*sorted(self.groups_of(topic)), FLOORS]
+        self._forget([(topic, group) for group in groups if f"{topic}@{group}" in self._table])
 
     def delete_group(self, group: str) -> None:
         """Forget the offsets of a group."""
@@ -412,7 +419,7 @@ class Offsets:
 
     def _drop_earlier(self, last_creation_ms: int) -> None:
         """Drop rows, saved when that was the latest creation, of topics that were made or deleted since."""
-        for topic, group in self.pairs():
+        for topic, group in list(self._keys()):
             if self._topics.is_later(topic, last_creation_ms):
                 log.warning("the saved offsets of group %s are of an earlier topic %s: dropped", group, topic)
                 self._forget([(topic, group)])
@@ -487,15 +494,11 @@ class Offsets:
             for queue_id, offset in queues.items():
                 end = self._store.max_offset(topic, queue_id)
                 if offset > end:
-                    is_own = key in _OF_TRANSACTIONS
+                    is_own = key in _OF_TRANSACTIONS or key.endswith(OF_FLOORS)
                     at = end if is_own else self.resume_at(topic, queue_id, offset)
                     log.warning(
                         "the saved offset of %s queue %d is %d, the queue ends at %d: it goes on at %d",
-                        key,
-                        queue_id,
-                        offset,
-                        end,
-                        at,
+                        *(key, queue_id, offset, end, at),
                     )
                     queues[queue_id], self.is_changed = at, True
 
@@ -629,7 +632,9 @@ def _check_role(role: Role, header: UpdateConsumerOffsetRequestHeader) -> None:
 
 
 def _check_place(header: UpdateConsumerOffsetRequestHeader, config: TopicConfig | None) -> None:
-    """Raises ResponseError for a queue that is not there, and for an offset that no queue has."""
+    """Raises ResponseError for a queue that is not there, for an offset that no queue has, and for a group of
+    the broker's own."""
+    _check_owner(header.consumer_group)
     if config is None:
         raise _refused(header, "this broker has no such topic")
     queues = max(config.read_queue_nums, config.write_queue_nums)
@@ -637,6 +642,11 @@ def _check_place(header: UpdateConsumerOffsetRequestHeader, config: TopicConfig 
         raise _refused(header, f"the topic has {queues} queues")
     if header.commit_offset < 0:
         raise _refused(header, "it is negative")
+
+
+def _check_owner(group: str) -> None:
+    if group == FLOORS:
+        raise for_code(ResponseCode.NO_PERMISSION, f"group {group} is the broker's own: it has no consumers")
 
 
 def _refused(header: UpdateConsumerOffsetRequestHeader, reason: str) -> ResponseError:

@@ -11,7 +11,7 @@ from typing import Final
 
 from rmq.errors import for_code
 from rmq.message import PROPERTY_DELAY_LEVEL, PROPERTY_TRANSACTION_PREPARED
-from rmq.protocol.codes import ResponseCode
+from rmq.protocol.codes import RETENTION_BYTES, RETENTION_MS, ResponseCode
 from rmq.protocol.properties import (
     PROPERTY_DELAY_MS,
     PROPERTY_DELAY_SEC,
@@ -46,9 +46,23 @@ def changed_attributes(before: Mapping[str, str] | None, text: str | None) -> di
     kind = attributes.get(MESSAGE_TYPE)
     if kind is not None and kind not in TYPES:
         raise _refused(f"{MESSAGE_TYPE} is {kind[:80]!r}: expected {', '.join(TYPES)}")
+    for limit in (RETENTION_MS, RETENTION_BYTES):
+        if limit in attributes and not _is_limit(attributes[limit]):
+            raise _refused(f"{limit} is {attributes[limit][:80]!r}: expected a whole number, at least 1")
     if len(attributes) > ATTRIBUTES_MAX:
         raise _refused(f"a topic has {len(attributes)} attributes, at most {ATTRIBUTES_MAX} are kept")
     return attributes or None
+
+
+def _is_limit(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and 0 < int(text) < 1 << 63
+
+
+def limits_of(attributes: Mapping[str, str]) -> tuple[int, int]:
+    """`retention.ms` and `retention.bytes` of a topic; 0 where there is no limit. A value that is no number,
+    as another program may have saved it, is no limit."""
+    age, size = attributes.get(RETENTION_MS, ""), attributes.get(RETENTION_BYTES, "")
+    return (int(age) if _is_limit(age) else 0), (int(size) if _is_limit(size) else 0)
 
 
 def _refused(reason: str) -> Exception:

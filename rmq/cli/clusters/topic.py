@@ -10,7 +10,7 @@ from rmq.cli.clusters.placement import move
 from rmq.cli.completion import complete_topic
 from rmq.cli.output import Format, clock_text, echo, output_option, refuse, show
 from rmq.cli.target import Target, confirm, part_options, report_done, run_admin, target_options, yes_option
-from rmq.cli.values import as_perm
+from rmq.cli.values import as_limit_duration, as_limit_size, as_perm
 from rmq.message import validate_topic
 from rmq.operate.values import perm_text
 
@@ -22,6 +22,18 @@ if TYPE_CHECKING:
 QUEUES_MAX = 1024
 TOPIC = click.argument("topic", shell_complete=complete_topic)
 QUEUES = click.IntRange(1, QUEUES_MAX)
+RETENTION = click.option(
+    "--retention",
+    metavar="DURATION|none",
+    callback=as_limit_duration,
+    help="Age at which its messages are given up, read or not: 3d, 12h; none: as the broker's.",
+)
+RETENTION_BYTES = click.option(
+    "--retention-bytes",
+    metavar="SIZE|none",
+    callback=as_limit_size,
+    help="Bytes of messages that it keeps on each broker: 10g, 512m; older ones are given up.",
+)
 
 
 @click.group()
@@ -117,6 +129,8 @@ def create(
 @click.option("--write-queues", type=QUEUES, help="Queues that are written, on each broker.")
 @click.option("--perm", callback=as_perm, help="rw, r, w or none.")
 @click.option("--order/--no-order", default=None, help="Whether it is an ordered topic.")
+@RETENTION
+@RETENTION_BYTES
 @yes_option
 @part_options
 @target_options
@@ -128,11 +142,15 @@ def update(
     write_queues: int | None,
     perm: int | None,
     order: bool | None,
+    retention: int | None,
+    retention_bytes: int | None,
     yes: bool,
     cluster: str,
     broker: str,
 ) -> None:
     """Change a topic on every master; what is not named stays. Masters that lack the topic get it.
+
+    A limit by --retention or --retention-bytes holds within seconds, for messages that are there already too.
 
     To have fewer queues without losing messages, lower --write-queues first, and --read-queues when the
     others are consumed. If --read-queues would hide unread messages, the command names them and asks.
@@ -148,7 +166,15 @@ def update(
     from rmq.operate import topics
 
     async def look(admin: Admin) -> TopicChange:
-        return await topics.preview_change(admin, topic, wanted, cluster=cluster, broker=broker)
+        return await topics.preview_change(
+            admin,
+            topic,
+            wanted,
+            cluster=cluster,
+            broker=broker,
+            retention_ms=retention,
+            retention_bytes=retention_bytes,
+        )
 
     change = run_admin(target, look)
     hides = yes

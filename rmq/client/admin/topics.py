@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 
 import anyio
@@ -123,14 +124,21 @@ class Topics(Cluster):
         return await self.put_topic(config, cluster=cluster, broker=broker)
 
     async def put_topic(
-        self, config: TopicConfig, *, cluster: str = "", broker: str = "", hide_unread: bool = False
+        self,
+        config: TopicConfig,
+        *,
+        cluster: str = "",
+        broker: str = "",
+        hide_unread: bool = False,
+        drop_attributes: Collection[str] = (),
     ) -> list[str]:
         """As `create_topic`, with every field: read and write queues, flags, order.
 
         A broker of rmq raises ResponseError when the topic would get fewer queues to read and the removed
         queues hold unread messages, unless `hide_unread`; see `unread_beyond`. RocketMQ's broker hides such
         messages.
-        `attributes` of the config, such as ``message.type``, are set; others that the topic has stay.
+        `attributes` of the config, such as ``message.type``, are set, and `drop_attributes` are removed;
+        others that the topic has stay.
         """
         validate_topic(config.topic_name)
         header = CreateTopicRequestHeader(
@@ -147,8 +155,9 @@ class Topics(Cluster):
         async def put(address: str) -> None:
             request = Command.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
             more = {HIDE_UNREAD: "true"} if hide_unread else {}
-            if config.attributes:
-                more["attributes"] = ",".join(f"+{name}={value}" for name, value in config.attributes.items())
+            given = [f"+{name}={value}" for name, value in (config.attributes or {}).items()]
+            if words := [*given, *(f"-{name}" for name in sorted(drop_attributes))]:
+                more["attributes"] = ",".join(words)
             if more:
                 request = request.with_ext({**request.ext, **more})
             await self._send(address, request)

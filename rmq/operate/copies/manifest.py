@@ -27,6 +27,7 @@ import yaml
 from attrs import define, field
 
 from rmq.errors import ConfigError
+from rmq.operate.topics import retention_of
 from rmq.operate.values import perm_text
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ TOPIC_FIELDS: Final[dict[str, Any]] = {
     "order": False,
     "filter_type": "SINGLE_TAG",
     "sys_flag": 0,
+    "retention_ms": 0,
+    "retention_bytes": 0,
 }
 GROUP_FIELDS: Final[dict[str, Any]] = {
     "consume": True,
@@ -85,7 +88,8 @@ class Manifest:
 
 
 def topic_settings(config: TopicConfig) -> Settings:
-    """A topic's config as the file writes it."""
+    """A topic's config as the file writes it; 0 for no limit of its own."""
+    limits = [int(text) if text.isdecimal() else 0 for text in retention_of(config)]
     return {
         "read_queues": config.read_queue_nums,
         "write_queues": config.write_queue_nums,
@@ -93,6 +97,8 @@ def topic_settings(config: TopicConfig) -> Settings:
         "order": config.order,
         "filter_type": config.topic_filter_type,
         "sys_flag": config.topic_sys_flag,
+        "retention_ms": limits[0],
+        "retention_bytes": limits[1],
     }
 
 

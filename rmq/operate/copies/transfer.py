@@ -20,9 +20,10 @@ from rmq.operate.copies.manifest import (
     spread,
     topic_settings,
 )
-from rmq.operate.topics import masters
+from rmq.operate.topics import masters, with_retention
 from rmq.operate.values import PERMS
 from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from rmq.protocol.codes import RETENTION_BYTES, RETENTION_MS
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
@@ -217,7 +218,9 @@ async def _make(admin: Admin, change: Change, address: str) -> None:
             new["sys_flag"],
             new["order"],
         )
-        await admin.put_topic(config, broker=address)
+        limited = with_retention(config, new["retention_ms"], new["retention_bytes"])
+        dropped = {RETENTION_MS, RETENTION_BYTES} - (limited.attributes or {}).keys()
+        await admin.put_topic(limited, broker=address, drop_attributes=dropped if change.was else ())
     elif change.kind == "group":
         group = SubscriptionGroupConfig(
             change.name,

@@ -273,12 +273,14 @@ class ConsumeQueue:
         Returns how many files went.
         """
         self.trimmed_to = log_start
-        self.start = self.first_at(log_start)
+        # Units of messages that were given up (`give_up_before`) stay as long as their records do.
+        first = self.first_at(log_start, self._first_unit)
+        self.start = max(self.start, first)
         assert self.start <= self.end
         # The last unit stays, since it says where the queue ends: without it the next start would begin the
         # queue at 0, and consumers that are further on would wait for ever.
         # The unit before the first one stays: it shows that no file between is missing.
-        keep = max(min(self.start, self.end - 1) - 1, 0)
+        keep = max(min(first, self.end - 1) - 1, 0)
         keep -= keep % self.units_per_file
         if keep > self._tail_start:
             self.tail = self.tail[(keep - self._tail_start) * UNIT :]
@@ -289,9 +291,33 @@ class ConsumeQueue:
             removed += 1
         return removed
 
-    def first_at(self, physical_offset: int) -> int:
-        """The first index whose record is at or after `physical_offset`; fillers do not count."""
-        low, high = self.start, self.end
+    def give_up_before(self, index: int) -> int:
+        """Begin at `index`, or at the end when that is before it; files stay until they are trimmed. Return
+        the number of messages that cannot be read any more."""
+        before, self.start = self.start, max(self.start, min(index, self.end))
+        return self.start - before
+
+    def record_bytes(self, low: int, high: int) -> int:
+        """The size of the records of these units, also of units before `start`; -1 when their files are
+        gone."""
+        in_files = min(high, self._tail_start)
+        if low < in_files and not self._files.start <= low * UNIT < in_files * UNIT <= self._files.stop:
+            return -1
+        data = self._chunk(low, in_files) if low < in_files else b""
+        if high > self._tail_start:
+            at = (max(low, self._tail_start) - self._tail_start) * UNIT
+            data += self.tail[at : (high - self._tail_start) * UNIT]
+        return sum([size for _, size, _ in UNIT_FORM.iter_unpack(data) if size != FILLER_SIZE])
+
+    @property
+    def _first_unit(self) -> int:
+        """The first index that has a unit, or room for one before the first, readable or not."""
+        return min(self.start, self.file_start if self._files.bases else self._tail_start)
+
+    def first_at(self, physical_offset: int, low: int | None = None) -> int:
+        """The first index, from `low` or the start on, whose record is at or after `physical_offset`; fillers
+        do not count."""
+        low, high = self.start if low is None else low, self.end
         if low < high and self._is_at(low, physical_offset):
             return low
         while low < high:
@@ -319,9 +345,12 @@ class ConsumeQueue:
         """Drop the units whose records end after `log_end`; whether files changed by that."""
         if self.physical_end() <= log_end:
             return False
-        end = self.first_at(log_end)
-        while end > self.start and sum(self._any_unit(end - 1)[:2]) > log_end:
+        # The queue may begin later than its units do, and the log may be cut before that (`give_up_before`).
+        low = self._first_unit
+        end = self.first_at(log_end, low)
+        while end > low and sum(self._any_unit(end - 1)[:2]) > log_end:
             end -= 1
+        self.start = min(self.start, end)
         kept = self.tail[: max(end - self._tail_start, 0) * UNIT]
         if is_cut := end < self._tail_start:
             self._files.truncate(end * UNIT)

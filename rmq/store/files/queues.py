@@ -70,6 +70,7 @@ class Queues:
         self._to_trim: list[ConsumeQueue] = []
         self._log_was = -1  # where the log began before the files that queues are not trimmed to yet
         self._keeps_files = False  # such a file may still be on the disk
+        self._keeper: ConsumeQueue | None = None  # the queue that kept a message in the oldest file last
         self._lost: dict[Key, int] = {}  # queues whose messages went -> where they began before
 
     def find_folders(self) -> None:
@@ -108,8 +109,26 @@ class Queues:
         self._gathered_bytes -= before - queue.gathered
         return removed
 
+    def give_up_before(self, topic: str, queue_id: int, index: int, log_start: int) -> int:
+        """Have a queue begin at `index`; return the number of messages that cannot be read any more."""
+        queue = self.find(topic, queue_id, log_start)
+        if queue is None or index <= queue.start:
+            return 0
+        start = queue.start
+        if count := queue.give_up_before(index):
+            self._lost.setdefault((topic, queue_id), start)
+        return count
+
+    def keeps_any(self, before: int) -> bool:
+        """Whether a queue keeps a message that is before the physical offset `before`."""
+        last = self._keeper  # it keeps one for long, so the other queues are seldom looked at
+        if last is not None and last is self.table.get((last.topic, last.queue_id)) and _keeps(last, before):
+            return True
+        self._keeper = next((queue for queue in self.table.values() if _keeps(queue, before)), None)
+        return self._keeper is not None
+
     def take_lost(self) -> list[tuple[str, int, int, int]]:
-        """The queues that have lost messages with files of the log since the last call, as (topic, queue id,
+        """The queues that have lost messages by retention since the last call, as (topic, queue id,
         former begin, present begin)."""
         lost, self._lost = self._lost, {}
         found = [(key, start, self.table.get(key)) for key, start in lost.items()]
@@ -342,6 +361,11 @@ class Queues:
         """Close all files."""
         for queue in self.table.values():
             queue.close()
+
+
+def _keeps(queue: ConsumeQueue, before: int) -> bool:
+    unit = queue.unit(queue.start) if queue.start < queue.end else None
+    return unit is not None and unit[0] < before
 
 
 def _first_gathered(queue: ConsumeQueue) -> int:

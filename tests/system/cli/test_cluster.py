@@ -49,6 +49,14 @@ def test_a_topic_is_changed_and_deleted(cluster: Shell, topic: str) -> None:
     cluster.ok("topic", "perm", topic, "r")
     assert {(row["write_queues"], row["perm"]) for row in cluster.rows("topic", "show", topic)} == {(3, "r")}
 
+    limits = ("--retention", "3d", "--retention-bytes", "10g")
+    cluster.ok("topic", "update", topic, *limits)
+    rows = cluster.rows("topic", "show", topic)
+    assert {(row["retention_ms"], row["retention_bytes"]) for row in rows} == {(259_200_000, 10 << 30)}
+    cluster.ok("topic", "update", topic, "--retention", "none")
+    rows = cluster.rows("topic", "show", topic)
+    assert {(row["retention_ms"], row["retention_bytes"]) for row in rows} == {(0, 10 << 30)}
+
     kept = cluster.run("topic", "delete", topic, given="n\n")
     assert (kept.exit_code, "nothing was changed" in kept.stderr) == (1, True)
     assert cluster.run("topic", "delete", topic, given="").exit_code == 1

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from rmq.cli.values import as_perm, pairs
-from rmq.operate.values import PERMS, duration_ms, perm_text, position
+from rmq.operate.values import PERMS, duration_ms, perm_text, position, size_bytes
 
 PERM = click.Argument(["perm"])
 
@@ -51,3 +51,17 @@ def test_pairs_name_what_is_none() -> None:
     for text in ("a", "=1", ""):
         with pytest.raises(click.BadParameter, match="is not NAME=VALUE"):
             pairs([text], "NAME=VALUE")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1048576", 1 << 20), ("512m", 512 << 20), ("10g", 10 << 30), ("1.5GiB", 3 << 29), ("2 TB", 2 << 40)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert size_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "g", "-1", "10 apples", "1e9"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="is no size"):
+        size_bytes(text)
