@@ -13,11 +13,11 @@ nox.options.sessions = ["lint", "types", "layers", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
 CODE = ("rmq", "tests", "examples", "benchmarks", "plugins", "docs", "deploy", "noxfile.py", "hatch_build.py")
-SPARK_CLUSTER = "tests/interop/test_spark_cluster.py"
+SPARK_CLUSTER = "tests/interop/spark/test_spark_cluster.py"
 ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
-DECODE_AVRO = "tests/interop/test_decode_avro.py"
-LAKEHOUSE = "tests/interop/test_lakehouse.py"
-SPARK_VERSIONS = "tests/interop/test_spark_versions.py"
+DECODE_AVRO = "tests/interop/spark/test_decode_avro.py"
+LAKEHOUSE = "tests/interop/spark/test_lakehouse.py"
+SPARK_VERSIONS = "tests/interop/spark/test_spark_versions.py"
 
 
 @nox.session
@@ -80,7 +80,7 @@ def interop5(session: nox.Session) -> None:
     tests = [f"tests/interop/test_{name}.py" for name in names]
     session.run("python", "-m", "pytest", "-m", "interop", "-n", "1", *tests, *session.posargs)
     # Its clients and its mqadmin beside ours, at its servers and at ours.
-    shared = ("tests/interop/test_both_ways.py", "tests/interop/test_semantics.py")
+    shared = ("tests/interop/clients/test_both_ways.py", "tests/interop/clients/test_semantics.py")
     version = {"RMQ_INTEROP_VERSION": "5.3.3"}
     session.run("python", "-m", "pytest", "-m", "interop", "-n", "1", *shared, env=version)
 
@@ -89,7 +89,7 @@ def interop5(session: nox.Session) -> None:
 def grpc(session: nox.Session) -> None:
     """RocketMQ's official 5.x clients on the gRPC door: Java (Maven), Python (PyPI), Node (npm)."""
     session.install("-e", ".[test]")
-    clients = "tests/interop/test_grpc_clients.py"
+    clients = "tests/interop/clients/test_grpc_clients.py"
     session.run("python", "-m", "pytest", "-m", "interop", clients, *session.posargs)
 
 
@@ -98,7 +98,7 @@ def amqp(session: nox.Session) -> None:
     """AMQP 1.0: the tests of the door, which need the extra `amqp`, and Qpid's JMS client (Maven)."""
     session.install("-e", ".[test,amqp]")
     session.run("python", "-m", "pytest", "tests/unit/amqp", *session.posargs)
-    clients = "tests/interop/test_amqp_clients.py"
+    clients = "tests/interop/clients/test_amqp_clients.py"
     session.run("python", "-m", "pytest", "-n", "0", "-m", "interop", clients, *session.posargs)
 
 
@@ -106,7 +106,7 @@ def amqp(session: nox.Session) -> None:
 def mqadmin(session: nox.Session) -> None:
     """All commands of RocketMQ's own mqadmin 4.9.7 against our servers; needs a JDK and Maven."""
     session.install("-e", ".[test]")
-    tests = sorted(map(str, pathlib.Path("tests/interop").glob("test_mqadmin*.py")))
+    tests = sorted(map(str, pathlib.Path("tests/interop/admin").glob("test_mqadmin*.py")))
     session.run("python", "-m", "pytest", "-m", "interop", *tests, *session.posargs)
 
 
@@ -193,7 +193,7 @@ def iceberg_kill(session: nox.Session) -> None:
     """Kills a stream into Iceberg (RMQ_SPARK_KILLS, 20) while two brokers are restarted in turn."""
     session.install("-e", ".[test]", "pyspark~=4.1.0")
     environment = {"RMQ_LAKEHOUSE": f"iceberg:{ICEBERG}"}
-    test = "tests/crash/test_iceberg_kill.py"
+    test = "tests/crash/campaigns/test_iceberg_kill.py"
     session.run("python", "-m", "pytest", "-s", "-m", "crash", test, *session.posargs, env=environment)
 
 
@@ -253,8 +253,8 @@ def fuzz_engine(session: nox.Session) -> None:
     watched = {"LD_PRELOAD": str(library).strip(), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
     seeds = {"RMQ_ENGINE_SEEDS": session.env.get("RMQ_ENGINE_SEEDS") or "200"}
     seeds |= {"RMQ_ENGINE_RUNS": session.env.get("RMQ_ENGINE_RUNS") or "200000"}
-    client = ("tests/unit/client/test_message_view.py", "tests/unit/client/test_pipeline.py")
-    spark = "tests/spark/test_plain_records.py"
+    client = ("tests/unit/client/reading/test_message_view.py", "tests/unit/client/produce/test_pipeline.py")
+    spark = "tests/spark/formats/test_plain_records.py"
     engines = [f"tests/stateful/test_{name}.py" for name in ("engines", "signed_engines", "many_runs")]
     tests = (*engines, *client, spark)
     session.run("python", "-m", "pytest", *tests, *session.posargs, env=watched | seeds)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from rmq.client import blocking
 from rmq.errors import RmqError
 from rmq.message import Message
-from tests.crash.test_spark_kill import signal_all
+from tests.crash.campaigns.test_spark_kill import signal_all
 from tests.interop.rocketmq import Process, Processes
 from tests.ports import free_ports
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.sim.brokers import Node, Set, controlled_set
+from tests.sim.real_brokers.brokers import Node, Set, controlled_set
 
 from .lines import Line, package
 

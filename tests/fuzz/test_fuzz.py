@@ -16,7 +16,7 @@ from rmq.broker.tables.offsets import Offsets
 from rmq.protocol.command import Command
 from rmq.server.process import return_large_blocks
 from rmq.testing import MemoryNetwork
-from tests.unit.remoting import test_hostile
+from tests.unit.remoting.serving import test_hostile
 from tests.unit.remoting.transports import certificates
 
 from .campaign import run

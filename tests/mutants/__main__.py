@@ -49,7 +49,7 @@ UNCOUNTED: Final = (
 """Modules that no message passes."""
 TESTS: Final = (
     *(f"tests/{name}" for name in ("unit", "wire", "stateful", "crash", "fuzz", "hostile")),
-    "tests/sim/test_controllers.py",
+    "tests/sim/checks/test_controllers.py",
 )
 """Of these the tests that always run."""
 MOST_SECONDS: Final = 20.0

@@ -15,13 +15,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tests.sim.brokers import BrokerSimulation
 from tests.sim.campaign import LIMIT_SECONDS, Campaign, Kind
 from tests.sim.controllers import Simulation
 from tests.sim.folders import FolderSimulation
 from tests.sim.old_sets import OldSets
+from tests.sim.real_brokers.brokers import BrokerSimulation
 from tests.sim.sets import SetSimulation
-from tests.sim.topics import TopicSimulation
+from tests.sim.topic_lives.topics import TopicSimulation
 from tests.sim.wiped import Wiped
 
 PARTS: Final[Mapping[Kind, int]] = {

@@ -15,10 +15,10 @@ import trio
 
 from rmq.client.produce.producer import Producer
 from rmq.store.audit.audit import check as audit
-from tests.sim.broker_traffic import Violation
-from tests.sim.brokers import Node, Set, controlled_set
 from tests.sim.pauses import pausable
-from tests.sim.replica_bytes import check_replicas
+from tests.sim.real_brokers.broker_traffic import Violation
+from tests.sim.real_brokers.brokers import Node, Set, controlled_set
+from tests.sim.real_brokers.replica_bytes import check_replicas
 from tests.sim.seeded import seeded
 from tests.sim.virtual_loop import no_sockets, virtual_clock
 

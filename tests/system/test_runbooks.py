@@ -19,7 +19,7 @@ import pytest
 
 from tests.system.drill import PAGE, TOPIC, Drill, Server, drill, until
 
-TESTED_ELSEWHERE = {"Java in and out": "tests/interop/test_runbook.py"}
+TESTED_ELSEWHERE = {"Java in and out": "tests/interop/servers/test_runbook.py"}
 DRILLS = ("test_runbooks.py", "test_failover_runbooks.py")
 
 

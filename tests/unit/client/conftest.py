@@ -16,7 +16,7 @@ Play = Callable[[Scenario, Cluster], None]
 
 
 LOOPS = os.environ.get("RMQ_TEST_LOOPS", "trio,asyncio").split(",")
-"""tests/system/test_hosts.py has all on uvloop, too."""
+"""tests/system/processes/test_hosts.py has all on uvloop, too."""
 
 
 @pytest.fixture(params=LOOPS)

@@ -15,7 +15,7 @@ from rmq.message import StoredMessage
 from rmq.testing.cluster import Cluster
 
 from .conftest import Play
-from .test_stray_cancellation import await_what_was_cancelled
+from .consume.test_stray_cancellation import await_what_was_cancelled
 from .world import World
 
 tenant: ContextVar[str] = ContextVar("tenant", default="nobody")

@@ -19,7 +19,7 @@ import rmq
 from rmq.message import Message
 from rmq.store.config import BrokerRole
 from rmq.testing.cluster import Cluster
-from tests.sim.brokers import controlled_set
+from tests.sim.real_brokers.brokers import controlled_set
 
 from .traffic import take
 

@@ -18,7 +18,7 @@ from rmq.client.settings.target import Target
 from rmq.message import Message
 from rmq.protocol.auth.signature import Credentials
 from rmq.testing.cluster import Cluster
-from tests.sim.brokers import controlled_set
+from tests.sim.real_brokers.brokers import controlled_set
 
 from .site import BASE, Browser, Site, site, text_of
 

@@ -14,7 +14,7 @@ from rmq_acl.plainfile import AclFileError
 
 from rmq.errors import RemoteProtocolError
 from rmq.protocol import json
-from tests.sim.brokers import Node, controlled_set
+from tests.sim.real_brokers.brokers import Node, controlled_set
 
 MANAGER = "accounts:\n  - {accessKey: manager1, secretKey: manager-secret, admin: true}\n"
 ORDERS = "accounts:\n  - {accessKey: orders01, secretKey: orders-secret-1}\n"
@@ -134,7 +134,7 @@ async def test_a_new_master_knows_the_accounts_of_the_one_before(
     """Real brokers with the plug-in: a follower's file is its master's, after changes and a failover too."""
     from attrs import evolve
 
-    from tests.sim.brokers import Set
+    from tests.sim.real_brokers.brokers import Set
 
     own, configs = Own(tmp_path), Set.configs
     (tmp_path / "secret").write_text("a secret of the cluster")

@@ -20,7 +20,7 @@ from rmq.remoting import Connection, Limits, Pool, TcpNetwork, TlsConfig
 from rmq.remoting.transports import tcp
 
 from .peers import Custom, Echo, request
-from .test_server import served
+from .serving.test_server import served
 
 PATIENT = Limits(connect_seconds=30)  # a busy machine must not fail a test
 

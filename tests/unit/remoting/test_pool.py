@@ -15,7 +15,7 @@ from rmq.remoting import Connection, Limits, Pool
 from rmq.testing import MemoryNetwork, MemoryStream
 
 from .peers import Custom, Echo, RawPeer, Silent, request
-from .test_server import served
+from .serving.test_server import served
 
 ADDRESS = "127.0.0.1:10911"
 

@@ -1,0 +1,1102 @@
+"""Consuming: who gets which queues, what is delivered and when, what is committed, and how one leaves."""
+
+from __future__ import annotations
+
+import threading
+
+import anyio
+import pytest
+import trio
+from trio.testing import MockClock
+
+import rmq
+from rmq.client.consume.consumer import Consumer
+from rmq.client.consume.delivery import Delivery
+from rmq.errors import ConfigError, LocalProtocolError, SubscriptionParseFailed
+from rmq.message import MessageQueue, StoredMessage
+from rmq.protocol.bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo, ResetOffsetBody
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader
+from rmq.protocol.record import Record, encode_record, host_bytes
+from rmq.remoting.connection import Connection
+from rmq.store.config import BrokerRole
+from rmq.testing.cluster import Cluster
+from rmq.testing.front import CUT, HANG
+
+from ..conftest import Play
+from ..world import World, world
+
+PULL = RequestCode.PULL_MESSAGE
+COMMIT = RequestCode.UPDATE_CONSUMER_OFFSET
+QUERY = RequestCode.QUERY_CONSUMER_OFFSET
+BACK = RequestCode.CONSUMER_SEND_MSG_BACK
+LIST = RequestCode.GET_CONSUMER_LIST_BY_GROUP
+LEAVE = RequestCode.UNREGISTER_CLIENT
+
+
+def fill(cluster: Cluster, count: int, *, queues: int = 2, broker: str = "a") -> None:
+    for number in range(count):
+        cluster[broker].put("T", number % queues, b"%d" % number, f"UNIQ_KEY\x01ID{number}")
+
+
+async def take(consumer: Consumer, count: int) -> list[bytes]:
+    """The bodies of the next `count` messages."""
+    bodies: list[bytes] = []
+    async for delivery in consumer:
+        async with delivery as message:
+            bodies.append(message.body)
+        if len(bodies) == count:
+            break
+    return bodies
+
+
+def offsets(cluster: Cluster, group: str = "g", topic: str = "T", broker: str = "a") -> dict[int, int]:
+    return cluster[broker].offsets(group, topic)
+
+
+def sent_back(cluster: Cluster, broker: str = "a") -> list[ConsumerSendMsgBackRequestHeader]:
+    """The messages that consumers gave back, as they said it."""
+    return [request.read(ConsumerSendMsgBackRequestHeader) for request in cluster[broker].requests(BACK)]
+
+
+class TestBothLoops:
+    def test_a_backlog_is_consumed_and_committed(self, both: Play, cluster: Cluster) -> None:
+        async def scenario(world: World) -> None:
+            fill(cluster, 100)
+            async with (
+                world.connect() as client,
+                client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+            ):
+                bodies = await take(consumer, 100)
+            assert sorted(map(int, bodies)) == list(range(100))
+            assert offsets(cluster) == {0: 50, 1: 50}
+            assert not cluster["a"].members("g")
+
+        both(scenario, cluster)
+
+    async def test_what_a_cancelled_handler_had_comes_again(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        async def handle(message: StoredMessage) -> None:
+            await trio.sleep(60)
+
+        fill(cluster, 1, queues=1)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            with trio.move_on_after(5):
+                await consumer.run(handle)
+            with trio.fail_after(60):
+                assert await take(consumer, 1) == [b"0"]
+        assert offsets(cluster)[0] == 1
+
+    async def test_retries_of_a_group_that_is_new_here_are_consumed_from_their_start(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        """They are the group's own, wherever it begins with its topics."""
+        await cluster.create_topic("%RETRY%g", 1)
+        cluster["a"].put("T", 0, b"old")
+        cluster["a"].put("%RETRY%g", 0, b"again", "RETRY_TOPIC\x01T")
+        unknown = [ResponseCode.QUERY_NOT_FOUND] * 9
+        cluster["a"].script(RequestCode.QUERY_CONSUMER_OFFSET, *unknown)
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}) as consumer:
+            with trio.fail_after(60):
+                assert await take(consumer, 1) == [b"again"]
+
+    async def test_routes_are_looked_at_when_pulls_fail(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        route = RequestCode.GET_ROUTEINFO_BY_TOPIC
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}):
+            await trio.sleep(1)
+            before = cluster.name_servers[0].count(route)
+            cluster["a"].script(RequestCode.PULL_MESSAGE, *[ResponseCode.SYSTEM_ERROR] * 4)
+            cluster["a"].put("T", 0, b"x")
+            cluster["a"].put("T", 1, b"x")
+            await trio.sleep(5)
+            assert cluster.name_servers[0].count(route) > before
+
+    def test_new_messages_come_as_they_are_stored(self, both: Play, cluster: Cluster) -> None:
+        async def scenario(world: World) -> None:
+            async with world.connect() as client, client.consumer("g", {"T": "*"}) as consumer:
+                for number in range(5):
+                    cluster["a"].put("T", number % 2, b"%d" % number)
+                    assert await take(consumer, 1) == [b"%d" % number]
+
+        both(scenario, cluster)
+
+    def test_many_are_handled_at_once(self, both: Play, cluster: Cluster) -> None:
+        async def scenario(world: World) -> None:
+            fill(cluster, 40)
+            running, most, done = 0, 0, 0
+
+            async def handle(message: StoredMessage) -> None:
+                nonlocal running, most, done
+                running += 1
+                most = max(most, running)
+                await anyio.sleep(0.01)
+                running -= 1
+                done += 1
+                if done == 40:
+                    scope.cancel()
+
+            async with (
+                world.connect() as client,
+                client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+            ):
+                with anyio.CancelScope() as scope:
+                    await consumer.run(handle, concurrency=10)
+            assert most == 10
+
+        both(scenario, cluster)
+
+    def test_what_fails_is_delivered_again(self, both: Play, cluster: Cluster) -> None:
+        async def scenario(world: World) -> None:
+            fill(cluster, 4)
+            seen = []
+
+            async def handle(message: StoredMessage) -> None:
+                seen.append((message.body, message.topic, message.reconsume_times))
+                if message.body == b"2" and message.reconsume_times < 2:
+                    raise ValueError("not yet")
+                if len(seen) == 6:
+                    scope.cancel()
+
+            async with (
+                world.connect() as client,
+                client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+            ):
+                with anyio.CancelScope() as scope:
+                    await consumer.run(handle)
+            assert [entry for entry in seen if entry[0] == b"2"] == [(b"2", "T", n) for n in range(3)]
+            (first, second) = sent_back(cluster)
+            assert (first.origin_msg_id, first.origin_topic, first.delay_level) == ("ID2", "T", 0)
+            assert first.max_reconsume_times == 16
+            assert second.origin_topic == "T"
+            assert offsets(cluster) == {0: 2, 1: 2}
+            assert offsets(cluster, topic="%RETRY%g")[0] >= 1
+
+        both(scenario, cluster)
+
+    @pytest.mark.parametrize("way", ["handler", "batches", "deliveries"])
+    def test_a_handler_says_when_a_message_comes_again(self, both: Play, cluster: Cluster, way: str) -> None:
+        async def scenario(world: World) -> None:
+            fill(cluster, 3)
+            levels = {b"0": 5, b"2": -1}
+            ended = 0
+
+            async def handle(message: StoredMessage) -> None:
+                nonlocal ended
+                ended += 1
+                if message.reconsume_times == 0 and message.body in levels:
+                    raise rmq.Retry("out of stock", delay_level=levels[message.body])
+                if ended == 4:  # the one with level -1 is dead
+                    scope.cancel()
+
+            async with (
+                world.connect() as client,
+                client.consumer("g", {"T": "*"}, consume_from="first", on_error="raise") as consumer,
+            ):
+                with anyio.CancelScope() as scope:
+                    if way == "handler":
+                        await consumer.run(handle)
+                    elif way == "batches":
+                        await consumer.run_batches(lambda messages: handle(messages[0]), batch=1)
+                    async for delivery in consumer:
+                        async with delivery as message:
+                            await handle(message)
+            returned = {header.origin_msg_id: header for header in sent_back(cluster)}
+            assert {name: header.delay_level for name, header in returned.items()} == {"ID0": 5, "ID2": -1}
+
+        both(scenario, cluster)
+
+    def test_two_members_share_the_queues_until_one_leaves(self, both: Play, cluster: Cluster) -> None:
+        cluster.topics["T"] = 4
+
+        async def scenario(world: World) -> None:
+            queues = [MessageQueue("T", "a", number) for number in range(4)]
+            async with (
+                world.connect() as one,
+                world.connect() as two,
+                one.consumer("g", {"T": "*"}) as first,
+            ):
+                assert of_topic(first) == queues
+                async with two.consumer("g", {"T": "*"}) as second:
+                    await until(lambda: len(of_topic(first)) == 2 == len(of_topic(second)))
+                    assert sorted(of_topic(first) + of_topic(second)) == queues
+                await until(lambda: of_topic(first) == queues)
+
+        both(scenario, cluster)
+
+    def test_batches(self, both: Play, cluster: Cluster) -> None:
+        async def scenario(world: World) -> None:
+            fill(cluster, 100)
+            sizes = []
+
+            async def handle(messages: list[StoredMessage]) -> None:
+                sizes.append(len(messages))
+                if sum(sizes) == 100:
+                    scope.cancel()
+
+            async with (
+                world.connect() as client,
+                client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+            ):
+                with anyio.CancelScope() as scope:
+                    await consumer.run_batches(handle, batch=16)
+            assert max(sizes) == 16
+            assert sum(offsets(cluster).values()) == 100
+
+        both(scenario, cluster)
+
+    def test_ordinary_functions_run_in_threads(self, both: Play, cluster: Cluster) -> None:
+        async def scenario(world: World) -> None:
+            fill(cluster, 3)
+            threads = set()
+
+            def handle(message: StoredMessage) -> None:
+                threads.add(threading.get_ident())
+                left.append(message.body)
+
+            left: list[bytes] = []
+            async with (
+                world.connect() as client,
+                client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+                anyio.create_task_group() as tasks,
+            ):
+                tasks.start_soon(consumer.run, handle)
+                while len(left) < 3:
+                    await anyio.to_thread.run_sync(threading.Event().wait, 0.001)
+                tasks.cancel_scope.cancel()
+            assert threading.get_ident() not in threads
+
+        both(scenario, cluster)
+
+
+def of_topic(consumer: Consumer, topic: str = "T") -> list[MessageQueue]:
+    return [queue for queue in consumer.queues if queue.topic == topic]
+
+
+async def until(holds: object) -> None:
+    with anyio.fail_after(10):
+        while not holds():
+            await anyio.sleep(0.01)
+
+
+class TestBeginning:
+    @pytest.mark.parametrize(("consume_from", "begins"), [("first", 0), ("last", 10), (1005, 5), (5000, 10)])
+    async def test_where_a_new_group_begins(
+        self, setting: World, clock: MockClock, consume_from: str | int, begins: int
+    ) -> None:
+        for number in range(10):
+            with setting.cluster.at(1000 + number):
+                setting.cluster["a"].put("T", 0, b"%d" % number)
+        # What a broker answers whose queue has lost its beginning; another lets a new group begin there.
+        unknown = [ResponseCode.QUERY_NOT_FOUND] * 3
+        setting.cluster["a"].script(RequestCode.QUERY_CONSUMER_OFFSET, *unknown)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from=consume_from) as consumer,
+        ):
+            setting.cluster["a"].put("T", 0, b"new")
+            assert await take(consumer, 1) == [b"%d" % begins if begins < 10 else b"new"]
+
+    @pytest.mark.parametrize("consume_from", ["first", "last", 1005])
+    async def test_a_known_group_goes_on(
+        self, setting: World, clock: MockClock, consume_from: str | int
+    ) -> None:
+        fill(setting.cluster, 10)
+        setting.cluster["a"].commit("g", "T", 0, 3)
+        setting.cluster["a"].commit("g", "T", 1, 5)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from=consume_from) as consumer,
+        ):
+            assert await take(consumer, 2) == [b"6", b"8"]
+
+    async def test_another_word_is_refused(self, setting: World, clock: MockClock) -> None:
+        async with setting.connect() as client:
+            with pytest.raises(ConfigError, match="'first', 'last' or a time"):
+                client.consumer("g", {"T": "*"}, consume_from="latest")
+            with pytest.raises(ConfigError, match="on_error"):
+                client.consumer("g", {"T": "*"}, on_error="ignore")
+
+    async def test_a_topic_that_comes_later_is_consumed_then(self, setting: World, clock: MockClock) -> None:
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"Late": "*"}, consume_from="first") as consumer,
+        ):
+            await trio.sleep(5)
+            assert of_topic(consumer, "Late") == []
+            setting.cluster["a"].create_topic("Late", queues=3)
+            setting.cluster["a"].put("Late", 1, b"x")
+            assert await take(consumer, 1) == [b"x"]
+            assert trio.current_time() < 15
+
+    async def test_an_offset_that_cannot_be_asked_for_is_asked_for_again(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        fill(setting.cluster, 2)
+        setting.cluster["a"].script(RequestCode.QUERY_CONSUMER_OFFSET, *[ResponseCode.SYSTEM_BUSY] * 9)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            assert sorted(await take(consumer, 2)) == [b"0", b"1"]
+            assert trio.current_time() < 10
+
+    async def test_an_expression_is_read_by_a_broker_first(self, setting: World, clock: MockClock) -> None:
+        setting.cluster["a"].script(
+            RequestCode.CHECK_CLIENT_CONFIG, 0, ResponseCode.SUBSCRIPTION_PARSE_FAILED
+        )
+        async with setting.connect() as client:
+            async with client.consumer("g", {"T": rmq.sql("a > 1")}):
+                pass
+            with pytest.raises(SubscriptionParseFailed):
+                async with client.consumer("g", {"T": rmq.sql("a >")}):
+                    pass
+            assert "g" not in client._session.members
+
+    async def test_a_second_member_needs_a_second_client(self, setting: World, clock: MockClock) -> None:
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}):
+            with pytest.raises(ConfigError, match="a second member needs a second client"):
+                async with client.consumer("g", {"T": "*"}):
+                    pass
+            async with client.consumer("g2", {"T": "*"}):
+                pass
+
+
+class TestSharing:
+    async def test_a_notice_rebalances_at_once(self, setting: World, clock: MockClock) -> None:
+        async with setting.connect() as one, one.consumer("g", {"T": "*"}) as first:
+            async with setting.connect() as two, two.consumer("g", {"T": "*"}) as second:
+                await trio.sleep(0.5)
+                assert [len(of_topic(first)), len(of_topic(second))] == [1, 1]
+            await trio.sleep(0.5)
+            assert len(of_topic(first)) == 2
+
+    async def test_without_a_notice_it_is_done_every_20_s(self, setting: World, clock: MockClock) -> None:
+        setting.cluster["a"].configure_group("g", notify_consumer_ids_changed_enable=False)
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}) as consumer:
+            setting.cluster["a"].join("g", "0@another")
+            await trio.sleep(15)
+            assert len(of_topic(consumer)) == 2
+            await trio.sleep(6)
+            assert len(of_topic(consumer)) == 1
+
+    async def test_a_queue_that_goes_is_committed_first_and_then_left_alone(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        fill(setting.cluster, 20)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            bodies = await take(consumer, 4)
+            gone = {number: sum(int(body) % 2 == number for body in bodies) for number in (0, 1)}
+            setting.cluster["a"].join("g", "0@another")
+            await trio.sleep(0.1)
+            (kept,) = of_topic(consumer)
+            other = 1 - kept.queue_id
+            assert offsets(setting.cluster)[other] == gone[other]
+            left = await take(consumer, 10 - gone[kept.queue_id])
+            assert {int(body) % 2 for body in left} == {kept.queue_id}
+            with trio.move_on_after(1):
+                raise AssertionError(f"the other queue goes on: {await take(consumer, 1)}")
+            setting.cluster["a"].commit("g", "T", other, 7)  # what the new member commits
+        assert offsets(setting.cluster) == {kept.queue_id: 10, other: 7}
+
+    async def test_a_delivery_of_a_queue_that_went_commits_nothing(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        fill(setting.cluster, 4)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            deliveries = [await anext(consumer) for _ in range(4)]
+            setting.cluster["a"].join("g", "0@a", "0@b")
+            await trio.sleep(0.1)
+            assert of_topic(consumer) == []
+            for delivery in deliveries:
+                async with delivery:
+                    pass
+            with_error = deliveries[0]
+            await with_error.retry()
+        assert offsets(setting.cluster) == {0: 0, 1: 0}
+        assert sent_back(setting.cluster) == []
+
+    async def test_a_broker_that_forgot_us_is_told_again_and_nothing_is_given_up(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}) as consumer:
+            pullers = dict(consumer._member.assignments.pullers)
+            setting.cluster["a"].leave("g", client.client_id)
+            consumer._member.rebalance_soon()
+            await trio.sleep(1)
+            assert client.client_id in setting.cluster["a"].members("g")
+            assert consumer._member.assignments.pullers == pullers
+
+    async def test_a_lost_connection_is_made_again_and_the_group_joined_again(
+        self, cluster: Cluster, clock: MockClock
+    ) -> None:
+        async with (
+            world(cluster) as setting,
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}) as consumer,
+        ):
+            await trio.sleep(5)
+            cluster.cut()
+            await trio.sleep(3)
+            assert client.client_id in cluster["a"].members("g")
+            cluster["a"].put("T", 0, b"x")
+            assert await take(consumer, 1) == [b"x"]
+            assert trio.current_time() < 15
+
+    async def test_broadcasting_gives_every_member_everything(self, setting: World, clock: MockClock) -> None:
+        fill(setting.cluster, 6)
+        async with setting.connect(client_id="1") as one, setting.connect(client_id="2") as two:
+            for client in (one, two):
+                options = {"consume_from": "first", "broadcasting": True}
+                async with client.consumer("g", {"T": "*"}, **options) as consumer:
+                    assert len(consumer.queues) == 2
+                    seen = 0
+                    async for delivery in consumer:
+                        async with delivery:
+                            seen += 1
+                            if seen == 6:
+                                break
+                            raise ValueError("is logged, and that is all")
+        assert offsets(setting.cluster) == {}
+        assert sent_back(setting.cluster) == []
+
+
+class TestDeliveries:
+    async def test_messages_of_other_tags_with_the_same_hash_are_dropped(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        for tag in ("AaAa", "BBBB"):
+            setting.cluster["a"].put("T", 0, tag.encode(), f"TAGS\x01{tag}")
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "BBBB"}, consume_from="first") as consumer,
+        ):
+            assert await take(consumer, 1) == [b"BBBB"]
+        assert offsets(setting.cluster)[0] == 2
+
+    async def test_raise_sends_back_and_lets_the_error_out(self, setting: World, clock: MockClock) -> None:
+        fill(setting.cluster, 1)
+
+        async def fail(message: StoredMessage) -> None:
+            raise ZeroDivisionError
+
+        async with setting.connect() as client:
+            options = {"consume_from": "first", "on_error": "raise"}
+            async with client.consumer("g", {"T": "*"}, **options) as consumer:
+                with pytest.raises(ZeroDivisionError):
+                    await consumer.run(fail)
+            assert sent_back(setting.cluster)
+            async with client.consumer("g3", {"T": "*"}, **options) as consumer:
+                with pytest.raises(ZeroDivisionError):
+                    async with await anext(consumer):
+                        raise ZeroDivisionError
+        assert sent_back(setting.cluster)[-1].group == "g3"
+
+    async def test_what_cannot_be_sent_back_is_delivered_again_here(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        fill(setting.cluster, 1)
+        setting.cluster["a"].script(BACK, ResponseCode.SYSTEM_ERROR)
+        times = []
+
+        async def handle(message: StoredMessage) -> None:
+            times.append((trio.current_time(), message.reconsume_times))
+            if len(times) == 1:
+                raise ValueError
+            scope.cancel()
+
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            with trio.CancelScope() as scope:
+                await consumer.run(handle)
+        (first, zero), (second, one) = times
+        assert second - first == pytest.approx(5)
+        assert (zero, one) == (0, 1)
+        assert offsets(setting.cluster)[0] == 1
+
+    async def test_a_cancelled_delivery_is_not_consumed_and_comes_again(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        fill(setting.cluster, 2, queues=1)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            with trio.move_on_after(1):
+                async with await anext(consumer) as message:
+                    assert message.body == b"0"
+                    await trio.sleep_forever()
+            assert await take(consumer, 1) == [b"1"]
+            await trio.sleep(5)  # the second message is done, the first is not
+            assert offsets(setting.cluster)[0] == 0
+            assert await take(consumer, 1) == [b"0"]
+        assert offsets(setting.cluster)[0] == 2
+
+    async def test_cancelled_handlers_commit_nothing(self, setting: World, clock: MockClock) -> None:
+        fill(setting.cluster, 10, queues=1)
+
+        async def handle(message: StoredMessage) -> None:
+            if message.body != b"0":
+                await trio.sleep_forever()
+
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            with trio.move_on_after(1):
+                await consumer.run(handle, concurrency=3)
+        assert offsets(setting.cluster)[0] == 1
+
+    async def test_a_batch_cancelled_while_it_is_sent_back_comes_again(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        fill(setting.cluster, 10, queues=1)
+        setting.cluster["a"].script(BACK, 0, 0, HANG)
+
+        async def handle(messages: list[StoredMessage]) -> None:
+            assert len(messages) == 10
+            raise ValueError("the whole batch fails")
+
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            with trio.move_on_after(1):
+                await consumer.run_batches(handle)
+            with trio.fail_after(10):
+                again = await take(consumer, 8)  # all but the two that the broker took
+            assert again == [b"%d" % number for number in range(2, 10)]
+        assert offsets(setting.cluster)[0] == 10
+
+    async def test_a_batch_whose_handler_is_cancelled_comes_again(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        fill(setting.cluster, 5, queues=1)
+
+        async def handle(messages: list[StoredMessage]) -> None:
+            await trio.sleep_forever()
+
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            with trio.move_on_after(1):
+                await consumer.run_batches(handle)
+            with trio.fail_after(10):
+                assert await take(consumer, 5) == [b"%d" % number for number in range(5)]
+        assert offsets(setting.cluster)[0] == 5
+
+    async def test_what_was_sent_back_for_being_late_is_not_put_off_too(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        fill(setting.cluster, 2, queues=1)
+        setting.cluster["a"].script(BACK, 0, 0)  # answered, and never delivered again
+
+        async def handle(messages: list[StoredMessage]) -> None:
+            await trio.sleep_forever()
+
+        async with (
+            setting.connect(consume_timeout_ms=60_000) as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            with trio.move_on_after(90):
+                await consumer.run_batches(handle)
+            assert setting.cluster["a"].count(BACK) == 2
+            with trio.move_on_after(60):
+                raise AssertionError(f"delivered here too: {await take(consumer, 1)}")
+        assert offsets(setting.cluster)[0] == 2
+
+    async def test_the_verbs_of_a_delivery(self, setting: World, clock: MockClock) -> None:
+        fill(setting.cluster, 4, queues=1)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            done, retried, dead, used = [await anext(consumer) for _ in range(4)]
+            assert isinstance(done, Delivery)
+            assert done.message.body == b"0"
+            done.done()
+            done.done()
+            await retried.retry(delay_level=3)
+            await dead.retry(delay_level=-1)
+            async with used:
+                await used.retry()
+                raise ValueError("after the fact: the message is on its way already")
+        assert [header.delay_level for header in sent_back(setting.cluster)] == [3, -1, 0]
+        assert offsets(setting.cluster)[0] == 4
+
+    async def test_a_delivery_is_consumed_once(self, setting: World, clock: MockClock) -> None:
+        fill(setting.cluster, 1)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            delivery = await anext(consumer)
+            async with delivery:
+                pass
+            with pytest.raises(LocalProtocolError, match="consumed once"):
+                async with delivery:
+                    pass
+
+    async def test_handlers_that_never_wait_let_others_run(self, setting: World, clock: MockClock) -> None:
+        fill(setting.cluster, 1500)
+        rounds, done = 0, 0
+
+        async def handle(message: StoredMessage) -> None:
+            nonlocal done
+            done += 1
+            if done == 1500:
+                scope.cancel()
+
+        async def count() -> None:
+            nonlocal rounds
+            while True:
+                await trio.lowlevel.checkpoint()
+                rounds += 1
+
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(count)
+            with trio.CancelScope() as scope:
+                await consumer.run(handle, concurrency=1)
+            nursery.cancel_scope.cancel()
+        assert rounds >= 20
+
+
+class TestOffsets:
+    async def test_offsets_are_committed_every_5_s(self, setting: World, clock: MockClock) -> None:
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}) as consumer:
+            fill(setting.cluster, 3, queues=1)
+            await take(consumer, 3)
+            setting.cluster["a"].commit("g", "T", 0, 0)
+            await trio.sleep(5.1)
+            assert offsets(setting.cluster)[0] == 3
+            before = setting.cluster["a"].count(COMMIT)
+            await trio.sleep(60)
+            assert setting.cluster["a"].count(COMMIT) == before  # nothing new, nothing said
+
+    async def test_a_commit_that_fails_is_made_up_for(self, setting: World, clock: MockClock) -> None:
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}) as consumer:
+            fill(setting.cluster, 3, queues=1)
+            await take(consumer, 3)
+            setting.cluster["a"].commit("g", "T", 0, 0)
+            setting.cluster["a"].script(COMMIT, ResponseCode.SYSTEM_ERROR, CUT)
+            await trio.sleep(16)
+            assert offsets(setting.cluster)[0] == 3
+
+    async def test_a_queue_that_goes_while_others_are_committed_is_not(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}) as consumer:
+            fill(setting.cluster, 4)
+            await take(consumer, 4)
+            windows = {queue: puller.window for queue, puller in consumer._member.assignments.pullers.items()}
+
+            def lose_the_others(request: Command, connection: Connection) -> Command | None:
+                told = MessageQueue(request.ext["topic"], "a", int(request.ext["queueId"]))
+                for queue, window in windows.items():
+                    window.is_dropped = queue != told
+                return setting.cluster["a"].answer(request, connection)
+
+            setting.cluster["a"].script(COMMIT, lose_the_others)
+            await trio.sleep(6)
+            assert setting.cluster["a"].count(COMMIT) == 1
+
+    async def test_pulls_carry_the_offset_along(self, setting: World, clock: MockClock) -> None:
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}) as consumer:
+            fill(setting.cluster, 3, queues=1)
+            await take(consumer, 3)
+            setting.cluster["a"].put("T", 0, b"x")
+            await trio.sleep(0.1)
+            assert offsets(setting.cluster)[0] == 3
+
+    async def test_an_administrator_resets_offsets(self, setting: World, clock: MockClock) -> None:
+        fill(setting.cluster, 6, queues=1)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            await take(consumer, 6)
+            body = ResetOffsetBody({MessageQueue("T", "a", 0): 4, MessageQueue("T", "z", 9): 1})
+            await ask(
+                setting, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, topic="T", group="g", body=body.to_json()
+            )
+            await trio.sleep(0.1)
+            assert offsets(setting.cluster)[0] == 4
+            assert await take(consumer, 2) == [b"4", b"5"]
+
+    async def test_the_broker_corrects_an_offset_that_is_not_there(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        fill(setting.cluster, 6, queues=1)
+        """The queue never reached it: it is of a topic of this name that was deleted."""
+        setting.cluster["a"].hook(QUERY, lambda request, _: request.reply(header={"offset": "1000"}))
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}) as consumer:
+            await trio.sleep(0.1)
+            setting.cluster["a"].put("T", 0, b"next")
+            assert await take(consumer, 7) == [*(b"%d" % number for number in range(6)), b"next"]
+        assert offsets(setting.cluster)[0] == 7
+
+
+class TestPulling:
+    async def test_a_queue_is_not_pulled_beyond_its_window(self, setting: World, clock: MockClock) -> None:
+        fill(setting.cluster, 1000, queues=1)
+        options = {"queue_max_messages": 100, "commit_interval_ms": 10_000_000}
+        async with (
+            setting.connect(**options) as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            await trio.sleep(10)
+            (puller,) = [
+                p for q, p in consumer._member.assignments.pullers.items() if q == MessageQueue("T", "a", 0)
+            ]
+            assert 100 <= len(puller.window) < 132
+            assert await take(consumer, 1000) == [b"%d" % number for number in range(1000)]
+
+    @pytest.mark.parametrize(
+        ("limits", "most"),
+        [
+            ({"queue_max_bytes": 1000}, 32),
+            ({"queue_max_span": 50}, 64),
+            ({"total_max_messages": 90}, 64),
+            ({"total_max_bytes": 3000}, 32),
+        ],
+    )
+    async def test_the_other_limits(
+        self, setting: World, clock: MockClock, limits: dict[str, int], most: int
+    ) -> None:
+        fill(setting.cluster, 1000, queues=1)
+        async with (
+            setting.connect(**limits) as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            await trio.sleep(10)
+            assert 0 < len(consumer._dispatch.ready.entries) <= most
+            assert len(await take(consumer, 1000)) == 1000
+
+    @pytest.mark.parametrize(
+        "trouble", [ResponseCode.SYSTEM_ERROR, ResponseCode.SUBSCRIPTION_NOT_EXIST, CUT, HANG]
+    )
+    async def test_a_pull_that_fails_is_made_again(
+        self, setting: World, clock: MockClock, trouble: int | str
+    ) -> None:
+        setting.cluster["a"].script(PULL, *[trouble] * 6)
+        fill(setting.cluster, 2)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            with trio.fail_after(95):
+                assert sorted(await take(consumer, 2)) == [b"0", b"1"]
+
+    async def test_an_answer_that_cannot_be_read_is_asked_for_again(
+        self, setting: World, clock: MockClock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        fill(setting.cluster, 1)
+
+        def nonsense(request: Command, _: object) -> Command:
+            ext = {"nextBeginOffset": "1", "minOffset": "0", "maxOffset": "1", "suggestWhichBrokerId": "0"}
+            return request.reply(header=ext, body=b"nonsense")
+
+        setting.cluster["a"].script(PULL, *[nonsense] * 3)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            assert await take(consumer, 1) == [b"0"]
+        assert "no message begins here" in caplog.text
+
+    async def test_a_broker_that_does_not_hold_pulls_is_not_asked_in_a_hurry(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        ext = {"nextBeginOffset": "0", "minOffset": "0", "maxOffset": "0", "suggestWhichBrokerId": "0"}
+        for code in (19, 20):
+            setting.cluster["a"].script(PULL, *[lambda r, _, code=code: r.reply(code, header=ext)] * 500)
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}):
+            await trio.sleep(10)
+        assert setting.cluster["a"].count(PULL) < 400
+
+    async def test_the_broker_says_which_broker_to_ask(self, clock: MockClock) -> None:
+        cluster = Cluster("a", topics={"T": 1}, slave_read_enable=True)
+        async with world(cluster) as setting:
+            cluster["a"].configure_group("g", broker_id=1)
+            slave = {"broker_role": BrokerRole.SLAVE}
+            await cluster.start("slave", store=slave, broker_name="a", broker_id=1)
+            await trio.sleep(15)  # until it has the master's tables
+            fill(cluster, 40, queues=1)
+            async with (
+                setting.connect() as client,
+                client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+            ):
+                assert len(await take(consumer, 40)) == 40
+                for _ in range(3):
+                    cluster["a"].put("T", 0, b"later")
+                    assert await take(consumer, 1) == [b"later"]
+        pulls = [r for r in cluster["slave"].seen if r.code == PULL and r.ext["topic"] == "T"]
+        assert len(pulls) >= 2
+        assert not any(int(pull.ext["sysFlag"]) & 1 for pull in pulls)  # a slave commits nothing
+
+
+class TestLeaving:
+    async def test_what_is_being_consumed_is_waited_for(self, setting: World, clock: MockClock) -> None:
+        fill(setting.cluster, 10, queues=1)
+        done = []
+
+        async def handle(message: StoredMessage) -> None:
+            await trio.sleep(2)
+            done.append(message.body)
+
+        async with setting.connect() as client, trio.open_nursery() as nursery:
+            async with client.consumer("g", {"T": "*"}, consume_from="first") as consumer:
+                nursery.start_soon(lambda: consumer.run(handle, concurrency=4))
+                await trio.sleep(1)
+            assert trio.current_time() == pytest.approx(2, abs=0.1)
+            assert sorted(done) == [b"0", b"1", b"2", b"3"]
+            assert offsets(setting.cluster)[0] == 4
+            leaves = [request.code for request in setting.cluster["a"].seen].index(LEAVE)
+            assert COMMIT not in [request.code for request in setting.cluster["a"].seen[leaves:]]
+
+    async def test_but_not_for_ever(self, setting: World, clock: MockClock) -> None:
+        fill(setting.cluster, 2, queues=1)
+
+        async with setting.connect() as client, trio.open_nursery() as nursery:
+            async with client.consumer("g", {"T": "*"}, consume_from="first") as consumer:
+                nursery.start_soon(consumer.run, lambda message: trio.sleep_forever())
+                await trio.sleep(1)
+            assert trio.current_time() == pytest.approx(4, abs=0.1)
+            assert offsets(setting.cluster).get(0, 0) == 0
+            assert not setting.cluster["a"].members("g")
+            nursery.cancel_scope.cancel()
+
+    async def test_iterating_ends_when_the_block_is_left(self, setting: World, clock: MockClock) -> None:
+        fill(setting.cluster, 3)
+        seen = []
+
+        async def iterate(consumer: Consumer) -> None:
+            async for delivery in consumer:
+                async with delivery as message:
+                    seen.append(message.body)
+
+        async with (
+            setting.connect() as client,
+            trio.open_nursery() as nursery,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            for _ in range(3):
+                nursery.start_soon(iterate, consumer)
+            await trio.sleep(1)
+        assert len(seen) == 3
+
+    async def test_cancelled_from_outside_it_still_commits_and_leaves(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        fill(setting.cluster, 3, queues=1)
+        async with setting.connect() as client:
+            with trio.CancelScope() as scope:
+                async with client.consumer("g", {"T": "*"}, consume_from="first") as consumer:
+                    await take(consumer, 2)
+                    scope.cancel()
+                    await trio.sleep_forever()
+            assert scope.cancelled_caught
+            assert offsets(setting.cluster)[0] == 2
+            assert not setting.cluster["a"].members("g")
+
+    @pytest.mark.parametrize("busy", [False, True])
+    async def test_leaving_while_messages_are_handled_is_said(
+        self, setting: World, clock: MockClock, caplog: pytest.LogCaptureFixture, busy: bool
+    ) -> None:
+        fill(setting.cluster, 1)
+        async with setting.connect() as client, trio.open_nursery() as nursery:
+
+            async def handle(delivery: Delivery) -> None:
+                async with delivery:
+                    await trio.sleep(60 if busy else 0)
+
+            async with client.consumer("g", {"T": "*"}, consume_from="first") as consumer:
+                async for delivery in consumer:
+                    nursery.start_soon(handle, delivery)
+                    break
+                await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        assert ("handlers still run" in caplog.text) is busy
+
+    async def test_a_broker_that_hangs_does_not_hold_us_up(self, setting: World, clock: MockClock) -> None:
+        fill(setting.cluster, 3, queues=1)
+        async with setting.connect() as client:
+            async with client.consumer("g", {"T": "*"}, consume_from="first") as consumer:
+                await take(consumer, 2)
+                setting.cluster["a"].script(COMMIT, *[HANG] * 9)
+                setting.cluster["a"].script(LEAVE, *[HANG] * 9)
+            assert trio.current_time() <= 5.1
+
+    async def test_the_users_error_comes_out_bare(self, setting: World, clock: MockClock) -> None:
+        async with setting.connect() as client:
+            with pytest.raises(ZeroDivisionError):
+                async with client.consumer("g", {"T": "*"}):
+                    raise ZeroDivisionError
+            assert not setting.cluster["a"].members("g")
+
+
+async def ask(setting: World, code: RequestCode, *, body: bytes = b"", **ext: str) -> None:
+    """Send a one-way request to the only client of the broker."""
+    request = Command.request(code, ext, body, oneway=True)
+    setting.cluster["a"].connections[0].notify(request)
+
+
+class TestQuestions:
+    async def call(self, setting: World, code: int, *, body: bytes = b"", **ext: str) -> Command:
+        request = Command.request(code, ext, body)
+        return await setting.cluster["a"].connections[0].call(request, 5)
+
+    async def test_what_it_does_right_now(self, setting: World, clock: MockClock) -> None:
+        fill(setting.cluster, 7, queues=1)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "x || y"}, consume_from="first"),
+        ):
+            await trio.sleep(0.1)
+            answer = await self.call(
+                setting, RequestCode.GET_CONSUMER_RUNNING_INFO, consumerGroup="g", clientId=client.client_id
+            )
+            info = ConsumerRunningInfo.from_json(answer.body)
+        assert info.properties["PROP_CONSUME_TYPE"] == "CONSUME_PASSIVELY"
+        assert [data.topic for data in info.subscription_set] == ["%RETRY%g", "T"]
+        window = info.mq_table[MessageQueue("T", "a", 0)]
+        assert window.commit_offset == 7  # none has the tag
+        assert info.jstack is None
+
+    async def test_its_tasks_and_rates(self, setting: World, clock: MockClock) -> None:
+        fill(setting.cluster, 6, queues=1)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as taker,
+        ):
+            for _ in range(6):
+                async with await taker.__anext__():
+                    pass
+            await trio.sleep(2)
+            answer = await self.call(
+                setting,
+                RequestCode.GET_CONSUMER_RUNNING_INFO,
+                consumerGroup="g",
+                clientId=client.client_id,
+                jstackEnable="true",
+            )
+            info = ConsumerRunningInfo.from_json(answer.body)
+        assert 0 < info.status_table["T"].consume_ok_tps <= 3
+        assert info.status_table["T"].pull_tps == info.status_table["T"].consume_ok_tps
+        assert "TASK: " in (info.jstack or "")
+        assert "rmq.client.consume.pull.Puller.run" in (info.jstack or "")
+        assert "MainThread" in (info.jstack or "")
+
+    async def test_questions_about_other_groups(self, setting: World, clock: MockClock) -> None:
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}):
+            answer = await self.call(
+                setting, RequestCode.GET_CONSUMER_RUNNING_INFO, consumerGroup="x", clientId="y"
+            )
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "no consumer of group x" in (answer.remark or "")
+
+    async def test_questions_that_it_does_not_know(self, setting: World, clock: MockClock) -> None:
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}):
+            answer = await self.call(setting, 999)
+        assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+    async def test_questions_that_cannot_be_read_fail_alone(self, setting: World, clock: MockClock) -> None:
+        """One ended the connection, with all that waited for its answers."""
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}):
+            answer = await self.call(setting, RequestCode.GET_CONSUMER_RUNNING_INFO)
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert "consumerGroup" in (answer.remark or "")
+            assert (await self.call(setting, 999)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+    async def test_where_it_is(self, setting: World, clock: MockClock) -> None:
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}):
+            answer = await self.call(
+                setting, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, topic="T", group="g"
+            )
+        assert b'"queueId":1' in answer.body
+
+    async def give(self, setting: World) -> Command:
+        """The answer of member x of group g to a message that an administrator gives it."""
+        body = encode_record(Record("T", 0, b"given"), host_bytes("1.2.3.4:5"))
+        code = RequestCode.CONSUME_MESSAGE_DIRECTLY
+        return await self.call(setting, code, body=body, consumerGroup="g", clientId="x")
+
+    @pytest.mark.parametrize(("fails", "result"), [(False, "CR_SUCCESS"), (True, "CR_THROW_EXCEPTION")])
+    async def test_a_message_given_by_an_administrator(
+        self, setting: World, clock: MockClock, fails: bool, result: str
+    ) -> None:
+        seen = []
+
+        async def handle(message: StoredMessage) -> None:
+            seen.append(message.body)
+            if fails:
+                raise ValueError("why")
+
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}) as consumer,
+            trio.open_nursery() as nursery,
+        ):
+            before = await self.give(setting)
+            nursery.start_soon(consumer.run, handle)
+            await trio.sleep(0.1)
+            answer = await self.give(setting)
+            nursery.cancel_scope.cancel()
+        assert "no handler running" in (before.remark or "")
+        told = ConsumeMessageDirectlyResult.from_json(answer.body)
+        assert (told.consume_result, seen) == (result, [b"given"])
+        assert ("why" in (told.remark or "")) is fails
+
+    async def test_an_administrator_is_told_how_long_it_took(self, setting: World, clock: MockClock) -> None:
+        async def handle(_: StoredMessage) -> None:  # no plain function: a thread's time is not virtual
+            await trio.sleep(2)
+
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}) as consumer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(consumer.run, handle)
+            await trio.sleep(7)
+            told = ConsumeMessageDirectlyResult.from_json((await self.give(setting)).body)
+            nursery.cancel_scope.cancel()
+        assert told.spent_time_mills == pytest.approx(2000, abs=1)
+
+    async def test_a_handler_of_batches_is_given_a_batch_of_one(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        seen = []
+
+        async def handle(messages: list[StoredMessage]) -> None:
+            seen.append([message.body for message in messages])
+
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}) as consumer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(consumer.run_batches, handle)
+            await trio.sleep(0.1)
+            answer = await self.give(setting)
+            nursery.cancel_scope.cancel()
+        told = ConsumeMessageDirectlyResult.from_json(answer.body)
+        assert (told.consume_result, seen) == ("CR_SUCCESS", [[b"given"]])

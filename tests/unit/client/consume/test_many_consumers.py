@@ -1,0 +1,114 @@
+"""A hundred consumers in one client begin together."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+import rmq
+from rmq.client.consume.consumer import Consumer
+from rmq.message import StoredMessage
+from rmq.protocol.codes import RequestCode
+from rmq.testing.cluster import Cluster
+
+from ..conftest import Play
+from ..world import World
+
+COUNT = 100
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster("a", topics={f"T{number}": 2 for number in range(COUNT)})
+
+
+def test_an_app_is_ready_within_two_seconds(in_memory: Play, cluster: Cluster) -> None:
+    app = rmq.App()
+    for number in range(COUNT):
+
+        @app.consumer(f"T{number}", group=f"g{number}")
+        async def handle(message: StoredMessage) -> None: ...
+
+    async def scenario(world: World) -> None:
+        cluster.slow(0.01)
+        began = anyio.current_time()
+        async with app.using(world.connect()):
+            await app.client.ready(60)
+            assert anyio.current_time() - began < 2
+            assert list(app.consumers) == [f"g{number}" for number in range(COUNT)]
+            assert all(len(consumer.queues) >= 2 for consumer in app.consumers.values())
+            assert cluster["a"].count(RequestCode.HEART_BEAT) < 10
+
+    in_memory(scenario, cluster)
+
+
+def test_consumers_that_are_opened_at_the_same_time_are_too(in_memory: Play, cluster: Cluster) -> None:
+    async def scenario(world: World) -> None:
+        cluster.slow(0.01)
+        async with world.connect() as client:
+            began = anyio.current_time()
+            consumers = [client.consumer(f"g{number}", {f"T{number}": "*"}) for number in range(COUNT)]
+            async with anyio.create_task_group() as tasks:
+                for consumer in consumers:
+                    tasks.start_soon(consumer.start)
+            await client.ready(60)
+            assert anyio.current_time() - began < 2
+            assert sorted(cluster["a"].members("g77")) == [client.client_id]
+
+    in_memory(scenario, cluster)
+
+
+def test_one_whose_opening_is_cancelled_keeps_no_other_from_it(in_memory: Play, cluster: Cluster) -> None:
+    """The first of those that come together tells the brokers of all."""
+
+    async def scenario(world: World) -> None:
+        cluster.slow(1)
+        opened: list[Consumer] = []
+
+        async def open_soon(number: int, consumer: Consumer) -> None:
+            with anyio.move_on_after(5 if number < 5 else 3600):
+                opened.append(await consumer.start())
+
+        async with world.connect(request_timeout_ms=30_000) as client:
+            consumers = [client.consumer(f"g{number}", {f"T{number}": "*"}) for number in range(10)]
+            async with anyio.create_task_group() as tasks:
+                for number, consumer in enumerate(consumers):
+                    tasks.start_soon(open_soon, number, consumer)
+            assert {one.group for one in opened} == {f"g{number}" for number in range(5, 10)}
+            cluster.slow(0)
+            await client.ready(60)
+            for number in range(10):
+                assert len(cluster["a"].members(f"g{number}")) == (number >= 5)
+
+    in_memory(scenario, cluster)
+
+
+def test_a_group_that_is_refused_is_told_alone(in_memory: Play) -> None:
+    """Others that come at the same time get in."""
+    cluster = Cluster("a", topics={"T": 2})
+    errors: list[str] = []
+
+    async def scenario(world: World) -> None:
+        broker = cluster["a"]
+
+        def refuse(request, connection):  # type: ignore[no-untyped-def]
+            if b'"bad"' in request.body:
+                return request.reply(16, "no")
+            return broker.answer(request, connection)
+
+        broker.hook(RequestCode.HEART_BEAT, refuse)
+
+        async def begin(group: str) -> None:
+            try:
+                await client.consumer(group, {"T": "*"}).start()
+            except rmq.NoPermission:
+                errors.append(group)
+
+        async with world.connect() as client:
+            async with anyio.create_task_group() as tasks:
+                for group in ("g1", "bad", "g2"):
+                    tasks.start_soon(begin, group)
+            await client.ready(10)
+
+    in_memory(scenario, cluster)
+    assert errors == ["bad"]

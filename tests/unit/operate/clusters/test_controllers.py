@@ -1,0 +1,203 @@
+"""Operations on controllers, against controllers that answer from a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from attrs import define, field
+from trio.testing import MockClock
+
+from rmq.controller.controller import Answer
+from rmq.errors import ConnectFailed, ConnectionLost, RemoteProtocolError
+from rmq.operate.controllers import (
+    Controllers,
+    NoLeadingController,
+    addresses_of,
+    is_member,
+    leases,
+    members_text,
+    state_of,
+)
+from rmq.protocol.codes import CONTROLLER_NOT_LEADER, CONTROLLER_STATUS
+from rmq.protocol.command import Command
+from rmq.testing.cluster import Cluster
+from tests.sim.real_brokers.broker_controllers import CONTROLLERS
+from tests.sim.real_brokers.brokers import controlled_set
+
+
+def state(address: str, **more: Any) -> dict[str, Any]:
+    members = {name: name for name in ("a:1", "b:1")}
+    return {"self": address, "members": members, "sets": [], "leaseMs": 3000} | more
+
+
+def broker_set(epoch: int, master: int, *in_sync: int, dead: int = 0) -> dict[str, Any]:
+    replicas = [
+        {"number": number, "address": f"h{number}:1", "lives": number != dead, "reach": 100 * number}
+        for number in (1, 2, 3)
+    ]
+    return {
+        "cluster": "C",
+        "name": "s",
+        "epoch": epoch,
+        "master": master,
+        "inSync": list(in_sync),
+        "replicas": replicas,
+    }
+
+
+@define
+class Table:
+    """Controllers that answer with given states and answers; `asked` has each request."""
+
+    states: dict[str, dict[str, Any]]
+    answers: list[Answer] = field(factory=list)
+    asked: list[tuple[str, Mapping[str, Any]]] = field(factory=list)
+
+    async def call(self, address: str, request: Command) -> Command:
+        if address not in self.states:
+            raise ConnectFailed(address, OSError("nobody listens"))
+        state = self.states[address]
+        if request.code == CONTROLLER_STATUS:
+            return request.reply(body=json.dumps(state).encode())
+        self.asked.append((address, json.loads(request.body)))
+        if not state.get("leading"):
+            return request.reply(CONTROLLER_NOT_LEADER, header={"leader": state.get("leader", "")})
+        return request.reply(body=msgspec.json.encode(self.answers.pop(0)))
+
+
+async def test_all_controllers_are_asked_and_by_tls_where_the_first_is() -> None:
+    table = Table({"tls://a:1": state("a:1", leading=True), "tls://b:1": state("b:1")})
+    controllers = Controllers(["tls://a:1"], table.call)
+    assert [one.address for one in await controllers.states()] == ["tls://a:1", "tls://b:1"]
+    assert (await controllers.leading()).own_address == "a:1"
+    plain = Controllers(["b:1"], Table({"b:1": state("b:1")}).call)
+    assert [(one.address, bool(one.error)) for one in await plain.states()] == [("b:1", False), ("a:1", True)]
+    with pytest.raises(NoLeadingController, match="b:1: it does not lead; a:1: "):
+        await plain.leading()
+
+
+async def test_a_scheme_of_one_address_holds_for_all() -> None:
+    answers = {f"tls://{one}:1": state(f"{one}:1", leading=one == "c") for one in "abc"}
+    table = Table(answers, [Answer(controllers=("a:1",))])
+    for given in (["tls://a:1", "b:1", "c:1"], ["a:1", "b:1", "tls://c:1"]):
+        states = await Controllers(given, table.call).states()
+        assert [(one.address, one.error) for one in states] == [(f"tls://{one}:1", "") for one in "abc"]
+    assert (await Controllers(["tls://a:1", "b:1", "c:1"], table.call).drop("b:1")).is_done
+
+
+async def test_a_plain_connection_that_is_closed_hints_at_tls() -> None:
+    async def closed(address: str, request: Command) -> Command:
+        raise ConnectionLost(address, "the peer closed it")
+
+    (one,) = await Controllers(["a:1"], closed).states()
+    assert "does it speak TLS? Write tls:// before its address" in one.error
+    (one,) = await Controllers(["tls://a:1"], closed).states()
+    assert "TLS?" not in one.error
+    with pytest.raises(NoLeadingController, match="does it speak TLS"):
+        await Controllers(["a:1"], closed).drop("b:1")
+
+
+async def test_brokers_name_the_controllers(autojump_clock: MockClock) -> None:
+    async with controlled_set(2) as (found, client):
+        await found.begin(client)
+        assert await addresses_of(client.admin) == CONTROLLERS
+        outcome = await Controllers(await addresses_of(client.admin), client.admin.call).hand_over("s")
+        assert outcome.is_done, outcome.text
+        await found.kill(found.nodes[0])
+        assert await addresses_of(client.admin) == CONTROLLERS
+    async with Cluster("a") as cluster, cluster.connect() as client:
+        assert await addresses_of(client.admin) == []
+
+
+def test_values_of_states() -> None:
+    states = [state_of("a:1", state("a:1")), state_of("b:1", state("b:1", leaseMs=9000, stopped="entry 7"))]
+    assert leases(states) == {3000: "a:1", 9000: "b:1"}
+    assert "cannot read entry 7" in states[1].problem
+    assert is_member(states[0], None)
+    assert not is_member(state_of("c:1", {"self": "c:1"}), states[0])
+    assert "2 bear no more failures than 1" in members_text(["a:1", "b:1"])
+    with pytest.raises(RemoteProtocolError):
+        state_of("a:1", {"sets": [{"name": "s"}]})
+
+
+async def test_a_member_that_has_lost_its_journal_is_not_added_before_it_is_dropped() -> None:
+    table = Table({"a:1": state("a:1", leading=True), "b:1": state("b:1", blank=True, committed=0)})
+    outcome = await Controllers(["a:1"], table.call).add("b:1")
+    assert not outcome.is_done
+    assert "has lost its journal: `rmq controller drop b:1` first" in outcome.text
+
+
+@pytest.mark.parametrize(
+    ("new", "text"),
+    [
+        (None, "c:1 does not answer"),
+        (state("other:1"), "c:1 knows itself as other:1"),
+        (state("c:1", committed=9, leader="x:1"), "c:1 has a journal, of the controllers a:1, b:1"),
+    ],
+)
+async def test_a_controller_that_does_not_fit_is_not_added(new: dict[str, Any] | None, text: str) -> None:
+    table = Table({"a:1": state("a:1", leading=True)} | ({} if new is None else {"c:1": new}))
+    outcome = await Controllers(["a:1"], table.call).add("c:1")
+    assert (outcome.is_done, table.asked) == (False, [])
+    assert text in outcome.text
+
+
+async def test_a_controller_is_added_once_it_is_a_member(autojump_clock: MockClock) -> None:
+    answers = [Answer(controllers=("a:1",)), Answer(controllers=("a:1", "c:1", "b:1"))]
+    table = Table({"a:1": state("a:1", leading=True), "c:1": state("c:1")}, answers)
+    outcome = await Controllers(["a:1"], table.call).add("c:1")
+    assert outcome.is_done
+    assert outcome.text == "c:1 is added; the controllers are a:1, c:1, b:1"
+    late = Table(
+        {"a:1": state("a:1", leading=True), "c:1": state("c:1")}, [Answer(controllers=("a:1",))] * 99
+    )
+    outcome = await Controllers(["a:1"], late.call).add("c:1", seconds=1)
+    assert not outcome.is_done
+    assert "no member yet after 1 s" in outcome.text
+
+
+async def test_a_hand_over_takes_the_longest_log_in_sync_that_lives(autojump_clock: MockClock) -> None:
+    before = state("a:1", leading=True, sets=[broker_set(4, 1, 1, 2, 3, dead=3)])
+    table = Table({"a:1": before}, [Answer()])
+
+    class Elected(Controllers):
+        async def _asked(self, question: Any) -> Answer:
+            table.states["a:1"] = before | {"sets": [broker_set(5, 2, 1, 2)]}
+            return await super()._asked(question)
+
+    outcome = await Elected(["a:1"], table.call).hand_over("s")
+    assert outcome.is_done
+    assert outcome.text.startswith("s 2 is the master in epoch 5, after ")
+    ((_, asked),) = table.asked
+    assert asked["kind"] == "Want"
+    assert (asked["question"]["name"], asked["question"]["number"]) == ("s", 2)
+
+
+async def test_a_hand_over_that_cannot_be_says_why(autojump_clock: MockClock) -> None:
+    table = Table({"a:1": state("a:1", leading=True, sets=[broker_set(4, 1, 1)])}, [Answer(), Answer("no")])
+    controllers = Controllers(["a:1"], table.call)
+    assert "they know: s" in (await controllers.hand_over("t")).text
+    assert "no other replica of s is in sync" in (await controllers.hand_over("s")).text
+    assert (await controllers.hand_over("s", 1)).is_done
+    assert "is not the master after 1 s" in (await controllers.hand_over("s", 2, seconds=1)).text
+    assert (await controllers.hand_over("s", 2)).text == "no"
+    away = await Controllers(["z:1"], table.call).hand_over("s")
+    assert not away.is_done
+    assert "no controller leads" in away.text
+
+
+async def test_the_leader_that_another_names_is_asked_next() -> None:
+    table = Table(
+        {"b:1": state("b:1", leader="a:1"), "a:1": state("a:1", leading=True)}, [Answer(), Answer("no")]
+    )
+    controllers = Controllers(["b:1"], table.call)
+    assert (await controllers.remove("s", 3)).is_done
+    assert [address for address, _ in table.asked] == ["b:1", "a:1"]
+    assert (await controllers.elect("s", 2)).text == "no"
+    lost = Controllers(["b:1"], Table({"b:1": state("b:1")}).call)
+    with pytest.raises(NoLeadingController):
+        await lost.drop("a:1")

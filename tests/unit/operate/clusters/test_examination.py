@@ -1,0 +1,95 @@
+"""Facts that an examination collects."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+
+import anyio
+import pytest
+
+import rmq
+from rmq.errors import ConnectFailed, ConsumerNotOnline
+from rmq.operate.diagnosis import diagnose
+from rmq.operate.examination import PARTS, dead_letter_count, examine, facts_of
+from rmq.operate.overview import Broker, Overview, overview
+from rmq.testing.cluster import Cluster
+
+from ..conftest import consume, send
+
+
+async def test_an_examination_sees_servers_topics_and_groups(cluster: Cluster, client: rmq.Client) -> None:
+    await client.admin.create_topic("OnlyA", broker="a", queues=1)
+    await send(client, "Orders", 4)
+    await consume(client, "billing", "Orders", 4)
+    await send(client, "Orders", 3)
+    await send(client, "%DLQ%billing", 2)
+    done: list[int] = []
+
+    def connect(addresses: str) -> AbstractAsyncContextManager[rmq.Client]:
+        if addresses == "away:1":
+            raise ConnectFailed("away:1", OSError("nobody listens"))
+        return cluster.connect()
+
+    facts = await examine(connect, [cluster.namesrv_address, "away:1"], lag_limit=2, step=done.append)
+
+    assert sum(done) == PARTS
+    assert facts.name_servers[cluster.namesrv_address] == ["a", "b"]
+    assert "away:1" in str(facts.name_servers["away:1"])
+    assert [(one.name, one.error) for one in facts.brokers] == [("a", ""), ("b", "")]
+    assert all(one.config["brokerName"] == one.name for one in facts.brokers)
+    assert facts.topics == {"OnlyA": ["a"], "Orders": ["a", "b"]}
+    (billing,) = facts.groups
+    assert (billing.lag, billing.dead_letters, billing.members) == (3, 2, 0)
+    subjects = {finding.subject for finding in diagnose(facts)}
+    assert {("name server", "away:1"), ("topic", "OnlyA"), ("group", "billing")} <= subjects
+    assert await dead_letter_count(client.admin, "nobody") == 0
+
+
+async def test_a_group_that_takes_messages_one_by_one_has_members(
+    cluster: Cluster, client: rmq.Client
+) -> None:
+    await send(client, "Orders", 4)
+    async with client.simple_consumer("takers", {"Orders": "*"}, consume_from="first") as consumer:
+        found = [await consumer.receive(1, wait=5) for _ in range(4)]
+        await consumer.ack(*found[0])
+        with anyio.fail_after(60):
+            while True:  # the heartbeat is on its way
+                try:
+                    members = await client.admin.consumer_connection("takers")
+                    break
+                except ConsumerNotOnline:
+                    await anyio.sleep(0.01)
+        assert [one.client_id for one in members.connection_set] == [client.client_id]
+        facts = await examine(lambda _: cluster.connect(), [cluster.namesrv_address])
+        (group,) = [one for one in facts.groups if one.name == "takers"]
+        assert group.members == 1
+        assert 1 <= group.taken <= 2  # of the broker that has more of the three
+    with pytest.raises(ConsumerNotOnline):
+        await client.admin.consumer_connection("takers")
+
+
+async def test_members_that_subscribe_differently_are_a_finding(cluster: Cluster, client: rmq.Client) -> None:
+    async with (
+        cluster.connect() as other,
+        client.consumer("billing", {"Orders": "*"}),
+        other.consumer("billing", {"Orders": "a"}),
+    ):
+        facts = await examine(lambda _: cluster.connect(), [cluster.namesrv_address])
+    (billing,) = facts.groups
+    assert billing.members == 2
+    whats = [finding.what for finding in diagnose(facts) if finding.subject == ("group", "billing")]
+    assert any("subscribe differently" in what for what in whats)
+
+
+async def test_an_overview_alone_is_enough_for_findings(client: rmq.Client) -> None:
+    seen = await overview(client.admin)
+    facts = facts_of(seen, {"billing": 11, "audit": 10}, asked_at=0, lag_limit=10)
+    found = [(finding.subject, finding.level) for finding in diagnose(facts)]
+    assert (("group", "billing"), "wrong") in found
+    assert not any(subject == ("group", "audit") for subject, _ in found)
+
+
+def test_findings_of_slaves_name_their_broker() -> None:
+    slave = Broker("C", "a", 1, "h:1", runtime={"replication": "not connected"})
+    found = diagnose(facts_of(Overview((slave,), ("n:1",)), {}, asked_at=0))
+    assert {finding.subject for finding in found} == {("broker", "a")}
