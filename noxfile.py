@@ -98,7 +98,7 @@ def amqp(session: nox.Session) -> None:
     """AMQP 1.0: the tests of the door, which need the extra `amqp`, and Qpid's JMS client (Maven)."""
     session.install("-e", ".[test,amqp]")
     session.run("python", "-m", "pytest", "tests/unit/amqp", *session.posargs)
-    clients = "tests/interop/clients/test_amqp_clients.py"
+    clients = "tests/interop/amqp"
     session.run("python", "-m", "pytest", "-n", "0", "-m", "interop", clients, *session.posargs)
 
 

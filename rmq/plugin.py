@@ -255,7 +255,8 @@ class Host(Protocol):
 
 
 class Plugin:
-    """Base class: override what you need. `config` holds the configuration file's texts by their keys."""
+    """Base class: override what you need. `config` holds the texts of the configuration file and of `--set`,
+    by their keys."""
 
     def __init__(self, config: Mapping[str, str], host: Host) -> None:
         self.config = config

@@ -41,7 +41,7 @@ Banner = Callable[[Sequence[str], Mapping[str, str], Health], str]
 
 class Start(NamedTuple):
     """Input of a start: the command line, the resulting settings (the server's first), and the texts of the
-    configuration file, for plug-ins."""
+    configuration file and of `--set`, for plug-ins."""
 
     options: argparse.Namespace
     settings: tuple[Any, ...]
@@ -108,6 +108,7 @@ class Program:
                 print(dump_properties(*settings, important=not options.printConfigItem), end="")
                 return 0
             texts = {entry.key: str(entry.value) for entry in read_file(options.file)} if options.file else {}
+            texts |= {key: str(value) for key, value in from_options(options.set).items()}
             start = Start(options, settings, texts)
             protect_files(start.config, self.folder(settings))
             start_log(start.config)

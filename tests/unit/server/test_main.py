@@ -96,14 +96,14 @@ def test_servers_differ_in_what_belongs_to_others(
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: str(one.title))
 def test_every_server_gives_plugins_the_texts_of_its_file(program: Program, tmp_path: pathlib.Path) -> None:
     file = tmp_path / "server.conf"
-    file.write_text(f"linePort=7070\nstorePathRootDir={tmp_path}\n")
+    file.write_text(f"linePort=7070\nlineEnd=7071\nstorePathRootDir={tmp_path}\n")
     seen = []
 
     async def serve(start: Start) -> None:
         seen.append(start)
 
-    assert attrs.evolve(program, serve=serve).main(["-c", str(file)]) == 0
-    assert [start.texts["linePort"] for start in seen] == ["7070"]
+    assert attrs.evolve(program, serve=serve).main(["-c", str(file), "--set", "lineEnd=9"]) == 0
+    assert [(start.texts["linePort"], start.texts["lineEnd"]) for start in seen] == [("7070", "9")]
     assert [start.config for start in seen] == [start.settings[0] for start in seen]
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.interop.amqp.jms_program import compiled, libraries
 from tests.interop.rocketmq import wait_for_port
 from tests.ports import free_ports
 
@@ -49,17 +50,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def scenarios(request: pytest.FixtureRequest) -> list[str]:
     """The command that runs scenarios with Jakarta Messaging 3.1."""
-    java, javac, maven = shutil.which("java"), shutil.which("javac"), shutil.which("mvn")
-    if java is None or javac is None or maven is None:
-        pytest.skip("needs a JDK (17 or later) and Maven")
-    folder = pathlib.Path(request.config.cache.mkdir("jms-clients")).resolve()
-    if not (folder / "lib").exists():
-        shutil.copy(HERE / "pom.xml", folder)
-        command = [maven, "-q", "dependency:copy-dependencies", "-DoutputDirectory=lib"]
-        subprocess.run(command, cwd=folder, check=True)
-    shutil.copy(HERE / "Scenarios.java", folder)
-    subprocess.run([javac, "-cp", "lib/*", "Scenarios.java"], cwd=folder, check=True)
-    return [java, "-Xmx256m", "-cp", f"{folder}/lib/*:{folder}", "Scenarios"]
+    return compiled(request, "Scenarios")
 
 
 def run(scenarios: list[str], url: str) -> dict[str, str]:
@@ -83,11 +74,7 @@ def results(scenarios: list[str], broker: str) -> dict[str, str]:
 @pytest.fixture
 def artemis(request: pytest.FixtureRequest, scenarios: list[str], tmp_path: pathlib.Path) -> Iterator[str]:
     """The URL of an embedded Artemis."""
-    folder = pathlib.Path(request.config.cache.mkdir("artemis")).resolve()
-    if not (folder / "lib").exists():
-        shutil.copy(HERE / "artemis" / "pom.xml", folder)
-        command = [str(shutil.which("mvn")), "-q", "dependency:copy-dependencies", "-DoutputDirectory=lib"]
-        subprocess.run(command, cwd=folder, check=True)
+    folder = libraries(request, "artemis", HERE / "artemis" / "pom.xml")
     shutil.copy(HERE / "artemis" / "Artemis.java", folder)
     subprocess.run([str(shutil.which("javac")), "-cp", "lib/*", "Artemis.java"], cwd=folder, check=True)
     (port,) = free_ports(1)
