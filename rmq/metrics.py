@@ -5,8 +5,10 @@ Counting is done in plain Python where events happen; a Metric is made only on d
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Final, Literal, Protocol
 
 from attrs import frozen
@@ -113,3 +115,69 @@ def connection_metrics(ports: Mapping[str, Refusing], budget: Holding) -> Iterat
     yield single("connection_buffer_bytes", "gauge", help, budget.held)
     help = "Connections that were cut off because all of them held too much"
     yield single("connections_cut", "counter", help, budget.cuts)
+
+
+# --- as text ---
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+SLICE_ROWS: Final = 500
+
+_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
+
+
+def page_of(metrics: Iterable[Metric], prefix: str = "rmq_") -> bytes:
+    """Write the page of these metrics at once."""
+    writer = text_of(metrics, prefix)
+    while True:
+        try:
+            next(writer)
+        except StopIteration as done:
+            page: bytes = done.value
+            return page
+
+
+def text_of(metrics: Iterable[Metric], prefix: str = "rmq_") -> Generator[None, None, bytes]:
+    """Write the page of these metrics for Prometheus, in slices, each of which ends with a `yield`. The page
+    is the value that the generator returns.
+
+    prometheus-client's own writer takes 25 µs a row, and so needs a thread, which holds the interpreter's
+    lock: each call of the loop into the system waited 5 ms for it, during the seconds that 100,000 rows take.
+    """
+    pieces: list[str] = []
+    lines: list[str] = []
+    for metric in metrics:
+        name = prefix + metric.name + ("_total" if metric.kind == "counter" else "")
+        lines += (
+            f"# HELP {name} {metric.help.translate(_HELP_ESCAPES)}",
+            f"# TYPE {name} {metric.kind}",
+        )
+        for labels, value in metric.rows:
+            text = ",".join(
+                [
+                    f'{label}="{given.translate(_ESCAPES)}"'
+                    for label, given in zip(metric.labels, labels, strict=True)
+                ]
+            )
+            if isinstance(value, Histogram):
+                lines += _histogram(name, text, value)
+            else:
+                lines.append(f"{name}{{{text}}} {value}" if text else f"{name} {value}")
+            if len(lines) >= SLICE_ROWS:
+                pieces.append("\n".join(lines))
+                lines = []
+                yield
+    pieces.append("\n".join([*lines, ""]))
+    return "\n".join(pieces).encode("utf-8", "replace")
+
+
+def _histogram(name: str, labels: str, histogram: Histogram) -> Iterator[str]:
+    before = f"{labels}," if labels else ""
+    limits = (*histogram.limits, math.inf)
+    count = 0
+    for limit, count in zip(limits, accumulate(histogram.counts), strict=True):
+        shown = "+Inf" if limit == math.inf else limit
+        yield f'{name}_bucket{{{before}le="{shown}"}} {count}'
+    after = f"{{{labels}}}" if labels else ""
+    yield f"{name}_count{after} {count}"
+    yield f"{name}_sum{after} {histogram.total}"

@@ -21,7 +21,7 @@ import trio.lowlevel
 
 from rmq.config import is_loopback
 from rmq.errors import ConfigError
-from rmq.metrics import Histogram, Metric, single
+from rmq.metrics import CONTENT_TYPE, Histogram, Metric, single, text_of
 from rmq.plugin import Answer, Asked, Host, Page, Peer, Plugin, PulledEvent
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
@@ -29,7 +29,7 @@ from rmq.remoting import join_address
 from rmq.remoting.loop import run_cooperatively
 from rmq.server.http import brings_token
 from rmq.server.profile import cluster_secret
-from rmq_metrics.text import CONTENT_TYPE, ProcessMetrics, text_of
+from rmq_metrics.process import ProcessMetrics
 
 __all__ = ["MetricsPlugin"]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from rmq.errors import ConfigError
-from rmq.metrics import Kind, Metric
+from rmq.metrics import CONTENT_TYPE, Kind, Metric, page_of
 from rmq.spark.offsets import Offsets, away_of, offsets_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 PREFIX = "rmq_spark_"
 Health = Callable[[], tuple[bool, Mapping[str, str]]]
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class StreamMetrics(StreamingQueryListener):
@@ -99,13 +98,13 @@ class StreamMetrics(StreamingQueryListener):
             by_query: list[tuple[str, Kind, str, Mapping[str, float]]] = [
                 ("running", "gauge", "Whether the query runs.", dict(self._running)),
                 (
-                    "failures_total",
+                    "failures",
                     "counter",
                     "Runs of the query that ended in an error.",
                     dict(self._failures),
                 ),
-                ("rows_total", "counter", "Messages that the query has read.", dict(self._rows)),
-                ("batches_total", "counter", "Batches that the query has done.", dict(self._batches)),
+                ("rows", "counter", "Messages that the query has read.", dict(self._rows)),
+                ("batches", "counter", "Batches that the query has done.", dict(self._batches)),
                 ("rows_per_second", "gauge", "Messages a second of the last batch.", dict(self._rates)),
                 ("batch_seconds", "gauge", "What the last batch took.", dict(self._seconds)),
             ]
@@ -119,16 +118,7 @@ class StreamMetrics(StreamingQueryListener):
 
     def text(self) -> str:
         """The metrics in Prometheus' text format."""
-        lines = []
-        for metric in self.collect():
-            name = PREFIX + metric.name
-            lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}"]
-            for values, number in metric.rows:
-                labels = ",".join(
-                    f'{label}="{_escaped(value)}"' for label, value in zip(metric.labels, values, strict=True)
-                )
-                lines.append(f"{name}{{{labels}}} {number}")
-        return "\n".join(lines) + "\n"
+        return page_of(self.collect(), PREFIX).decode()
 
     @property
     def port(self) -> int:
@@ -222,7 +212,3 @@ def _json(text: str | None) -> Any:
 
 def _number(value: Any) -> float:
     return float(value) if value is not None and value == value else 0.0  # a batch of no time has NaN
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

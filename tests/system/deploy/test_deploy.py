@@ -21,7 +21,7 @@ import yaml
 pytest.importorskip("prometheus_client")
 
 from rmq_metrics import MetricsPlugin
-from rmq_metrics.text import ProcessMetrics, text_of
+from rmq_metrics.process import ProcessMetrics
 
 from rmq.broker import __main__ as broker
 from rmq.broker.config import BrokerConfig
@@ -30,7 +30,7 @@ from rmq.broker.replication.failover.replica_manager import ReplicaIdentity, Rep
 from rmq.broker.tables.versioned import run_to_end
 from rmq.config import describe, is_loopback
 from rmq.controller.requests import ControllerRequests
-from rmq.metrics import Metric
+from rmq.metrics import Metric, text_of
 from rmq.namesrv import __main__ as namesrv
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.handlers import NameServer

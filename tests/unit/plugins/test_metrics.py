@@ -19,7 +19,7 @@ pytest.importorskip("prometheus_client")
 
 from prometheus_client.parser import text_string_to_metric_families
 from rmq_metrics import MetricsPlugin
-from rmq_metrics.text import ProcessMetrics, text_of
+from rmq_metrics.process import ProcessMetrics
 
 from rmq.broker.config import BrokerConfig
 from rmq.broker.plugin_host import plugin_host
@@ -30,7 +30,7 @@ from rmq.broker.tables.versioned import run_to_end
 from rmq.client.observability.metrics import ClientMetrics
 from rmq.controller.requests import ControllerRequests
 from rmq.errors import AccessDenied, ConfigError, PortInUse
-from rmq.metrics import SECONDS, Histogram, Metric, single
+from rmq.metrics import SECONDS, Histogram, Metric, single, text_of
 from rmq.namesrv import service as namesrv_service
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.handlers import NameServer
