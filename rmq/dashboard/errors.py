@@ -61,6 +61,13 @@ class LoginFailed(DashboardError):
     hint = "check the name and the secret; after five failures a minute has to pass"
 
 
+class NotVerified(DashboardError):
+    """No server could check a secret."""
+
+    status = 503
+    hint = "wait for a broker, or log in by the roles file"
+
+
 class Forbidden(DashboardError):
     """The role does not allow it, or the request does not come from a page of this dashboard."""
 

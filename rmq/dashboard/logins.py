@@ -14,7 +14,7 @@ from rmq.dashboard.access.roles import Role, Roles, read_roles
 from rmq.dashboard.access.sessions import Identity, LoginLimit, place_of_address, place_of_name
 from rmq.dashboard.clusters import Clusters
 from rmq.dashboard.config import DashboardConfig
-from rmq.dashboard.errors import LoginFailed, NotFound, TooMany
+from rmq.dashboard.errors import LoginFailed, NotFound, NotVerified, TooMany
 from rmq.errors import NETWORK_ERRORS, ResponseError
 from rmq.protocol.auth.signature import Credentials
 
@@ -64,13 +64,20 @@ class Logins:
         self._file = RolesFile(config)
 
     async def by_password(self, name: str, password: str, cluster: str, address: str) -> Identity:
-        """A user of the roles file, else an account of `cluster`. Raises LoginFailed, TooMany."""
+        """A user of the roles file, else an account of `cluster`. Raises LoginFailed, TooMany, and
+        NotVerified or NETWORK_ERRORS when no broker answers."""
         places = place_of_address(address), place_of_name(name)
         if (wait := self._limit.wait_seconds(*places)) > 0:
             raise TooMany(f"too many failed logins: wait {wait:.0f} s")
         # Noted before the check, so that many tries at once count too.
         self._limit.failed(*places)
-        identity = await self._checked(name, password, cluster)
+        try:
+            identity = await self._checked(name, password, cluster)
+        except (*NETWORK_ERRORS, NotVerified):
+            # No server said that the secret is wrong; a roles file has said so.
+            if self._config.roles_file is None:
+                self._limit.succeeded(*places)
+            raise
         if identity is None:
             raise LoginFailed("the name or the secret is wrong")
         self._limit.succeeded(*places)
@@ -165,8 +172,12 @@ class Logins:
 
 
 async def _is_let_in(admin: Admin) -> bool:
-    """Whether the brokers take the client's signature. Raises NETWORK_ERRORS, ConfigError."""
-    addresses = await admin.broker_addresses(slaves=True)
+    """Whether the servers take the client's signature: name servers with access control, then brokers. Raises
+    NETWORK_ERRORS, ConfigError, NotVerified."""
+    try:
+        addresses = await admin.broker_addresses(slaves=True)
+    except ResponseError as error:
+        return NEEDS_ADMIN in error.remark
     failure: Exception | None = None
     for address in addresses:
         try:
@@ -179,7 +190,7 @@ async def _is_let_in(admin: Admin) -> bool:
         return True
     if failure is not None:
         raise failure
-    raise LoginFailed("no broker is registered, so no account can be checked")
+    raise NotVerified("no broker is registered, so no account can be checked")
 
 
 async def _is_admin(admin: Admin) -> bool:

@@ -9,13 +9,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
 
 import pytest
 from attrs import define, field
 
 CHROMIUM = os.environ.get("RMQ_CHROMIUM") or shutil.which("chromium") or ""
+SEVERE: Final = ("serious", "critical")
+PHONE: Final = {"width": 390, "height": 800}
 
 
 @define
@@ -37,7 +40,9 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
     """`rmq dev` on free ports."""
     folder = tmp_path_factory.mktemp("dev")
     ports = ("--namesrv-port", "0", "--broker-port", "0", "--dashboard-port", "0")
-    command = [sys.executable, "-m", "rmq", "dev", "--data-dir", str(folder / "data"), *ports]
+    quick = ("transactionTimeOut=1000", "transactionCheckInterval=1000", "transactionCheckMax=1")
+    settings = [part for one in quick for part in ("--set", one)]
+    command = [sys.executable, "-m", "rmq", "dev", "--data-dir", str(folder / "data"), *ports, *settings]
     log = folder / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
@@ -61,6 +66,57 @@ def _started(log: pathlib.Path, process: Any) -> Dev:
     assert link, text + log.read_text()
     assert namesrv, text
     return Dev(link[1], namesrv[1], process)
+
+
+@contextmanager
+def dashboard(
+    namesrv: str, *options: str, environment: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """`rmq dashboard` over a cluster: the address that it prints, which logs in with `--login-link`."""
+    command = [sys.executable, "-m", "rmq", "dashboard", "-n", namesrv, "--port", "0", *options]
+    given = {**os.environ, **(environment or {})}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=given)
+    assert process.stdout is not None
+    try:
+        for _ in range(1 + ("--login-link" in options)):
+            found = re.search(r"(http://\S+)", process.stdout.readline())
+        assert found, "no dashboard"
+        yield found[1]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+        process.stdout.close()
+
+
+def faults_of(page: Any, name: str) -> list[str]:
+    """Serious faults of access of the page as it is, in light and dark and in the width of a phone; takes
+    pictures into RMQ_SCREENSHOTS."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    wide, faults = page.viewport_size, []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.wait_for_timeout(200)
+        found = axe.run(page, options={"resultTypes": ["violations"]}).response["violations"]
+        faults += [
+            f"{name}, {scheme}: {one['id']}: {node['html'][:120]}: {node['failureSummary']}"
+            for one in found
+            if one["impact"] in SEVERE
+            for node in one["nodes"]
+        ]
+        picture(page, f"{name}-{scheme}")
+    page.set_viewport_size(PHONE)
+    if page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") > 0:
+        faults.append(f"{name} is wider than a phone")
+    picture(page, f"{name}-phone")
+    page.set_viewport_size(wide)
+    page.emulate_media(color_scheme="light")
+    return faults
+
+
+def picture(page: Any, name: str) -> None:
+    """A picture of a page, if RMQ_SCREENSHOTS names a folder."""
+    if folder := os.environ.get("RMQ_SCREENSHOTS"):
+        page.screenshot(path=pathlib.Path(folder) / f"dashboard-{name}.png")
 
 
 @define

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import re
-import signal
 import subprocess
 import sys
 import urllib.request
@@ -14,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from .conftest import Dev
+from .conftest import Dev, dashboard
 
 pytestmark = pytest.mark.browser
 
@@ -32,16 +30,8 @@ def address(dev: Dev, tmp_path: pathlib.Path) -> Iterator[str]:
 
     file = tmp_path / "roles.yaml"
     file.write_text(f"tokens:\n  - {{name: ci, role: admin, sha256: {token_hash(TOKEN)}}}\n")
-    options = ("-n", dev.namesrv, "--port", "0", "--roles", str(file))
-    command = [sys.executable, "-m", "rmq", "dashboard", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield re.search(r"(http://\S+)", process.stdout.readline())[1]
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(30)
-        process.stdout.close()
+    with dashboard(dev.namesrv, "--roles", str(file)) as address:
+        yield address
 
 
 def described(address: str) -> dict[str, Any]:

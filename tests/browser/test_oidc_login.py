@@ -6,9 +6,6 @@ import html
 import json
 import pathlib
 import re
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +15,7 @@ from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
 import pytest
 
-from .conftest import Dev, Watcher
+from .conftest import Dev, Watcher, dashboard
 
 pytestmark = pytest.mark.browser
 
@@ -88,26 +85,19 @@ def issuer() -> Iterator[str]:
 
 
 @pytest.fixture
-def dashboard(dev: Dev, issuer: str, tmp_path: pathlib.Path) -> Iterator[str]:
+def address(dev: Dev, issuer: str, tmp_path: pathlib.Path) -> Iterator[str]:
     """`rmq dashboard` with logins by the provider only: its address."""
     file = tmp_path / "oidc.yaml"
     file.write_text(f"issuer: {issuer}\nclient_id: rmq\nroles: {{admin: [chiefs]}}\n")
-    options = ("--port", "0", "--oidc", str(file), "--no-account-login", "--require-login")
-    command = [sys.executable, "-m", "rmq", "dashboard", "-n", dev.namesrv, *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield re.search(r"(http://\S+)", process.stdout.readline())[1]
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(30)
-        process.stdout.close()
+    options = ("--oidc", str(file), "--no-account-login", "--require-login")
+    with dashboard(dev.namesrv, *options) as address:
+        yield address
 
 
 def test_a_person_logs_in_at_another_site_and_works_on_the_cluster(
-    dashboard: str, chromium: Any, watcher: Watcher
+    address: str, chromium: Any, watcher: Watcher
 ) -> None:
-    context = chromium.new_context(base_url=dashboard)
+    context = chromium.new_context(base_url=address)
     page = context.new_page()
     page.on("pageerror", lambda error: watcher.found.append(str(error)))
     page.goto("/c/default/topics")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import pathlib
 import re
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,8 @@ from rmq.dashboard.access.roles import password_hash, read_roles, token_hash
 from rmq.dashboard.config import DashboardConfig
 from rmq.errors import ConfigError
 from rmq.protocol.auth.signature import Credentials
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import Command
 from rmq.testing.cluster import Cluster
 
 from .site import BASE, LINK, roles_file, site, text_of
@@ -182,6 +185,16 @@ async def test_wrong_logins_are_slowed_down_even_for_who_knows_the_password_then
         ).status_code == 303
 
 
+async def test_a_login_that_no_server_could_check_is_no_wrong_login(tmp_path: pathlib.Path) -> None:
+    async with Cluster(name_servers=1) as cluster:
+        for path, last in ((None, 503), (roles_file(tmp_path, ROLES), 429)):
+            async with site(cluster, roles_file=path) as made:
+                browser = made.browser()
+                form = {"name": "chief-one", "password": "12345678", "cluster": "test"}
+                answers = [(await browser.post("/login", **form)).status_code for _ in range(6)]
+                assert answers == [*[503] * 5, last]
+
+
 async def test_sessions_end_when_they_are_idle_and_when_people_log_out() -> None:
     async with Cluster(*SHOP) as cluster, site(cluster, anonymous_read=False) as made:
         admin = await made.admin()
@@ -253,6 +266,25 @@ async def test_an_account_of_the_cluster_acts_as_itself(tmp_path: pathlib.Path) 
             chief = made.browser()
             await chief.post("/login", name="chief-one", password="12345678", cluster="test")
             assert (await chief.get("/c/test/topics/Salaries")).status_code == 200
+
+
+async def test_an_account_logs_in_where_name_servers_refuse_a_wrong_secret(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "plain_acl.yml"
+    file.write_text(ACCOUNTS)
+    own = Credentials("chief-one", "12345678")
+
+    def refused(request: Command, connection: Any) -> Command:
+        return request.reply(ResponseCode.NO_PERMISSION, "Check signature failed for accessKey=chief-one")
+
+    async with (
+        Cluster(*SHOP, acl_enable=True, acl_file=str(file)) as cluster,
+        site(cluster, credentials=own, link_token="") as made,
+    ):
+        (namesrv,) = cluster.name_servers
+        for secret, refusals, status in (("wrong", 2, 401), ("12345678", 1, 303)):
+            namesrv.script(RequestCode.GET_BROKER_CLUSTER_INFO, *[refused] * refusals)
+            answer = await made.browser().post("/login", name="chief-one", password=secret, cluster="test")
+            assert answer.status_code == status
 
 
 async def test_nobody_logs_in_by_an_account_where_the_cluster_checks_none() -> None:
