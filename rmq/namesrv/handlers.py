@@ -140,7 +140,9 @@ class NameServer(Endpoint):
         self._hooks = Hooks()
         holders_of = by_account_and_address(Gateways(config.trusted_gateways))
         self.deferred_saves = DeferredSaves(self._respond, _error_response, on_wanted, holders_of)
-        self._clashes = Clashes(self._register_again, self._refuse, on_deadline)
+        self._clashes = Clashes(
+            self._register_again, self._refuse, on_deadline, lambda peer: of_address(peer.peer_address)
+        )
 
     def use_controller(self, requests: ControllerRequests) -> None:
         """Also answer requests to controllers. Called before plug-ins are used."""

@@ -159,6 +159,16 @@ def test_a_holder_is_asked_once_for_many_newcomers(host: Host) -> None:
     assert all(peer.replies[0].code == ResponseCode.SYSTEM_ERROR for peer in (host.newcomer, *others))
 
 
+def test_no_address_has_all_places_of_registrations_that_wait(host: Host) -> None:
+    crowd = [Peer(f"10.0.1.1:{port}") for port in range(1, WAITING_MAX + 1)]
+    at_once = [bool(host.register(peer, f"10.0.1.1:{number}")) for number, peer in enumerate(crowd, 20_000)]
+    assert at_once.count(False) == WAITING_MAX // 2, "half of the places; others are refused at once"
+    assert host.register(Peer("10.0.1.2:1"), "10.0.1.2:10911") == [], "another address waits"
+    for peer in crowd:
+        host.server.on_close(peer)  # type: ignore[arg-type]
+    assert host.register(Peer("10.0.1.1:999"), "10.0.1.1:10911") == [], "places are given back"
+
+
 def test_a_newcomer_that_asks_again_gets_an_answer_to_each_request(host: Host) -> None:
     host.register(host.newcomer, "10.0.0.2:10911")
     assert [one.code for one in host.newcomer.replies] == [ResponseCode.SYSTEM_ERROR]
