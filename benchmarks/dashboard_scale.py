@@ -2,12 +2,14 @@
 
     python benchmarks/dashboard_scale.py          # 1,000 topics, 500 groups, 10,000 queues, 2,000 clients
 
-It starts a cluster and the dashboard as processes of their own, and prints a row for each page.
+It starts a cluster and the dashboard as processes of their own, and prints a row for each page, and the share
+of a core that the broker takes before, while and after it is watched by the dashboard with two open pages.
 """
 
 from __future__ import annotations
 
 import argparse
+import html
 import os
 import re
 import signal
@@ -43,15 +45,27 @@ PAGES = (
     "/groups?sort=name&page=10",
     "/groups/group-0250",
     "/groups/group-0250/reset",
+    "/groups/group-0250/check",
+    "/groups/group-0250/times?topic=topic-0500",
     "/messages?topic=topic-0500",
+    "A MESSAGE",
     "/dead-letters",
+    "/dead-letters?group=group-0250",
     "/brokers",
     "/brokers/embedded",
     "/delayed",
     "/transactions",
     "/name-servers",
+    "/accounts",
+    "/controllers",
     "/streams",
+    "/jobs",
+    "/changes",
 )
+OPEN = ("", "/groups")
+"""Pages that are open while the broker is watched: they load themselves again."""
+REFRESH_SECONDS = 5.0
+LETTERS = 2000
 
 
 @contextmanager
@@ -100,6 +114,12 @@ async def fill(namesrv: str, sizes: argparse.Namespace) -> None:
                 for topic in topics:
                     for queue in range(per_topic):
                         await consumer.commit(MessageQueue(topic, "embedded", queue), 0)
+        dead = "%DLQ%group-0250"
+        await client.admin.create_topic(dead, broker=broker, queues=1)
+        async with client.producer("scale") as producer:
+            for _ in range(LETTERS // 100):
+                letters = [rmq.Message(dead, b"x" * 100) for _ in range(100)]
+                await producer.send_batch(letters)
 
 
 async def attend(broker: str, sizes: argparse.Namespace, ready: trio.Event) -> None:
@@ -124,26 +144,60 @@ async def attend(broker: str, sizes: argparse.Namespace, ready: trio.Event) -> N
         await trio.sleep(30)
 
 
-def page_seconds(base: str, path: str) -> tuple[float, int, int]:
-    """The time of a page, its size, its status."""
-    began = time.perf_counter()
-    with urllib.request.urlopen(f"{base}/c/default{path}", timeout=60) as answer:
-        return time.perf_counter() - began, len(answer.read()), answer.status
+class Viewer:
+    """A browser that has logged in by the printed link. `text` is the page that was loaded last."""
+
+    def __init__(self, link: str) -> None:
+        self.base, self.text = link.partition("/login")[0], ""
+        self._http = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        self._http.open(f"{link}&next=/healthz", timeout=60).close()
+
+    def load(self, path: str) -> tuple[float, int, int]:
+        """The time of a page, its size, its status."""
+        began = time.perf_counter()
+        with self._http.open(f"{self.base}/c/default{path}", timeout=60) as answer:
+            self.text = answer.read().decode()
+            return time.perf_counter() - began, len(self.text), answer.status
+
+    def message(self) -> str:
+        """The path of the first message of the list that was loaded last."""
+        return html.unescape(re.search(r'href="/c/default(/messages/show[^"]*)"', self.text)[1])
 
 
-async def measure(base: str, dashboard: int, broker: int, seconds: float) -> None:
-    """Print the table."""
+async def measure(viewer: Viewer, dashboard: int) -> None:
+    """Print the table of pages."""
     slowest = 0.0
     for path in (*PAGES, *PAGES):  # the first time nothing is known yet
-        took, size, status = await trio.to_thread.run_sync(page_seconds, base, path)
-        slowest = max(slowest, took)
-        print(f"{took:6.3f} s  {size / 1024:7.1f} KiB  {status}  {path or '/'}", flush=True)
-    began, clock = cpu_seconds(broker), time.monotonic()
-    await trio.sleep(seconds)
-    share = (cpu_seconds(broker) - began) / (time.monotonic() - clock)
+        path = viewer.message() if path == "A MESSAGE" else path
+        clock = cpu_seconds(dashboard)
+        took, size, status = await trio.to_thread.run_sync(viewer.load, path)
+        slowest, used = max(slowest, took), cpu_seconds(dashboard) - clock
+        print(
+            f"{took:6.3f} s, {used:.2f} of it computing  {size / 1024:7.1f} KiB  {status}  {path or '/'}",
+            flush=True,
+        )
     most = memory_mib(dashboard, "VmHWM")
-    print(f"slowest page {slowest:.3f} s; memory {memory_mib(dashboard):.0f} MiB, at most {most:.0f}")
-    print(f"broker while watched (samples each 30 s, with its clients' heartbeats): {share:.2%} of a core")
+    print(
+        f"slowest page {slowest:.3f} s; memory {memory_mib(dashboard):.0f} MiB, at most {most:.0f}",
+        flush=True,
+    )
+
+
+async def watch(viewer: Viewer) -> None:
+    """Keep pages open."""
+    while True:
+        for path in OPEN:
+            await trio.to_thread.run_sync(viewer.load, path)
+        await trio.sleep(REFRESH_SECONDS)
+
+
+async def share_of(pid: int, seconds: float, when: str) -> float:
+    """The share of a core that a process takes for so long."""
+    began, clock = cpu_seconds(pid), time.monotonic()
+    await trio.sleep(seconds)
+    share = (cpu_seconds(pid) - began) / (time.monotonic() - clock)
+    print(f"broker {when}: {share:.2%} of a core", flush=True)
+    return share
 
 
 async def run(sizes: argparse.Namespace, folder: str) -> None:
@@ -162,13 +216,18 @@ async def run(sizes: argparse.Namespace, folder: str) -> None:
             ready = trio.Event()
             nursery.start_soon(attend, brokers[0], sizes, ready)
             await ready.wait()
-            began, clock = cpu_seconds(cluster.pid), time.monotonic()
-            await trio.sleep(sizes.seconds)
-            share = (cpu_seconds(cluster.pid) - began) / (time.monotonic() - clock)
-            print(f"broker before it is watched: {share:.2%} of a core", flush=True)
-            with started(("dashboard", "-n", namesrv, "--port", "0"), r"dashboard +(\S+)") as (pages, base):
-                await measure(base, pages.pid, cluster.pid, sizes.seconds)
+            before = await share_of(cluster.pid, sizes.seconds, "before it is watched")
+            options = ("-n", namesrv, "--port", "0", "--login-link")
+            with started(("dashboard", *options), r"to change +(\S+)") as (pages, link):
+                viewer = await trio.to_thread.run_sync(Viewer, link)
+                await measure(viewer, pages.pid)
+                async with trio.open_nursery() as watching:
+                    watching.start_soon(watch, viewer)
+                    watched = await share_of(cluster.pid, 2 * sizes.seconds, "while watched")
+                    watching.cancel_scope.cancel()
+            after = await share_of(cluster.pid, sizes.seconds, "after it was watched")
             nursery.cancel_scope.cancel()
+        print(f"being watched costs the broker {watched - (before + after) / 2:.2%} of a core")
 
 
 def main() -> None:

@@ -106,6 +106,12 @@ class TooMany(DashboardError):
     hint = "wait, or close other pages"
 
 
+class TooManyLogins(TooMany):
+    """An address or a name has had too many failed logins."""
+
+    hint = "wait, and check the name and the secret"
+
+
 _STATUSES: Final = (
     ((AccessDenied, NoPermission), 403),
     ((NoRoute, QueryNotFound, TopicNotExist, ConsumerNotOnline), 404),

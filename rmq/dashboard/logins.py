@@ -14,7 +14,7 @@ from rmq.dashboard.access.roles import Role, Roles, read_roles
 from rmq.dashboard.access.sessions import Identity, LoginLimit, place_of_address, place_of_name
 from rmq.dashboard.clusters import Clusters
 from rmq.dashboard.config import DashboardConfig
-from rmq.dashboard.errors import LoginFailed, NotFound, NotVerified, TooMany
+from rmq.dashboard.errors import LoginFailed, NotFound, NotVerified, TooManyLogins
 from rmq.errors import NETWORK_ERRORS, ResponseError
 from rmq.protocol.auth.signature import Credentials
 
@@ -64,11 +64,11 @@ class Logins:
         self._file = RolesFile(config)
 
     async def by_password(self, name: str, password: str, cluster: str, address: str) -> Identity:
-        """A user of the roles file, else an account of `cluster`. Raises LoginFailed, TooMany, and
+        """A user of the roles file, else an account of `cluster`. Raises LoginFailed, TooManyLogins, and
         NotVerified or NETWORK_ERRORS when no broker answers."""
         places = place_of_address(address), place_of_name(name)
         if (wait := self._limit.wait_seconds(*places)) > 0:
-            raise TooMany(f"too many failed logins: wait {wait:.0f} s")
+            raise TooManyLogins(f"too many failed logins: wait {wait:.0f} s")
         # Noted before the check, so that many tries at once count too.
         self._limit.failed(*places)
         try:
@@ -108,10 +108,10 @@ class Logins:
         return Identity(name, role, "account", cluster, Credentials(name, secret))
 
     def by_link(self, token: str, address: str) -> Identity:
-        """Whoever has the link that was printed at the start. Raises LoginFailed, TooMany."""
+        """Whoever has the link that was printed at the start. Raises LoginFailed, TooManyLogins."""
         place = place_of_address(address)
         if self._limit.wait_seconds(place) > 0:
-            raise TooMany("too many failed logins: wait a minute")
+            raise TooManyLogins("too many failed logins: wait a minute")
         known = self._config.link_token
         if not known or not hmac.compare_digest(known.encode(), token.encode()):
             self._limit.failed(place)
@@ -123,10 +123,11 @@ class Logins:
         return await self._provider().begin(redirect, target, place_of_address(address)[0])
 
     async def finish_oidc(self, given: Mapping[str, str], browser: str, address: str) -> tuple[Identity, str]:
-        """See `Oidc.finish`. Raises NotFound without a provider, LoginFailed, ProviderFailed, TooMany."""
+        """See `Oidc.finish`. Raises NotFound without a provider, LoginFailed, ProviderFailed,
+        TooManyLogins."""
         provider, place = self._provider(), place_of_address(address)
         if self._limit.wait_seconds(place) > 0:
-            raise TooMany("too many failed logins: wait a minute")
+            raise TooManyLogins("too many failed logins: wait a minute")
         self._limit.failed(place)
         found = await provider.finish(given, browser)
         self._limit.succeeded(place)
@@ -139,12 +140,12 @@ class Logins:
 
     async def by_header(self, header: str, cluster: str, address: str) -> Identity:
         """A program, by `Authorization: Bearer` with a token of the roles file, or `Basic` with an account.
-        Raises LoginFailed, TooMany."""
+        Raises LoginFailed, TooManyLogins."""
         scheme, _, proof = header.partition(" ")
         if scheme.lower() == "bearer":
             place = place_of_address(address)
             if self._limit.wait_seconds(place) > 0:
-                raise TooMany("too many wrong tokens: wait a minute")
+                raise TooManyLogins("too many wrong tokens: wait a minute")
             token = self._file.current().token(proof.strip())
             if token is None:
                 self._limit.failed(place)
