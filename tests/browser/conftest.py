@@ -69,9 +69,7 @@ def _started(log: pathlib.Path, process: Any) -> Dev:
 
 
 @contextmanager
-def dashboard(
-    namesrv: str, *options: str, environment: Mapping[str, str] | None = None
-) -> Iterator[str]:
+def dashboard(namesrv: str, *options: str, environment: Mapping[str, str] | None = None) -> Iterator[str]:
     """`rmq dashboard` over a cluster: the address that it prints, which logs in with `--login-link`."""
     command = [sys.executable, "-m", "rmq", "dashboard", "-n", namesrv, "--port", "0", *options]
     given = {**os.environ, **(environment or {})}
