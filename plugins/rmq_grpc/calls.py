@@ -54,7 +54,8 @@ REQUEST_SECONDS: Final = 60.0
 """Time that a request has to be complete."""
 STRIKES_MAX: Final = 2_000
 STRIKES_SECONDS: Final = 10.0
-"""Frames that only cost work (resets count as 10, pings and settings as 5), in so many seconds."""
+"""Frames that only cost work (resets count as 10, pings and settings as 5), in so many seconds. Frames that
+grant room count where they are more than two for a frame of data."""
 _HEAD: Final = ((":status", "200"), ("content-type", "application/grpc"))
 _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
@@ -148,6 +149,7 @@ class Calls:
         self._waiting: dict[int, Call] = {}  # whose answers wait for the peer's flow control
         self._request_bytes = self._answer_bytes = self._incomplete = 0
         self._strikes, self._strikes_since = 0, clock()
+        self._grants = 0  # frames that grant room: those of a peer that reads, one of the call's, one of all
         self._is_stopping = False
         config = h2.config.H2Configuration(
             client_side=False,
@@ -207,6 +209,10 @@ class Calls:
             self._strike(10)
             self._forget(self._open.get(event.stream_id), is_cancelled=True)
         elif isinstance(event, h2.events.WindowUpdated):
+            if self._grants > 0:
+                self._grants -= 1
+            else:
+                self._strike(1)
             self._on_window(event.stream_id)
         elif isinstance(event, h2.events.RemoteSettingsChanged):
             self._strike(5)
@@ -376,6 +382,7 @@ class Calls:
                 del outbox[:room]
                 self._answer_bytes -= len(piece)
                 self._h2.send_data(stream_id, piece)
+                self._grants += 2
         except h2.exceptions.ProtocolError as error:
             log.debug("%s: an answer is dropped: %s", self._stream.peer_address, error)
             self._forget(call)

@@ -1,0 +1,135 @@
+"""Peers that flood the gRPC door: another client on another connection goes on, and memory stays bounded."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import anyio
+import pytest
+import trio
+
+pytest.importorskip("h2")
+
+from rmq_grpc.calls import Call, Calls
+from trio.testing import MockClock
+
+from rmq.errors import RemoteProtocolError
+from rmq.testing.network import MemoryNetwork
+from tests.unit.grpc.floods import FLOODS, Flood
+from tests.unit.grpc.test_grpc import (
+    PORT,
+    acking,
+    client,
+    cluster,
+    message,
+    received,
+    receiving,
+    sending,
+    word,
+)
+
+HELD_MAX = 80 << 20
+"""Bytes that one connection may make the broker hold: 32 MiB of requests, 32 MiB of answers, and some more."""
+PIECES = 2_200
+GROWTH_MAX = 48 << 20
+SERVED = ("large_messages", "no_reading", "many_clients")
+"""Floods each of whose calls is answered or refused, by answers that this stream takes."""
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
+async def test_another_client_goes_on(autojump_clock: MockClock, flood: Flood) -> None:
+    async with cluster() as running, client(running, "honest") as honest:
+        broker: Any = running["a"].server
+        assert isinstance(running.network, MemoryNetwork)
+        network = running.network.host("10.0.9.9")
+        address = f"{running['a'].address.partition(':')[0]}:{PORT}"
+
+        async def attack() -> None:
+            stream = await network.dial(address)
+            try:
+                for _, piece in zip(range(PIECES), flood(), strict=False):
+                    with anyio.move_on_after(5) as patience:
+                        await stream.send_all(piece)
+                    if patience.cancelled_caught:
+                        break  # the broker does not read on
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass  # the broker has cut the peer off
+            await anyio.sleep(30)
+            await stream.aclose()
+
+        held = 0
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(attack)
+            for number in range(20):
+                sent = message(b"%d" % number, message_id=f"M{number}")
+                assert word(await honest.one("SendMessage", sending(sent))) == "OK"
+                status, got = await received(honest, receiving())
+                assert (status, [one.body for one in got]) == ("OK", [b"%d" % number])
+                handle = got[0].system_properties.receipt_handle
+                assert word(await honest.one("AckMessage", acking(handle))) == "OK"
+                held = max(held, broker.budget.held)
+                assert held < HELD_MAX, flood.__name__
+                await anyio.sleep(0.2)
+            tasks.cancel_scope.cancel()
+        await anyio.sleep(120)
+        assert broker.budget.held < 100_000, "a connection that has ended holds nothing"
+
+
+class Stream:
+    """A door's stream whose peer takes all that is written."""
+
+    peer_address = "10.0.0.1:1"
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.is_closed = False
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def hold(self, count: int) -> None:
+        self.held = count
+
+    def close(self, reason: str = "") -> None:
+        self.is_closed = True
+
+
+class Service:
+    """Answers no call."""
+
+    def begins(self, call: Call) -> bool:
+        return True
+
+    def handle(self, call: Call, message: bytes) -> None:
+        if not call.method.endswith("ReceiveMessage"):
+            call.send(bytes(100_000))
+            call.finish()
+
+    def half_closed(self, call: Call) -> None:
+        pass
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
+def test_what_a_flood_makes_a_connection_keep_is_bounded(flood: Flood) -> None:
+    stream = Stream()
+    calls = Calls(stream, Service(), clock=lambda: 0.0, most_bytes=8 << 20)  # type: ignore[arg-type]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _, piece in zip(range(PIECES), flood(), strict=False):
+            try:
+                calls.feed(piece)
+            except RemoteProtocolError:
+                stream.close()
+            if stream.is_closed:
+                break
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < GROWTH_MAX, f"{grown} bytes"
+    assert grown < 2 * stream.held + (3 << 20), f"{grown} bytes are kept, and {stream.held} are counted"
+    assert stream.is_closed == (flood.__name__ not in SERVED)
+    calls.closed()
+    calls.expire()
+    assert stream.held == 0
