@@ -38,6 +38,7 @@ OLDEST_MS: Final = "rmqOldestMs"
 the messages that are leased, those that wait for a retry, and how long ago the oldest lease was taken."""
 INIT_FROM_FIRST: Final = 0
 """`init_mode` of a new group that begins at the first message; 1 begins at the end."""
+_LAST_DIGITS: Final = tuple(f"{number:03}" for number in range(1000))
 
 
 @define
@@ -273,6 +274,16 @@ class SetMessageRequestModeRequestBody(Body):
 def start_offsets(starts: dict[int, int]) -> str:
     """The text of the first offsets: queue id -> offset."""
     return ";".join(f"0 {queue_id} {offset}" for queue_id, offset in starts.items())
+
+
+def run_text(start: int, end: int) -> str:
+    """The offsets from `start` up to `end`, with commas between them. The numbers of a thousand share their
+    first digits, so most texts are one join of texts that are there."""
+    high, low = divmod(start, 1000)
+    if not high or low + end - start > 1000:
+        return ",".join(map(str, range(start, end)))
+    between = f",{high}"
+    return between[1:] + between.join(_LAST_DIGITS[low : low + end - start])
 
 
 def message_offsets(offsets: dict[int, list[int]]) -> str:

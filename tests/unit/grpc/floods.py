@@ -1,7 +1,4 @@
-"""Bytes of HTTP/2 peers that want to cost more than they pay: endless generators of pieces, each a few frames.
-
-A flood may look at the bytes that the other side has sent, and most do not.
-"""
+"""Bytes of HTTP/2 peers that want to cost more than they pay: endless pieces, each a few frames."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from tests.unit.grpc.test_grpc import (
 )
 
 HELD_MAX = 80 << 20
-"""Bytes that one connection may make the broker hold: 32 MiB of requests, 32 MiB of answers, and some more."""
+"""Bytes that one connection may make the broker hold: 32 MiB of requests, as much of answers, and more."""
 PIECES = 2_200
 GROWTH_MAX = 48 << 20
 SERVED = ("large_messages", "no_reading", "many_clients")

@@ -17,6 +17,7 @@ from rmq.broker.consume.per_message.message_groups import group_of
 from rmq.broker.consume.per_message.queue_delivery import DYING, GONE, READY, Batch
 from rmq.errors import CorruptRecord
 from rmq.protocol.codes import SYS_HOST_BITS
+from rmq.protocol.pop import run_text
 from rmq.protocol.record import HOST_BITS, decode_records, offset_of
 
 if TYPE_CHECKING:
@@ -69,6 +70,9 @@ class Handed:
 
     def text(self) -> str:
         """The offsets of the messages, as the answer to a pop has them."""
+        mask = self.mask
+        if not mask & (mask + 1):
+            return f"0 {self.queue_id} {run_text(self.start, self.start + mask.bit_length())}"
         return f"0 {self.queue_id} {','.join(map(str, self.offsets()))}"
 
     def offsets(self) -> list[int]:

@@ -33,6 +33,7 @@ from rmq.protocol.pop import (
     PopMessageResponseHeader,
     bits_of,
     parse_start_offsets,
+    run_text,
 )
 from rmq.protocol.record import decode_records
 from rmq.testing.front import Wire
@@ -208,6 +209,12 @@ def test_a_batch_of_acknowledgements_as_java_writes_it(rig: Rig) -> None:
     assert rig.call(codes.BATCH_ACK_MESSAGE, None, body.encode(), consumer.wire).code == 0
     step(rig, 31)
     assert list(consumer.pop(queue_id=0)) == [b"2"]
+
+
+@pytest.mark.parametrize("start", [0, 7, 990, 999, 1_000, 1_968, 1_969, 123_456, 999_990, 10**15])
+def test_the_text_of_a_run_of_offsets(start: int) -> None:
+    for count in (1, 2, 32, 64):
+        assert run_text(start, start + count) == ",".join(map(str, range(start, start + count)))
 
 
 def test_the_bits_of_java() -> None:
