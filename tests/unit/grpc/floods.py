@@ -218,7 +218,7 @@ def many_clients() -> Iterator[bytes]:
     """Calls each of which is another client's."""
     encoder = Encoder()
     asked = schema.message("HeartbeatRequest")(client_type=1)
-    yield hello(WINDOW)
+    yield hello(WINDOW) + frame(WindowUpdateFrame(0, WINDOW - 65_535))
     for stream_id in streams():
         block = headers(encoder, "Heartbeat", client_id=f"client-{stream_id}")
         begun = frame(HeadersFrame(stream_id, block), "END_HEADERS")
