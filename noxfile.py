@@ -87,10 +87,11 @@ def interop5(session: nox.Session) -> None:
 
 @nox.session
 def grpc(session: nox.Session) -> None:
-    """RocketMQ's official 5.x clients on the gRPC door: Java (Maven), Python (PyPI), Node (npm)."""
+    """RocketMQ's official 5.x clients on the gRPC door: Java (Maven), Python (PyPI), Node (npm), Rust
+    (crates.io) and Go (its module proxy)."""
     session.install("-e", ".[test]")
     clients = "tests/interop/clients/test_grpc_clients.py"
-    session.run("python", "-m", "pytest", "-m", "interop", clients, *session.posargs)
+    session.run("python", "-m", "pytest", "-n", "0", "-m", "interop", clients, *session.posargs)
 
 
 @nox.session

@@ -1,10 +1,8 @@
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
-import java.util.ArrayList;
 import java.util.HashMap;
-import java.util.List;
 import java.util.Map;
-import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.client.apis.ClientConfiguration;
 import org.apache.rocketmq.client.apis.ClientConfigurationBuilder;
 import org.apache.rocketmq.client.apis.ClientServiceProvider;
@@ -34,13 +32,19 @@ public class Driver {
     }
 
     static synchronized void say(String line) {
-        System.out.println(line);
+        System.out.println(line.replace('\n', ' '));
         System.out.flush();
     }
 
+    static String name(MessageView message) {
+        return text(message).split("\\.", 2)[0];
+    }
+
     static void said(MessageView message) {
-        say("message " + text(message) + " " + message.getDeliveryAttempt() + " " + message.getTag().orElse("-")
-            + " " + String.join(",", message.getKeys()) + " " + message.getProperties().getOrDefault("colour", "-"));
+        String keys = String.join(",", message.getKeys());
+        say("message " + name(message) + " " + message.getDeliveryAttempt() + " " + message.getTag().orElse("-")
+            + " " + (keys.isEmpty() ? "-" : keys) + " " + message.getProperties().getOrDefault("colour", "-")
+            + " " + message.getMessageGroup().orElse("-") + " " + message.getBody().remaining());
     }
 
     public static void main(String[] args) throws Exception {
@@ -49,18 +53,52 @@ public class Driver {
             given.put(args[i].split("=", 2)[0], args[i].split("=", 2)[1]);
         }
         ClientConfigurationBuilder builder = ClientConfiguration.newBuilder().setEndpoints(args[0])
-            .enableSsl(false).setRequestTimeout(Duration.ofSeconds(10));
+            .enableSsl(given.containsKey("tls")).setRequestTimeout(Duration.ofSeconds(10));
         if (given.containsKey("user")) {
             builder.setCredentialProvider(new StaticSessionCredentialsProvider(given.get("user"), given.get("secret")));
         }
         ClientConfiguration configuration = builder.build();
-        switch (args[1]) {
-            case "send": send(configuration, given); break;
-            case "simple": simple(configuration, given); break;
-            case "push": push(configuration, given); break;
-            default: throw new IllegalArgumentException(args[1]);
+        try {
+            switch (args[1]) {
+                case "send": send(configuration, given); break;
+                case "simple": simple(configuration, given); break;
+                case "push": push(configuration, given); break;
+                default: throw new IllegalArgumentException(args[1]);
+            }
+        } catch (Exception error) {
+            say("error " + error);
+            System.exit(1);
         }
         System.exit(0);
+    }
+
+    static Message message(String body, Map<String, String> given) {
+        String whole = body + ".".repeat(Integer.parseInt(given.getOrDefault("padding", "0")));
+        MessageBuilder made = PROVIDER.newMessageBuilder().setTopic(given.get("topic"))
+            .setBody(whole.getBytes(StandardCharsets.UTF_8)).setTag(given.getOrDefault("tag", "t"))
+            .setKeys("key-" + body).addProperty("colour", given.getOrDefault("colour", "red"));
+        if (given.containsKey("group")) {
+            made.setMessageGroup(given.get("group"));
+        }
+        if (given.containsKey("delay")) {
+            made.setDeliveryTimestamp(System.currentTimeMillis() + Long.parseLong(given.get("delay")));
+        }
+        return made.build();
+    }
+
+    /** Send; say an error, and with `retry` send again until it works. */
+    static SendReceipt tried(Producer producer, Message message, Map<String, String> given) throws Exception {
+        while (true) {
+            try {
+                return producer.send(message);
+            } catch (Exception error) {
+                say("error " + error.getMessage());
+                if (!given.containsKey("retry")) {
+                    return null;
+                }
+                Thread.sleep(500);
+            }
+        }
     }
 
     static void send(ClientConfiguration configuration, Map<String, String> given) throws Exception {
@@ -72,24 +110,26 @@ public class Driver {
             return TransactionResolution.COMMIT;
         });
         Producer producer = builder.build();
+        say("started");
         for (String body : given.get("bodies").split(",")) {
-            MessageBuilder made = PROVIDER.newMessageBuilder().setTopic(topic).setBody(body.getBytes(StandardCharsets.UTF_8))
-                .setTag(given.getOrDefault("tag", "t")).setKeys("key-" + body)
-                .addProperty("colour", given.getOrDefault("colour", "red"));
-            if (given.containsKey("group")) {
-                made.setMessageGroup(given.get("group"));
+            if (body.isEmpty()) {
+                continue;
             }
-            if (given.containsKey("delay")) {
-                made.setDeliveryTimestamp(System.currentTimeMillis() + Long.parseLong(given.get("delay")));
-            }
-            Message message = made.build();
+            Message message = message(body, given);
             if (end.isEmpty()) {
-                SendReceipt receipt = producer.send(message);
-                say("sent " + receipt.getMessageId());
+                SendReceipt receipt = tried(producer, message, given);
+                if (receipt != null) {
+                    say("sent " + body + " " + receipt.getMessageId());
+                    if (given.containsKey("recall")) {
+                        producer.recallMessage(topic, receipt.getRecallHandle());
+                        say("recalled " + body);
+                    }
+                }
+                Thread.sleep(Long.parseLong(given.getOrDefault("every", "0")));
                 continue;
             }
             Transaction transaction = producer.beginTransaction();
-            say("sent " + producer.send(message, transaction).getMessageId());
+            say("sent " + body + " " + producer.send(message, transaction).getMessageId());
             if (end.equals("commit")) {
                 transaction.commit();
             } else if (end.equals("rollback")) {
@@ -97,7 +137,7 @@ public class Driver {
             }
         }
         if (end.equals("orphan")) {
-            Thread.sleep(30_000);
+            Thread.sleep(60_000);
         }
         producer.close();
     }
@@ -117,19 +157,23 @@ public class Driver {
             .setSubscriptionExpressions(wanted).build();
         say("started");
         long end = System.currentTimeMillis() + Long.parseLong(given.get("seconds")) * 1000;
-        while (System.currentTimeMillis() < end) {
-            List<MessageView> messages = new ArrayList<>();
+        int left = Integer.parseInt(given.getOrDefault("count", "1000000"));
+        int batch = Integer.parseInt(given.getOrDefault("batch", "16"));
+        while (System.currentTimeMillis() < end && left > 0) {
             try {
-                messages = consumer.receive(16, Duration.ofSeconds(10));
+                for (MessageView message : consumer.receive(batch, Duration.ofSeconds(10))) {
+                    said(message);
+                    left--;
+                    if (given.containsKey("change") && message.getDeliveryAttempt() == 1) {
+                        consumer.changeInvisibleDuration(message, Duration.ofSeconds(Long.parseLong(given.get("change"))));
+                    } else if (!given.getOrDefault("ack", "yes").equals("no")) {
+                        consumer.ack(message);
+                        say("acked " + name(message));
+                    }
+                }
             } catch (Exception error) {
                 say("error " + error.getMessage());
                 Thread.sleep(1_000);
-            }
-            for (MessageView message : messages) {
-                said(message);
-                if (!given.getOrDefault("ack", "yes").equals("no")) {
-                    consumer.ack(message);
-                }
             }
         }
         consumer.close();
@@ -138,11 +182,13 @@ public class Driver {
     static void push(ClientConfiguration configuration, Map<String, String> given) throws Exception {
         Map<String, FilterExpression> wanted = new HashMap<>();
         wanted.put(given.get("topic"), filter(given));
+        AtomicInteger calls = new AtomicInteger();
         PushConsumer consumer = PROVIDER.newPushConsumerBuilder().setClientConfiguration(configuration)
             .setConsumerGroup(given.get("consumer")).setSubscriptionExpressions(wanted)
             .setMessageListener(message -> {
                 said(message);
-                boolean fails = text(message).equals(given.get("fails")) && message.getDeliveryAttempt() == 1;
+                boolean fails = name(message).equals(given.get("fails"))
+                    && calls.incrementAndGet() <= Integer.parseInt(given.getOrDefault("times", "1"));
                 return fails ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
             }).build();
         say("started");

@@ -1,30 +1,51 @@
 // RocketMQ's 5.x client for Node: driver.js ENDPOINTS ACTION KEY=VALUE ..., one line for each thing that happens.
-const { Producer, SimpleConsumer, PushConsumer, ConsumeResult, FilterExpression, TransactionResolution } = require('rocketmq-client-nodejs');
-const { FilterType } = require('rocketmq-client-nodejs/proto/apache/rocketmq/v2/definition_pb');
+const { Producer, SimpleConsumer, PushConsumer, ConsumeResult, FilterExpression } = require('rocketmq-client-nodejs');
+const { FilterType, TransactionResolution } = require('rocketmq-client-nodejs/proto/apache/rocketmq/v2/definition_pb');
 const quiet = { info() {}, warn() {}, error() {}, debug() {}, close() {} };
 const [endpoints, action, ...rest] = process.argv.slice(2);
 const given = Object.fromEntries(rest.map(one => [one.slice(0, one.indexOf('=')), one.slice(one.indexOf('=') + 1)]));
-const common = { endpoints, requestTimeout: 10000, logger: quiet };
+const common = { endpoints, requestTimeout: 10000, logger: quiet, sslEnabled: 'tls' in given };
 if (given.user) common.sessionCredentials = { accessKey: given.user, accessSecret: given.secret };
-const say = line => process.stdout.write(line + '\n');
-const said = m => say(`message ${m.body} ${m.deliveryAttempt} ${m.tag || '-'} ${m.keys.join(',')} ${m.properties.get('colour') || '-'}`);
+const say = line => process.stdout.write(line.replace(/\n/g, ' ') + '\n');
+const nameOf = m => String(m.body).split('.')[0];
+const said = m => say(`message ${nameOf(m)} ${m.deliveryAttempt} ${m.tag || '-'} ${m.keys.join(',') || '-'} ${m.properties.get('colour') || '-'} ${m.messageGroup || '-'} ${m.body.length}`);
 const sleep = seconds => new Promise(done => setTimeout(done, seconds * 1000));
 const wanted = () => new Map().set(given.topic, given.sql ? new FilterExpression(given.sql, FilterType.SQL) : given.filter || '*');
+
+// Say an error; with `retry` act again until it works.
+async function tried(action) {
+  for (;;) {
+    try { return await action(); } catch (error) {
+      say('error ' + error.message);
+      if (!given.retry) return null;
+      await sleep(0.5);
+    }
+  }
+}
 
 async function send() {
   const producer = new Producer({ ...common, topics: [given.topic], checker: { check: async m => { say(`check ${m.body}`); return TransactionResolution.COMMIT; } } });
   await producer.startup();
-  for (const body of given.bodies.split(',')) {
-    const message = { topic: given.topic, body: Buffer.from(body), tag: given.tag || 't', keys: ['key-' + body], properties: new Map([['colour', given.colour || 'red']]) };
+  say('started');
+  for (const body of given.bodies.split(',').filter(one => one)) {
+    const message = { topic: given.topic, body: Buffer.from(body + '.'.repeat(Number(given.padding || 0))), tag: given.tag || 't', keys: ['key-' + body], properties: new Map([['colour', given.colour || 'red']]) };
     if (given.group) message.messageGroup = given.group;
     if (given.delay) message.delay = Number(given.delay);
-    if (!given.end) { say('sent ' + (await producer.send(message)).messageId); continue; }
+    if (!given.end) {
+      const receipt = await tried(() => producer.send(message));
+      if (receipt) {
+        say(`sent ${body} ${receipt.messageId}`);
+        if (given.recall) { await producer.recallMessage(given.topic, receipt.recallHandle); say('recalled ' + body); }
+      }
+      await sleep(Number(given.every || 0) / 1000);
+      continue;
+    }
     const transaction = producer.beginTransaction();
-    say('sent ' + (await producer.send(message, transaction)).messageId);
+    say(`sent ${body} ${(await producer.send(message, transaction)).messageId}`);
     if (given.end === 'commit') await transaction.commit();
     if (given.end === 'rollback') await transaction.rollback();
   }
-  if (given.end === 'orphan') await sleep(30);
+  if (given.end === 'orphan') await sleep(60);
   await producer.shutdown();
 }
 
@@ -33,11 +54,14 @@ async function simple() {
   await consumer.startup();
   say('started');
   const end = Date.now() + Number(given.seconds) * 1000;
-  while (Date.now() < end) {
+  let left = Number(given.count || 1000000);
+  while (Date.now() < end && left > 0) {
     try {
-      for (const message of await consumer.receive(16, 10000)) {
+      for (const message of await consumer.receive(Number(given.batch || 16), 10000)) {
         said(message);
-        if (given.ack !== 'no') await consumer.ack(message);
+        left -= 1;
+        if (given.change && message.deliveryAttempt === 1) await consumer.changeInvisibleDuration(message, Number(given.change) * 1000);
+        else if (given.ack !== 'no') { await consumer.ack(message); say('acked ' + nameOf(message)); }
       }
     } catch (error) { say('error ' + error.message); await sleep(1); }
   }
@@ -45,7 +69,9 @@ async function simple() {
 }
 
 async function push() {
-  const consumer = new PushConsumer({ ...common, consumerGroup: given.consumer, subscriptions: wanted(), messageListener: { consume: async m => { said(m); return String(m.body) === given.fails && m.deliveryAttempt === 1 ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS; } } });
+  let calls = 0;
+  const consume = async m => { said(m); return nameOf(m) === given.fails && ++calls <= Number(given.times || 1) ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS; };
+  const consumer = new PushConsumer({ ...common, consumerGroup: given.consumer, subscriptions: wanted(), messageListener: { consume } });
   await consumer.startup();
   say('started');
   await sleep(Number(given.seconds));
