@@ -20,9 +20,8 @@ if TYPE_CHECKING:
         DeliverySettings,
         DoorHost,
         OnCheck,
-        OnHandled,
         OnQuestion,
-        OnTaken,
+        TakenMessage,
         TakeRequest,
         TopicView,
     )
@@ -60,6 +59,10 @@ OnSettings = Callable[["DeliverySettings | Exception"], None]
 OnSent = Callable[[Sent], None]
 OnEnded = Callable[["Exception | None"], None]
 OnName = Callable[["str | Exception"], None]
+OnReceived = Callable[["Sequence[TakenMessage] | Exception"], None]
+"""Called with the messages of a receive; when its time is over there are none."""
+OnOutcomes = Callable[[Sequence["Exception | None"]], None]
+"""Called with the outcome of each handle, in their order; None is success."""
 
 
 class Gateway(Protocol):
@@ -94,14 +97,14 @@ class Gateway(Protocol):
         """Be a member of a group, from now on; again with other subscriptions they hold instead."""
 
     def receive(
-        self, broker: str, request: TakeRequest, on_taken: OnTaken, seconds: float
+        self, broker: str, request: TakeRequest, on_taken: OnReceived, seconds: float
     ) -> Callable[[], None]:
         """Take messages at a broker, or with an empty name at any, as soon as there are any; none after
         `seconds`. Never calls `on_taken` before it returns. Returns a function that ends the wait without a
         call. Messages that the client still has when it ends are given back.
         """
 
-    def acknowledge(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
+    def acknowledge(self, group: str, topic: str, handles: Sequence[str], on_done: OnOutcomes) -> None:
         """Have messages never come again. Outcomes are as those of `rmq.doors.DoorHost.acknowledge`."""
 
     def extend(self, group: str, topic: str, handle: str, invisible_ms: int, on_extended: OnName) -> None:
@@ -111,7 +114,7 @@ class Gateway(Protocol):
         """Have messages that no application has seen come again at once, without a counted attempt. There is
         no outcome: what fails comes again when its time ends."""
 
-    def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
+    def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnOutcomes) -> None:
         """Have messages become dead letters of the group now."""
 
 

@@ -40,6 +40,7 @@ ASYNC_PLACES = (
     "rmq/broker/disk_work.py",  # what tasks wait for at the disk
     "rmq/broker/__main__.py",
     "rmq/embedded.py",
+    "rmq/proxy/",  # over the client, whose functions wait
     "rmq/spark/cluster.py",
     "rmq/spark/pull.py",
     "rmq/spark/sink.py",

@@ -15,6 +15,7 @@ from rmq.client.config import ClientConfig
 from rmq.config import Description, describe
 from rmq.controller.config import ControllerConfig
 from rmq.namesrv.config import NamesrvConfig
+from rmq.proxy.config import ProxyConfig
 from rmq.remoting.transports.tls import TlsConfig
 from rmq.server.settings import ServerSettings
 from rmq.store.config import StoreConfig
@@ -27,6 +28,7 @@ SECTIONS: tuple[tuple[type[Any], str], ...] = (
     (BrokerConfig, "Broker"),
     (StoreConfig, "Broker: the store"),
     (ControllerConfig, "Controller that is a process of its own"),
+    (ProxyConfig, "Proxy"),
     (TlsConfig, "TLS, of all services"),
     (ClientConfig, "Client: the fields of `rmq.ClientConfig`"),
 )
@@ -45,6 +47,7 @@ NOTES: dict[type[Any], str] = {
     NamesrvConfig: SHARED,
     BrokerConfig: SHARED,
     ControllerConfig: SHARED,
+    ProxyConfig: SHARED,
     ClientConfig: """`rmq.connect` without `config` reads them from environment variables, such as
 `RMQ_SEND_TIMEOUT_MS=10000`, and so do `rmq.App`, `blocking.connect` and the commands.
 They are keywords of these, too: `rmq.connect(send_timeout_ms=10_000)`, which go before the environment.

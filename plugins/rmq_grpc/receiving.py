@@ -66,8 +66,8 @@ def receive(session: Session, call: Call, request: Any, client: Client) -> None:
         expression_type="SQL92" if is_sql else None,
     )
 
-    def taken(found: Sequence[TakenMessage] | ResponseError) -> None:
-        if isinstance(found, ResponseError):
+    def taken(found: Sequence[TakenMessage] | Exception) -> None:
+        if isinstance(found, Exception):
             end(session, call, of_error(found))
         elif call.is_over:
             client.gateway.give_back(group, topic, [one.handle for one in found])
@@ -179,7 +179,7 @@ def acknowledge(session: Session, call: Call, request: Any, client: Client) -> N
     for handle in handles:
         client.leases.pop(handle, None)
 
-    def done(outcomes: Sequence[ResponseError | None]) -> None:
+    def done(outcomes: Sequence[Exception | None]) -> None:
         answer = session.answer_to(call)
         for entry, outcome in zip(request.entries, outcomes, strict=True):
             answer.entries.add(
@@ -219,7 +219,7 @@ def dead_letter(session: Session, call: Call, request: Any, client: Client) -> N
     group, topic = group_of(request.group), topic_of(request.topic)
     client.leases.pop(request.receipt_handle, None)
 
-    def done(outcomes: Sequence[ResponseError | None]) -> None:
+    def done(outcomes: Sequence[Exception | None]) -> None:
         call.answer(session.answer_to(call, of_handle(outcomes[0])))
 
     client.gateway.dead_letter(group, topic, [request.receipt_handle], done)

@@ -13,16 +13,8 @@ from rmq.protocol.codes import ResponseCode
 from rmq.protocol.headers import RecallHandle
 
 if TYPE_CHECKING:
-    from rmq.doors import (
-        Appended,
-        DoorHost,
-        OnCheck,
-        OnHandled,
-        OnQuestion,
-        OnTaken,
-        TakeRequest,
-    )
-    from rmq.gateway import OnEnded, OnName, OnSent, OnSettings, OnTopic
+    from rmq.doors import Appended, DoorHost, OnCheck, OnQuestion, TakeRequest
+    from rmq.gateway import OnEnded, OnName, OnOutcomes, OnReceived, OnSent, OnSettings, OnTopic
     from rmq.message import Message
 
 
@@ -94,12 +86,12 @@ class LocalGateway:
         self._host.join(group, client_id, subscriptions, on_question=on_question)
 
     def receive(
-        self, broker: str, request: TakeRequest, on_taken: OnTaken, seconds: float
+        self, broker: str, request: TakeRequest, on_taken: OnReceived, seconds: float
     ) -> Callable[[], None]:
         """As `rmq.gateway.Gateway.receive`."""
         return self._host.hold_take(request, on_taken, seconds)
 
-    def acknowledge(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
+    def acknowledge(self, group: str, topic: str, handles: Sequence[str], on_done: OnOutcomes) -> None:
         """As `rmq.gateway.Gateway.acknowledge`."""
         self._host.acknowledge(group, topic, handles, on_done)
 
@@ -117,6 +109,6 @@ class LocalGateway:
         """As `rmq.gateway.Gateway.give_back`."""
         self._host.give_back(group, topic, handles, 0, counts=False)
 
-    def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
+    def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnOutcomes) -> None:
         """As `rmq.gateway.Gateway.dead_letter`."""
         self._host.dead_letter(group, topic, handles, on_done)

@@ -40,6 +40,7 @@ SUBCOMMANDS: Final = {
         "rmq.cli.local.services",
         "Run a controller, which elects masters, or look after running ones: controller status ...",
     ),
+    "proxy": ("rmq.cli.local.services", "Run a proxy for RocketMQ's 5.x clients (gRPC) before a cluster."),
     "store": ("rmq.cli.local.store", "Check, repair or dump the folder of a store, ours or RocketMQ's."),
     "backup": (
         "rmq.cli.local.backup",
@@ -79,7 +80,7 @@ SUBCOMMANDS: Final = {
 """Name -> module, and the line that `rmq --help` shows: kept here so that help imports nothing."""
 
 SECTIONS: Final = {
-    "Run": ("dev", "namesrv", "broker", "controller", "dashboard", "demo", "run"),
+    "Run": ("dev", "namesrv", "broker", "controller", "proxy", "dashboard", "demo", "run"),
     "Messages": ("pub", "sub", "tail", "request", "reply", "bench", "msg", "dlq", "transactions", "spark"),
     "A running cluster": ("cluster", "topic", "group", "acl", "doctor", "export", "import", "admin"),
     "More": ("certs", "store", "backup", "context", "errors", "completion"),

@@ -227,6 +227,9 @@ class Client(AsyncResource):
     `connect`.
     """
 
+    _endpoint: Callable[[Session], Endpoint] = ClientEndpoint
+    """What answers the requests of brokers."""
+
     def __init__(
         self,
         namesrv: str | Sequence[str],
@@ -283,7 +286,7 @@ class Client(AsyncResource):
         packed = ipaddress.ip_address(self._address).packed
         self._session = Session(
             self._pool,
-            ClientEndpoint,
+            self._endpoint,
             self._name_servers,
             self.client_id,
             self.config,

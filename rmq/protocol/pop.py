@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from rmq.errors import RemoteProtocolError
-from rmq.message import MessageQueue
+from rmq.message import RETRY_PREFIX, MessageQueue
 from rmq.protocol.fields import Body, Int32, Int64
 
 if TYPE_CHECKING:
@@ -266,6 +266,17 @@ class SetMessageRequestModeRequestBody(Body):
     consumer_group: str = ""
     mode: str = "PULL"
     pop_share_queue_num: Int32 = 0
+
+
+RETRY_MARKS: Final = {"1": "_", "2": "+"}
+"""Kinds of a handle that stand for a retry topic of RocketMQ's brokers, and the mark in its name."""
+
+
+def real_topic(topic: str, group: str, kind: str) -> str:
+    """The topic in which a taken message lies, by the kind that its handle names: RocketMQ's brokers keep
+    redelivered messages in a topic of the group, and want its name in requests."""
+    mark = RETRY_MARKS.get(kind)
+    return topic if mark is None else f"{RETRY_PREFIX}{group}{mark}{topic}"
 
 
 # ---- texts of the answer to a pop ----

@@ -60,8 +60,8 @@ class Program:
 
     `settings(options)` reads the settings and raises ConfigError; `folder(settings)` is the server's data
     folder. `serve(start)` runs the server until it is stopped; its errors decide the exit status: `taken` are
-    the errors of a port or a folder that another process has. `name_servers` is the help of the option -n,
-    empty without the option.
+    the errors of a port or a folder that another process has. `name_servers` and `port` are the help of the
+    options -n and --port, empty without the option.
     """
 
     module: str
@@ -74,6 +74,7 @@ class Program:
     taken: tuple[type[Exception], ...] = (PortInUse, StoreLocked)
     taken_when: str = "when it cannot listen"
     name_servers: str = ""
+    port: str = ""
 
     def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """Read the command line; the letters are those of RocketMQ's mqnamesrv and mqbroker."""
@@ -92,6 +93,8 @@ class Program:
         add("-m", "--printImportantConfig", action="store_true", help="print the important ones")
         if self.name_servers:
             add("-n", "--namesrvAddr", help=self.name_servers)
+        if self.port:
+            add("--port", help=self.port)
         help = f"one setting, e.g. {self.example}"
         add("--set", action="append", default=[], metavar="KEY=VALUE", help=help)
         return parser.parse_args(arguments)

@@ -199,9 +199,11 @@ async def plugin_doors(
     budget: MemoryBudget,
     due: Wakeup,
     now_ms: Callable[[], int],
+    peer: Callable[[ServerOfDoors, str, DoorConnection], object] = ServerDoorPeer,
 ) -> PluginDoors:
-    """Open the doors of the plug-ins of a `title`, which stores no messages; `acceptors` gets theirs. Raises
-    PluginRefused for doors that cannot be opened together, PortInUse, OSError."""
+    """Open the doors of the plug-ins of a `title`, which stores no messages; `acceptors` gets theirs, `peer`
+    makes the host of a connection. Raises PluginRefused for doors that cannot be opened together, PortInUse,
+    OSError."""
     opened = await open_doors(network, config, hooks.doors())
     acceptors |= door_acceptors(opened)
     calls = DeferredCalls(anyio.current_time, lambda at: due.set())
@@ -210,7 +212,7 @@ async def plugin_doors(
         opened,
         door_server(
             opened,
-            lambda door, connection: cast(Visitor, ServerDoorPeer(server, door, connection)),
+            lambda door, connection: cast(Visitor, peer(server, door, connection)),
             config=config,
             tls=TlsContexts(tls),
             access=web_socket_access(config),

@@ -1,4 +1,4 @@
-"""`rmq namesrv`, `broker`, `controller` and `dev`: the services, imported when they run."""
+"""`rmq namesrv`, `broker`, `controller`, `proxy` and `dev`: the services, imported when they run."""
 
 from __future__ import annotations
 
@@ -32,6 +32,13 @@ def _run_service(service: str, arguments: tuple[str, ...]) -> None:
 def namesrv(arguments: tuple[str, ...]) -> None:
     """Run a name server; `rmq namesrv --help` lists the options."""
     _run_service("namesrv", arguments)
+
+
+@click.command(context_settings=PASS_THROUGH)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def proxy(arguments: tuple[str, ...]) -> None:
+    """Run a proxy for RocketMQ's 5.x clients; `rmq proxy --help` lists the options."""
+    _run_service("proxy", arguments)
 
 
 def _run_several(arguments: list[str]) -> None:

@@ -132,7 +132,7 @@ class ClientEndpoint(Endpoint):
         if (member := self._member(group)) is not None:
             member.rebalance_soon()
 
-    def _running_info(self, request: Command, connection: Connection) -> Command:
+    def _running_info(self, request: Command, connection: Connection) -> Command | None:
         header = request.read(GetConsumerRunningInfoRequestHeader)
         if (member := self._member(header.consumer_group)) is None:
             return _no_member(request, header.consumer_group)

@@ -181,7 +181,10 @@ def test_the_page_lists_every_figure() -> None:
     made |= {metric.name for metric in ClientMetrics().collect()}
     made |= {metric.name for metric in a_control().metrics()}
     made |= {metric.name for metric in ControllerRequests(lambda: 0.0).metrics()}
-    assert listed == made | {"namesrv_brokers", "namesrv_topics", "namesrv_missing", "namesrv_refused"}
+    assert listed == made | {
+        *("namesrv_brokers", "namesrv_topics", "namesrv_missing", "namesrv_refused"),
+        *("proxy_calls", "proxy_clients", "proxy_groups", "proxy_producers"),
+    }
 
 
 def test_refusals_are_counted_by_reason() -> None:

@@ -1,0 +1,1 @@
+"""A proxy: the gRPC door as a process before a cluster."""

@@ -1,0 +1,163 @@
+"""ProxiedCluster: the cluster behind a proxy, shared by the gateways of all clients.
+
+A call of a client that has to ask a broker is a task, as the client library's functions are async; the tasks
+are bounded, and the bound is shared out by account and address.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.abc
+
+from rmq.client.produce.sender import Sender
+from rmq.errors import LocalProtocolError, RmqError, for_code
+from rmq.metrics import Metric, single
+from rmq.protocol.codes import ResponseCode
+from rmq.proxy.members import ProxiedGroup, ProxiedProducer
+from rmq.proxy.takes import Takes
+from rmq.proxy.topics import Topics
+from rmq.shares import Shares
+
+if TYPE_CHECKING:
+    from rmq.client.session.session import Session
+    from rmq.proxy.config import ProxyConfig
+    from rmq.shares import Holders
+
+log = logging.getLogger("rmq.proxy")
+
+PRODUCER_GROUP: Final = "rmq-proxy"
+TOPICS_MAX: Final = 100_000
+"""Topics whose routes are in memory."""
+CLIENTS_MAX: Final = 100_000
+LEAVING_SECONDS: Final = 5.0
+"""At the end of the proxy: time for messages to be given back and groups to be left."""
+
+Work = Callable[[], Awaitable[None]]
+Fail = Callable[[RmqError], None]
+
+
+class ProxiedCluster:
+    """See the module. `tasks` end with the proxy; `secret` is known to the proxies of a cluster, and to them
+    alone, where it is not empty."""
+
+    def __init__(
+        self, config: ProxyConfig, session: Session, tasks: anyio.abc.TaskGroup, secret: bytes
+    ) -> None:
+        self.session = session
+        self.topics = Topics(session, config.proxy_cache_seconds)
+        self.takes = Takes(session)
+        self.sender = Sender(session, PRODUCER_GROUP)
+        self.calls = Shares(config.proxy_max_calls)
+        self.clients = Shares(CLIENTS_MAX)
+        self._tasks = tasks
+        self._secret = secret or b"rmq-proxy"
+        self._working = 0
+        self._idle = anyio.Event()
+        self.is_stopping = False
+
+    # ---- tasks ----
+
+    def start(self, holders: Holders, work: Work, fail: Fail) -> None:
+        """Do work for a client in a task; its RmqError goes to `fail`. Raises SystemBusy without a place."""
+        if full := self.calls.full(holders):
+            raise for_code(ResponseCode.SYSTEM_BUSY, f"of the calls at brokers (proxyMaxCalls) {full}")
+        self.calls.add(holders)
+        self._begin(work, fail, holders)
+
+    def tidy(self, work: Work) -> None:
+        """Do work of the proxy's own; a failure is logged."""
+        self._begin(work, lambda error: log.info("%s", error), None)
+
+    def _begin(self, work: Work, fail: Fail, holders: Holders | None) -> None:
+        self._working += 1
+        self._tasks.start_soon(self._run, work, fail, holders)
+
+    async def _run(self, work: Work, fail: Fail, holders: Holders | None) -> None:
+        try:
+            await work()
+        except RmqError as error:
+            fail(error)
+        except Exception as error:
+            log.error("a call failed by a fault of the proxy: %s", error, exc_info=error)
+            fail(LocalProtocolError(f"the proxy failed: {type(error).__name__}: see its log"))
+        finally:
+            if holders is not None:
+                self.calls.give(holders)
+            self._working -= 1
+            if not self._working:
+                self._idle.set()
+
+    async def finish(self) -> None:
+        """Wait until no task works, for a few seconds at most: no new calls come."""
+        with anyio.move_on_after(LEAVING_SECONDS):
+            while self._working:
+                self._idle = anyio.Event()
+                await self._idle.wait()
+
+    # ---- groups and producers ----
+
+    def group(self, name: str) -> ProxiedGroup:
+        """The member of a group, which the brokers are told of with the next heartbeat."""
+        known = self.session.members.get(name)
+        if isinstance(known, ProxiedGroup):
+            return known
+        made = self.session.members[name] = ProxiedGroup(self.session, name)
+        return made
+
+    def announce(self, group: str) -> None:
+        """Tell the brokers of a group's members."""
+        self.tidy(lambda: self.session.join(group))
+
+    def left(self, group: ProxiedGroup) -> None:
+        """A client has left a group: with the last one, the proxy leaves."""
+        if group.is_empty and self.session.members.get(group.group) is group:
+            del self.session.members[group.group]
+            self.tidy(lambda: self._leave(consumer=group.group))
+
+    async def _leave(self, *, producer: str = "", consumer: str = "") -> None:
+        known = self.session.producers if producer else self.session.members
+        if (producer or consumer) not in known:  # else one has come back
+            await self.session.leave(producer=producer or None, consumer=consumer or None)
+
+    def producer(self, topic: str) -> ProxiedProducer:
+        """The producer of a topic, that brokers may ask for the ends of half messages."""
+        known = self.session.producers.get(topic)
+        if isinstance(known, ProxiedProducer):
+            return known
+        made = self.session.producers[topic] = ProxiedProducer(self.session.routes.name_of)
+        self.session.heartbeat_soon()
+        return made
+
+    def stopped_producing(self, topic: str, producer: ProxiedProducer) -> None:
+        """A client sends no more: with the last one, the proxy is no producer of the topic."""
+        if producer.is_empty and self.session.producers.get(topic) is producer:
+            del self.session.producers[topic]
+            self.tidy(lambda: self._leave(producer=topic))
+
+    def mark(self, account: str) -> str:
+        """The mark of an account: it tells a broker's readers nothing, and only a proxy can make it."""
+        if not account:
+            return ""
+        return hmac.new(self._secret, account.encode(), hashlib.sha256).hexdigest()[:24]
+
+    def check_room(self, topic: str) -> None:
+        """Raise SystemBusy for a further topic when very many are known."""
+        routes = self.session.routes
+        if routes.get(topic) is None and len(routes.topics()) >= TOPICS_MAX:
+            raise for_code(ResponseCode.SYSTEM_BUSY, f"the proxy knows {TOPICS_MAX} topics already")
+
+    def metrics(self) -> list[Metric]:
+        """Figures of the calls at brokers."""
+        members, producers, more = len(self.session.members), len(self.session.producers), self.clients.used
+        return [
+            single("proxy_calls", "gauge", "Calls at brokers that are not answered yet", self.calls.used),
+            single("proxy_clients", "gauge", "Clients of gRPC that are connected", more),
+            single("proxy_groups", "gauge", "Consumer groups that clients are members of", members),
+            single("proxy_producers", "gauge", "Topics that clients send transactions to", producers),
+        ]

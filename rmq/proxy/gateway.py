@@ -1,0 +1,391 @@
+"""ClusterGateway: the `rmq.gateway.Gateway` of a proxy's client, over the brokers of a cluster.
+
+Permissions are checked here, by the accounts of the proxy, before a broker is asked: to the brokers all
+requests are the proxy's. A receive that its client gives up goes on at the broker until its time, and the
+messages that it still gets are given back, as an answer that nobody waits for would be lost.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+from attrs import evolve
+
+from rmq.client.produce.outgoing import pack
+from rmq.doors import JOIN, PUBLISH, SUBSCRIBE
+from rmq.errors import AccessDenied, RemoteProtocolError, ResponseError, RmqError, for_code
+from rmq.gateway import Sent
+from rmq.message import (
+    PROPERTY_TRANSACTION_PREPARED,
+    PROPERTY_UNIQUE_KEY,
+    RESERVED_PROPERTIES,
+    parse_offset_message_id,
+)
+from rmq.plugin import account_of
+from rmq.protocol.codes import (
+    RECALL_MESSAGE,
+    SYS_COMMIT,
+    SYS_PREPARED,
+    SYS_ROLLBACK,
+    RequestCode,
+    ResponseCode,
+)
+from rmq.protocol.command import Command
+from rmq.protocol.headers import (
+    EndTransactionRequestHeader,
+    RecallHandle,
+    RecallMessageRequestHeader,
+    RecallMessageResponseHeader,
+)
+from rmq.proxy.members import SENDER, transaction_name
+
+if TYPE_CHECKING:
+    from rmq.client.session.results import SendResult
+    from rmq.doors import OnCheck, OnQuestion, TakenMessage, TakeRequest
+    from rmq.gateway import OnEnded, OnName, OnOutcomes, OnReceived, OnSent, OnSettings, OnTopic
+    from rmq.message import Message
+    from rmq.plugin import Peer
+    from rmq.proxy.cluster import ProxiedCluster
+    from rmq.proxy.members import ProxiedGroup, ProxiedProducer
+    from rmq.shares import Holders
+
+HANDLES_MAX: Final = 10_000
+"""Messages of one client that are given back when the client ends; others come again when their time ends."""
+GIVING_BACK: Final = 16
+"""Requests in flight that give back the messages of a client."""
+_STATUSES: Final = {
+    "FLUSH_DISK_TIMEOUT": ResponseCode.FLUSH_DISK_TIMEOUT,
+    "FLUSH_SLAVE_TIMEOUT": ResponseCode.FLUSH_SLAVE_TIMEOUT,
+    "SLAVE_NOT_AVAILABLE": ResponseCode.SLAVE_NOT_AVAILABLE,
+}
+
+
+class Host(Protocol):
+    """The host of a client, as the gateway needs it. Also a `rmq.plugin.Peer`."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the client has ended."""
+
+    @property
+    def holders(self) -> Holders:
+        """The holders of the client's shares."""
+
+    @property
+    def peer(self) -> Peer:
+        """The peer, for its account."""
+
+    def may(self, action: str, name: str) -> bool:
+        """As `rmq.doors.DoorHost.may`."""
+
+
+class ClusterGateway:
+    """See the module."""
+
+    def __init__(self, cluster: ProxiedCluster, host: Host) -> None:
+        self.client_id = ""
+        self._cluster = cluster
+        self._host = host
+        self._groups: dict[str, ProxiedGroup] = {}
+        self._producing: dict[str, ProxiedProducer] = {}
+        self._handles: dict[str, tuple[str, str, float]] = {}  # group, topic, end of the lease
+
+    @property
+    def mark(self) -> str:
+        """As `rmq.proxy.members.Owner.mark`."""
+        return self._cluster.mark(account_of(self._host.peer))
+
+    def _check(self, action: str, name: str) -> None:
+        if not self._host.may(action, name):
+            raise AccessDenied(remark=f"no permission to {action}: {name}")
+
+    def _start(self, work: Callable[[], object], fail: Callable[[RmqError], None]) -> None:
+        def failed(error: RmqError) -> None:
+            if not self._host.is_closed:
+                fail(error)
+
+        self._cluster.start(self._host.holders, work, failed)  # type: ignore[arg-type]
+
+    # ---- topics and groups ----
+
+    def topic(self, name: str, on_topic: OnTopic) -> None:
+        """As `rmq.gateway.Gateway.topic`."""
+        self._cluster.check_room(name)
+
+        async def work() -> None:
+            parts = await self._cluster.topics.parts(name)
+            if not self._host.is_closed:
+                on_topic(parts)
+
+        self._start(work, on_topic)
+
+    def delivery_settings(self, group: str, on_settings: OnSettings) -> None:
+        """As `rmq.gateway.Gateway.delivery_settings`."""
+        self._check(JOIN, group)
+
+        async def work() -> None:
+            settings = await self._cluster.topics.settings(group)
+            if not self._host.is_closed:
+                on_settings(settings)
+
+        self._start(work, on_settings)
+
+    def join(
+        self, group: str, client_id: str, subscriptions: Mapping[str, str], on_question: OnQuestion
+    ) -> None:
+        """As `rmq.gateway.Gateway.join`."""
+        self._check(JOIN, group)
+        for topic in subscriptions:
+            self._check(SUBSCRIBE, topic)
+        self.client_id = client_id
+        member = self._groups[group] = self._cluster.group(group)
+        member.add(self, subscriptions, on_question)
+
+        async def announce() -> None:
+            for topic in subscriptions:  # the heartbeat goes to the brokers of known routes
+                self._cluster.check_room(topic)
+                await self._cluster.topics.parts(topic)
+            await self._cluster.session.join(group)
+
+        self._cluster.tidy(announce)
+
+    # ---- sending ----
+
+    def produce(self, topic: str, client_id: str, on_check: OnCheck) -> None:
+        """As `rmq.gateway.Gateway.produce`."""
+        self._check(PUBLISH, topic)
+        self.client_id = client_id
+        producer = self._producing[topic] = self._cluster.producer(topic)
+        producer.add(self, on_check)
+
+        async def announce() -> None:
+            self._cluster.check_room(topic)
+            await self._cluster.topics.parts(topic)
+            await self._cluster.session.heartbeat()
+
+        self._cluster.tidy(announce)
+
+    def send(self, message: Message, choose: Callable[[int], int] | None, on_sent: OnSent) -> None:
+        """As `rmq.gateway.Gateway.send`."""
+        self._check(PUBLISH, message.topic)
+        cluster, session = self._cluster, self._cluster.session
+        cluster.check_room(message.topic)
+        own = {name: text for name, text in message.properties.items() if name not in RESERVED_PROPERTIES}
+        extra = {name: text for name, text in message.properties.items() if name in RESERVED_PROPERTIES}
+        unique = extra.pop(PROPERTY_UNIQUE_KEY)
+        is_half = bool(extra.get(PROPERTY_TRANSACTION_PREPARED))
+        if is_half and (mark := self.mark):
+            own[SENDER] = mark
+        flag = SYS_PREPARED if is_half else 0
+        outgoing = pack(evolve(message, properties=own), unique, session.config, extra=extra, sys_flag=flag)
+
+        async def work() -> None:
+            queue = None
+            if choose is not None:
+                rotation = await session.rotation(message.topic, session.brokers.timeout, create=True)
+                queues = rotation.route.publish_queues
+                queue = queues[choose(len(queues))] if queues else None
+            result = await cluster.sender.send(outgoing, queue)
+            if not self._host.is_closed:
+                on_sent(self._sent(result, message, is_half=is_half))
+
+        self._start(work, lambda error: on_sent(Sent(error, is_stored=False)))
+
+    def _sent(self, result: SendResult, message: Message, *, is_half: bool) -> Sent:
+        broker, error = result.message_queue.broker_name, None
+        if result.status != "SEND_OK":
+            code = _STATUSES.get(result.status, ResponseCode.SYSTEM_ERROR)
+            error = for_code(code, f"stored, but {result.status}", broker)
+        name = handle = ""
+        if is_half:
+            name = transaction_name(result.offset_message_id, result.queue_offset, broker, self.mark)
+        elif message.deliver_at_ms is not None and message.deliver_at_ms > self._cluster.session.now_ms():
+            made = RecallHandle(message.topic, broker, message.deliver_at_ms, result.message_id)
+            handle = result.recall_handle or str(made)
+        return Sent(error, True, result.queue_offset, name, handle)
+
+    def end_transaction(
+        self, topic: str, transaction_id: str, message_id: str, commits: bool | None, on_done: OnEnded
+    ) -> None:
+        """As `rmq.gateway.Gateway.end_transaction`."""
+        self._check(PUBLISH, topic)
+        try:
+            place, queue_offset, mark, broker = transaction_id.split(".", 3)
+            physical_offset, offset = parse_offset_message_id(place)[1], int(queue_offset)
+        except (ValueError, RmqError):
+            remark = f"{transaction_id!r:.100} is not the id of a transaction here"
+            raise for_code(ResponseCode.MESSAGE_ILLEGAL, remark) from None
+        if mark != self.mark:
+            raise AccessDenied(remark="the transaction belongs to another account")
+        decision = {None: 0, True: SYS_COMMIT, False: SYS_ROLLBACK}[commits]
+        header = EndTransactionRequestHeader(
+            topic, offset, physical_offset, decision, msg_id=message_id, bname=broker
+        )
+
+        async def work() -> None:
+            await self._cluster.topics.parts(topic)
+            await self._ask(broker, Command.request(RequestCode.END_TRANSACTION, header))
+            if not self._host.is_closed:
+                on_done(None)
+
+        self._start(work, on_done)
+
+    def recall(self, topic: str, handle: str, on_recalled: OnName) -> None:
+        """As `rmq.gateway.Gateway.recall`."""
+        self._check(PUBLISH, topic)
+        try:
+            place = RecallHandle.parse(handle)
+        except RemoteProtocolError:
+            raise for_code(ResponseCode.MESSAGE_ILLEGAL, f"{handle!r:.100} is not a recall handle") from None
+        if place.topic != topic:
+            raise for_code(ResponseCode.MESSAGE_ILLEGAL, f"the recall handle is of topic {place.topic:.127}")
+        header = RecallMessageRequestHeader(topic, handle, topic)
+
+        async def work() -> None:
+            await self._cluster.topics.parts(topic)
+            response = await self._ask(place.broker_name, Command.request(RECALL_MESSAGE, header))
+            if not self._host.is_closed:
+                on_recalled(response.read(RecallMessageResponseHeader).msg_id)
+
+        self._start(work, on_recalled)
+
+    async def _ask(self, broker: str, request: Command) -> Command:
+        session = self._cluster.session
+        address = session.routes.master(broker)
+        if address is None:
+            remark = f"no master of broker {broker:.100} is known"
+            raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+        response = await session.pool.call(address, request, session.brokers.timeout)
+        if response.code != ResponseCode.SUCCESS:
+            raise for_code(response.code, response.remark, broker)
+        return response
+
+    # ---- receiving ----
+
+    def receive(
+        self, broker: str, request: TakeRequest, on_taken: OnReceived, seconds: float
+    ) -> Callable[[], None]:
+        """As `rmq.gateway.Gateway.receive`."""
+        group, topic = request.consumer_group, request.topic
+        self._check(SUBSCRIBE, topic)
+        self._check(JOIN, group)
+        is_wanted = True
+
+        def drop() -> None:
+            nonlocal is_wanted
+            is_wanted = False
+
+        async def work() -> None:
+            found = await self._take(broker, request, seconds)
+            if is_wanted and not self._host.is_closed:
+                self._keep(group, topic, found, request.invisible_ms)
+                on_taken(found)
+            else:
+                await self._give_back(group, topic, [one.handle for one in found], counts=False)
+
+        def fail(error: RmqError) -> None:
+            if is_wanted:
+                on_taken(error)
+
+        self._start(work, fail)
+        return drop
+
+    async def _take(self, broker: str, request: TakeRequest, seconds: float) -> Sequence[TakenMessage]:
+        cluster = self._cluster
+        parts = await cluster.topics.parts(request.topic)
+        settings = await cluster.topics.settings(request.consumer_group)
+        if not broker:
+            broker = random.choice([one.broker_name for one in parts if one.view.can_read] or [""])
+        return await cluster.takes.take(broker, request, settings.in_order, seconds)
+
+    def _keep(self, group: str, topic: str, found: Sequence[TakenMessage], invisible_ms: int) -> None:
+        """Keep the handles of messages that a client has."""
+        now, handles = self._cluster.session.now(), self._handles
+        while handles:
+            first = next(iter(handles))
+            if handles[first][2] > now and len(handles) < HANDLES_MAX:
+                break
+            del handles[first]
+        for one in found:
+            handles[one.handle] = group, topic, now + invisible_ms / 1000
+
+    def acknowledge(self, group: str, topic: str, handles: Sequence[str], on_done: OnOutcomes) -> None:
+        """As `rmq.gateway.Gateway.acknowledge`."""
+        self._check(JOIN, group)
+        for handle in handles:
+            self._handles.pop(handle, None)
+
+        async def work() -> None:
+            outcomes = await self._cluster.takes.acknowledge(group, topic, handles)
+            if not self._host.is_closed:
+                on_done(outcomes)
+
+        self._start(work, lambda error: on_done([error] * len(handles)))
+
+    def extend(self, group: str, topic: str, handle: str, invisible_ms: int, on_extended: OnName) -> None:
+        """As `rmq.gateway.Gateway.extend`."""
+        self._check(JOIN, group)
+        self._handles.pop(handle, None)
+
+        async def work() -> None:
+            fresh = await self._cluster.takes.extend(group, topic, handle, invisible_ms)
+            if invisible_ms:
+                ends_at = self._cluster.session.now() + invisible_ms / 1000
+                self._handles[fresh] = group, topic, ends_at
+            if not self._host.is_closed:
+                on_extended(fresh)
+
+        self._start(work, on_extended)
+
+    def give_back(self, group: str, topic: str, handles: Sequence[str]) -> None:
+        """As `rmq.gateway.Gateway.give_back`."""
+        self._check(JOIN, group)
+        for handle in handles:
+            self._handles.pop(handle, None)
+        self._cluster.tidy(partial(self._give_back, group, topic, handles, counts=False))
+
+    async def _give_back(self, group: str, topic: str, handles: Sequence[str], *, counts: bool) -> None:
+        for handle in handles:
+            try:
+                await self._cluster.takes.give_back(group, topic, handle, counts=counts)
+            except ResponseError:
+                continue
+
+    def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnOutcomes) -> None:
+        """As `rmq.gateway.Gateway.dead_letter`."""
+        self._check(JOIN, group)
+        for handle in handles:
+            self._handles.pop(handle, None)
+
+        async def work() -> None:
+            outcomes = [await self._cluster.takes.dead_letter(group, topic, handle) for handle in handles]
+            if not self._host.is_closed:
+                on_done(outcomes)
+
+        self._start(work, lambda error: on_done([error] * len(handles)))
+
+    # ---- the end ----
+
+    def end(self) -> None:
+        """The client has ended: leave its groups, and give back the messages that it has."""
+        for group in self._groups.values():
+            group.remove(self)
+            self._cluster.left(group)
+        for topic, producer in self._producing.items():
+            producer.remove(self)
+            self._cluster.stopped_producing(topic, producer)
+        now, handles = self._cluster.session.now(), self._handles
+        left = [(group, topic, handle) for handle, (group, topic, ends) in handles.items() if ends > now]
+        for at in range(min(GIVING_BACK, len(left))):
+            self._cluster.tidy(partial(self._give_back_some, left[at::GIVING_BACK]))
+        self._groups.clear()
+        self._producing.clear()
+        handles.clear()
+
+    async def _give_back_some(self, left: Sequence[tuple[str, str, str]]) -> None:
+        counts = not self._cluster.is_stopping
+        for group, topic, handle in left:
+            await self._give_back(group, topic, [handle], counts=counts)

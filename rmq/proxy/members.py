@@ -1,0 +1,244 @@
+"""Members: the groups and producers of a proxy's clients, as the brokers see them.
+
+To the brokers the proxy is one client: a member of each group that any of its clients consumes as, and a
+producer of each topic that any of them sends transactions to. Questions of brokers and administrators go to
+one of the clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, Protocol
+
+from attrs import define
+
+from rmq.client.consume.subscription import subscription
+from rmq.client.session.endpoint import ClientEndpoint
+from rmq.client.session.health import ConsumerHealth
+from rmq.doors import OpenTransaction, Question
+from rmq.errors import ConfigError, ResponseError, RmqError
+from rmq.message import MessageQueue, StoredMessage
+from rmq.protocol.bodies import (
+    ConsumeMessageDirectlyResult,
+    ConsumerData,
+    ConsumerRunningInfo,
+    SubscriptionData,
+)
+from rmq.protocol.codes import ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import (
+    CheckTransactionStateRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+)
+from rmq.protocol.record import decode_record
+
+if TYPE_CHECKING:
+    from rmq.client.session.session import Session
+    from rmq.doors import OnCheck, OnQuestion
+    from rmq.remoting.connection import Connection
+
+SENDER: Final = "rmqSender"
+"""Property of a half message: the mark of the account that sent it."""
+
+
+class Owner(Protocol):
+    """A client of the proxy."""
+
+    client_id: str
+
+    @property
+    def mark(self) -> str:
+        """The mark of the account of the client; empty without one."""
+
+
+@define
+class _Use:
+    """The membership of one client."""
+
+    subscriptions: Mapping[str, SubscriptionData]
+    on_question: OnQuestion
+
+
+class ProxiedGroup:
+    """A consumer group of a proxy's clients; to brokers a `session.Member`."""
+
+    def __init__(self, session: Session, group: str) -> None:
+        self.group = group
+        self._session = session
+        self._since_ms = session.now_ms()
+        self._uses: dict[Owner, _Use] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no client is a member any more."""
+        return not self._uses
+
+    def add(self, owner: Owner, wanted: Mapping[str, str], on_question: OnQuestion) -> None:
+        """Have a client as a member, with these subscriptions."""
+        now_ms = self._session.now_ms()
+        subscriptions = {topic: _subscription(topic, text, now_ms) for topic, text in wanted.items()}
+        self._uses[owner] = _Use(subscriptions, on_question)
+
+    def remove(self, owner: Owner) -> None:
+        """Have a client no longer as a member."""
+        self._uses.pop(owner, None)
+
+    def describe(self) -> ConsumerData:
+        """Content for the heartbeat."""
+        return ConsumerData(
+            group_name=self.group,
+            consume_type="CONSUME_PASSIVELY",
+            message_model="CLUSTERING",
+            consume_from_where="CONSUME_FROM_LAST_OFFSET",
+            subscription_data_set=self._subscriptions(),
+        )
+
+    def _subscriptions(self) -> list[SubscriptionData]:
+        found = {data.topic: data for use in self._uses.values() for data in use.subscriptions.values()}
+        return [found[topic] for topic in sorted(found)]
+
+    def rebalance_soon(self) -> None:
+        """Do nothing: there are no queues to share."""
+
+    def reconnected(self) -> None:
+        """Do nothing: receives go on by themselves."""
+
+    def reset_offsets(self, topic: str, offsets: dict[MessageQueue, int]) -> None:
+        """Do nothing: the brokers have the offsets."""
+
+    def running_info(self) -> ConsumerRunningInfo:
+        """State for an administrator."""
+        return ConsumerRunningInfo(
+            properties={
+                "PROP_NAMESERVER_ADDR": "".join(f"{one};" for one in self._session.name_servers.addresses),
+                "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+                "PROP_CONSUMEORDERLY": "false",
+                "PROP_THREADPOOL_CORE_SIZE": "1",
+                "PROP_CLIENT_VERSION": "V4_9_7",
+                "PROP_CONSUMER_START_TIMESTAMP": str(self._since_ms),
+                "rmqClients": ", ".join(sorted(owner.client_id for owner in self._uses))[:4_000],
+            },
+            subscription_set=self._subscriptions(),
+        )
+
+    def health(self) -> ConsumerHealth:
+        """State for the application."""
+        return ConsumerHealth(self.group, (), 0, 0, 0, (), ())
+
+    def check_ready(self) -> None:
+        """Return: a member needs no queues."""
+
+    async def lag(self) -> dict[MessageQueue, int]:
+        """Nothing: no queue is this client's alone."""
+        return {}
+
+    # ---- questions of administrators ----
+
+    def ask(self, question: Question) -> None:
+        """Put a question to the first client that can be asked. Raises ResponseError without one."""
+        refusal: ResponseError | None = None
+        for use in self._uses.values():
+            try:
+                use.on_question(question)
+                return
+            except ResponseError as error:
+                refusal = error
+        raise refusal or ResponseError(ResponseCode.SYSTEM_ERROR, f"no client of group {self.group} is here")
+
+    def consume_directly(self, request: Command, connection: Connection) -> Command | None:
+        """Have a client consume one message that an administrator sends, and answer later."""
+        message = decode_record(request.body, body_max=self._session.config.max_body_size)
+
+        def answer(result: object) -> None:
+            if isinstance(result, ConsumeMessageDirectlyResult):
+                connection.reply(request.reply(body=result.to_json()))
+            else:
+                connection.reply(_refusal(request, result))
+
+        return self._asked(request, Question(answer, message))
+
+    def print_stacks(self, request: Command, connection: Connection) -> Command | None:
+        """Answer an administrator with the stacks of a client, later."""
+        info = self.running_info()
+
+        def answer(stacks: object) -> None:
+            if isinstance(stacks, str):
+                info.jstack = stacks
+                connection.reply(request.reply(body=info.to_json()))
+            else:
+                connection.reply(_refusal(request, stacks))
+
+        return self._asked(request, Question(answer))
+
+    def _asked(self, request: Command, question: Question) -> Command | None:
+        try:
+            self.ask(question)
+        except ResponseError as error:
+            return _refusal(request, error)
+        return None
+
+
+def _refusal(request: Command, error: object) -> Command:
+    code = error.code if isinstance(error, ResponseError) else ResponseCode.SYSTEM_ERROR
+    text = str(error) if isinstance(error, RmqError) else "the client did not answer what it was asked"
+    return request.reply(code, text)
+
+
+def _subscription(topic: str, text: str, now_ms: int) -> SubscriptionData:
+    try:
+        return subscription(topic, text, now_ms)
+    except ConfigError as error:
+        raise ResponseError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
+
+
+class ProxiedProducer:
+    """The producers of a topic among a proxy's clients; to a broker one that knows the ends of half
+    messages."""
+
+    def __init__(self, name_of: Callable[[str], str]) -> None:
+        self._name_of = name_of
+        self._uses: dict[Owner, OnCheck] = {}
+        self._turn = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no client sends to the topic any more."""
+        return not self._uses
+
+    def add(self, owner: Owner, on_check: OnCheck) -> None:
+        """Have a client as a producer."""
+        self._uses[owner] = on_check
+
+    def remove(self, owner: Owner) -> None:
+        """Have a client no longer as a producer."""
+        self._uses.pop(owner, None)
+
+    def check(self, message: StoredMessage, header: CheckTransactionStateRequestHeader, address: str) -> None:
+        """Ask one of the clients of the account that sent a half message."""
+        sender = message.properties.pop(SENDER, "")
+        able = [(owner, on_check) for owner, on_check in self._uses.items() if owner.mark == sender]
+        if not able:
+            return
+        self._turn += 1
+        owner, on_check = able[self._turn % len(able)]
+        broker = header.bname or self._name_of(address)
+        place = header.offset_msg_id or message.offset_message_id
+        name = transaction_name(place, header.tran_state_table_offset, broker, owner.mark)
+        on_check(OpenTransaction(message, name))
+
+
+def transaction_name(place: str, queue_offset: int, broker: str, mark: str) -> str:
+    """The text that names a half message at a broker to clients of one account."""
+    return f"{place}.{queue_offset}.{mark}.{broker}"
+
+
+class ProxyEndpoint(ClientEndpoint):
+    """The endpoint of the proxy's connections to brokers: the stacks that an administrator asks for are a
+    client's, not the proxy's."""
+
+    def _running_info(self, request: Command, connection: Connection) -> Command | None:
+        header = request.read(GetConsumerRunningInfoRequestHeader)
+        member = self._session.members.get(header.consumer_group)
+        if header.jstack_enable and isinstance(member, ProxiedGroup):
+            return member.print_stacks(request, connection)
+        return super()._running_info(request, connection)

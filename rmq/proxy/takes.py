@@ -1,0 +1,289 @@
+"""Takes: the requests of per-message delivery to the brokers of a cluster, with handles as texts.
+
+A handle is RocketMQ's text, with the place of the message in the log as its ninth word, so that a message can
+be sent to the dead letters by its handle. RocketMQ's brokers from 5.0 on understand all of it; those of 4.x
+refuse the first request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from attrs import evolve
+
+from rmq.doors import TakenMessage
+from rmq.errors import NETWORK_ERRORS, NoRoute, RemoteProtocolError, ResponseError, RmqError, for_code
+from rmq.message import StoredMessage
+from rmq.protocol import codes
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader, encode
+from rmq.protocol.pop import (
+    GIVES_BACK,
+    UNSEEN,
+    AckMessageRequestHeader,
+    BatchAck,
+    BatchAckMessageRequestBody,
+    ChangeInvisibleTimeRequestHeader,
+    ChangeInvisibleTimeResponseHeader,
+    PopMessageRequestHeader,
+    PopMessageResponseHeader,
+    bits_of,
+    parse_start_offsets,
+    real_topic,
+)
+from rmq.protocol.record import decode_records
+
+if TYPE_CHECKING:
+    from attrs import frozen
+
+    from rmq.client.session.session import Session
+    from rmq.doors import TakeRequest
+else:
+    from rmq.lazy_attrs import frozen
+
+HANDLE: Final = "POP_CK"
+"""The property by which RocketMQ's brokers name a message that comes again."""
+POP_MAX_OF_ROCKETMQ: Final = 32
+REFUSAL_OF_MORE: Final = "greater than 32"
+EMPTY: Final = (codes.POLLING_TIMEOUT, codes.POLLING_FULL, ResponseCode.PULL_NOT_FOUND)
+
+
+@frozen
+class Handle:
+    """The parts of a handle's text."""
+
+    start: int
+    taken_ms: int
+    invisible_ms: int
+    revive: int
+    kind: str
+    broker: str
+    queue_id: int
+    offset: int
+    position: int
+
+    def __str__(self) -> str:
+        words = self.start, self.taken_ms, self.invisible_ms, self.revive, self.kind, self.broker
+        return " ".join(map(str, (*words, self.queue_id, self.offset, self.position)))
+
+
+def parse_handle(text: str) -> Handle:
+    """Read a handle. Raises ResponseError(MESSAGE_ILLEGAL) for any other text."""
+    words = text.split(" ")
+    try:
+        if len(words) not in (8, 9) or len(text) > 1_000:
+            raise ValueError
+        start, taken, invisible, revive = map(int, words[:4])
+        queue_id, offset = int(words[6]), int(words[7])
+        position = int(words[8]) if len(words) == 9 else -1
+        largest = max(start, taken, invisible, revive, queue_id, offset, position)
+        if min(start, taken, invisible, offset) < 0 or largest >= 1 << 62:
+            raise ValueError
+    except ValueError:
+        raise for_code(ResponseCode.MESSAGE_ILLEGAL, f"{text[:100]!r} is not a receipt handle") from None
+    return Handle(start, taken, invisible, revive, words[4], words[5], queue_id, offset, position)
+
+
+class Takes:
+    """The requests. All raise ResponseError for a refusal, NoRoute for a broker without a known master, and
+    network errors. Cancelled: the broker may have acted on the request.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._small: set[str] = set()
+        """Brokers, RocketMQ's, that refuse to pop many at a time."""
+
+    def _master(self, broker: str) -> str:
+        address = self._session.routes.master(broker)
+        if address is None:
+            detail = f"no master of broker {broker} is known"
+            raise NoRoute("", self._session.name_servers.addresses, detail)
+        return address
+
+    async def _call(self, broker: str, request: Command, seconds: float = 0.0) -> Command:
+        session, address = self._session, self._master(broker)
+        return await session.pool.call(address, request, seconds + session.brokers.timeout)
+
+    async def _done(self, broker: str, request: Command) -> Command:
+        response = await self._call(broker, request)
+        if response.code != ResponseCode.SUCCESS:
+            raise for_code(response.code, response.remark, broker)
+        return response
+
+    # ---- take ----
+
+    async def take(
+        self, broker: str, request: TakeRequest, in_order: bool, seconds: float
+    ) -> list[TakenMessage]:
+        """Take messages of a topic at a broker, waiting for them for so long."""
+        most = request.max_msg_nums
+        header = PopMessageRequestHeader(
+            request.consumer_group,
+            request.topic,
+            request.queue_id,
+            min(most, POP_MAX_OF_ROCKETMQ) if broker in self._small else most,
+            request.invisible_ms,
+            round(seconds * 1000),
+            self._session.now_ms(),
+            0 if request.from_first else 1,
+            request.expression_type or "TAG",
+            request.subscription or "*",
+            in_order or None,
+        )
+        response = await self._call(broker, Command.request(codes.POP_MESSAGE, header), seconds)
+        if response.code in EMPTY:
+            return []
+        if response.code == ResponseCode.SUCCESS:
+            return _messages_of(response, broker, request.topic)
+        is_too_many = most > POP_MAX_OF_ROCKETMQ and REFUSAL_OF_MORE in (response.remark or "")
+        if is_too_many and broker not in self._small:
+            self._small.add(broker)
+            return await self.take(broker, request, in_order, seconds)
+        raise for_code(response.code, response.remark, broker)
+
+    # ---- acknowledge ----
+
+    async def acknowledge(self, group: str, topic: str, handles: Sequence[str]) -> list[RmqError | None]:
+        """Acknowledge messages: the outcome of each handle. A broker gets one request, and where that fails a
+        request for each handle, as a second acknowledgement is a success. Raises nothing."""
+        outcomes: list[RmqError | None] = [None] * len(handles)
+        by_broker: dict[str, list[tuple[int, Handle]]] = {}
+        for at, text in enumerate(handles):
+            try:
+                handle = parse_handle(text)
+            except ResponseError as error:
+                outcomes[at] = error
+            else:
+                by_broker.setdefault(handle.broker, []).append((at, handle))
+        for broker, some in by_broker.items():
+            if len(some) > 1 and await self._ack_batch(broker, group, topic, [one for _, one in some]):
+                continue
+            for at, handle in some:
+                outcomes[at] = await self._outcome(partial(self._ack, group, topic, handle))
+        return outcomes
+
+    async def _ack_batch(self, broker: str, group: str, topic: str, handles: Sequence[Handle]) -> bool:
+        """Acknowledge by one request; return whether all are."""
+        takes: dict[tuple[int, int, int, int, str, int], list[int]] = {}
+        for one in handles:
+            key = one.queue_id, one.start, one.taken_ms, one.invisible_ms, one.kind, one.revive
+            takes.setdefault(key, []).append(one.offset)
+        acks = []
+        for (queue_id, start, taken, invisible, kind, revive), offsets in takes.items():
+            first = min(start, min(offsets))
+            if max(offsets) - first > POP_SPAN:
+                return False
+            bits, times = bits_of(first, offsets), (taken, invisible)
+            acks.append(BatchAck(group, topic, kind, first, queue_id, revive, *times, bits))
+        body = BatchAckMessageRequestBody(broker, acks).to_json()
+        try:
+            await self._done(broker, Command.request(codes.BATCH_ACK_MESSAGE, None, body))
+        except (ResponseError, NoRoute, RemoteProtocolError, *NETWORK_ERRORS):
+            return False
+        return True
+
+    async def _ack(self, group: str, topic: str, handle: Handle) -> None:
+        topic = real_topic(topic, group, handle.kind)
+        header = AckMessageRequestHeader(group, topic, handle.queue_id, str(handle), handle.offset)
+        await self._done(handle.broker, Command.request(codes.ACK_MESSAGE, header))
+
+    @staticmethod
+    async def _outcome(work: Callable[[], Awaitable[None]]) -> RmqError | None:
+        try:
+            await work()
+        except RmqError as error:
+            return error
+        return None
+
+    # ---- extend, give back, dead letters ----
+
+    async def extend(self, group: str, topic: str, text: str, invisible_ms: int) -> str:
+        """Have a message come again `invisible_ms` after now; returns the new handle."""
+        handle = parse_handle(text)
+        response = await self._change(group, topic, handle, invisible_ms, {})
+        told = response.read(ChangeInvisibleTimeResponseHeader)
+        return str(
+            evolve(
+                handle,
+                start=handle.offset,
+                taken_ms=told.pop_time,
+                invisible_ms=told.invisible_time,
+                revive=told.revive_qid,
+            )
+        )
+
+    async def give_back(self, group: str, topic: str, text: str, *, counts: bool) -> None:
+        """Have a message come again at once; `counts`: the attempt has failed."""
+        more = {GIVES_BACK: "true" if counts else UNSEEN}
+        await self._change(group, topic, parse_handle(text), 0, more)
+
+    async def _change(self, group: str, topic: str, handle: Handle, ms: int, more: dict[str, str]) -> Command:
+        topic = real_topic(topic, group, handle.kind)
+        header = ChangeInvisibleTimeRequestHeader(
+            group, topic, handle.queue_id, str(handle), handle.offset, ms
+        )
+        request = Command.request(codes.CHANGE_MESSAGE_INVISIBLETIME, encode(header) | more)
+        return await self._done(handle.broker, request)
+
+    async def dead_letter(self, group: str, topic: str, text: str) -> RmqError | None:
+        """Send a message to the dead letters of a group, then acknowledge it: when the acknowledgement fails,
+        the message comes again. Returns the outcome."""
+
+        async def work() -> None:
+            handle = parse_handle(text)
+            if handle.position < 0:
+                raise for_code(ResponseCode.MESSAGE_ILLEGAL, "the handle does not say where its message lies")
+            origin = real_topic(topic, group, handle.kind)
+            header = ConsumerSendMsgBackRequestHeader(
+                handle.position, group, -1, None, origin, False, 0, handle.broker
+            )
+            await self._done(handle.broker, Command.request(RequestCode.CONSUMER_SEND_MSG_BACK, header))
+            await self._ack(group, topic, handle)
+
+        return await self._outcome(work)
+
+
+POP_SPAN: Final = 100_000
+"""Offsets that the bits of one acknowledgement may lie apart."""
+
+
+def _messages_of(response: Command, broker: str, topic: str) -> list[TakenMessage]:
+    """The messages of a pop's answer. Raises CorruptRecord, RemoteProtocolError."""
+    told = response.read(PopMessageResponseHeader)
+    starts = parse_start_offsets(told.start_offset_info)
+    taken = []
+    for message in decode_records(response.body):
+        queue_id, offset = message.queue_id, message.queue_offset
+        handle = _named(message) or Handle(
+            starts.get(queue_id, offset),
+            told.pop_time,
+            told.invisible_time,
+            told.revive_qid,
+            "0",
+            broker,
+            queue_id,
+            offset,
+            message.physical_offset,
+        )
+        message.topic, message.broker_name = topic, broker
+        taken.append(TakenMessage(message, str(handle), message.reconsume_times + 1))
+    return taken
+
+
+def _named(message: StoredMessage) -> Handle | None:
+    """The handle that a broker of RocketMQ put into a message. None when the property is not this delivery's
+    handle: the message may have been copied with it."""
+    text = message.properties.get(HANDLE)
+    if text is None:
+        return None
+    try:
+        handle = parse_handle(text)
+    except ResponseError:
+        return None
+    if handle.offset != message.queue_offset:
+        return None
+    return evolve(handle, position=message.physical_offset)

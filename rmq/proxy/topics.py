@@ -1,0 +1,138 @@
+"""Topics and groups of a cluster, as the brokers know them, with a memory for some seconds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from attrs import define, field
+
+from rmq.broker.consume.per_message.retry_policy import policy_of
+from rmq.doors import DeliverySettings, TopicView
+from rmq.errors import (
+    NETWORK_ERRORS,
+    NoRoute,
+    RemoteProtocolError,
+    ResponseError,
+    Unreachable,
+    for_code,
+)
+from rmq.gateway import TopicAtBroker
+from rmq.protocol import codes, json
+from rmq.protocol.bodies import SubscriptionGroupConfig
+from rmq.protocol.codes import ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.pop import GetSubscriptionGroupConfigRequestHeader, GetTopicConfigRequestHeader
+
+if TYPE_CHECKING:
+    from rmq.client.session.session import Session
+
+T = TypeVar("T")
+
+KNOWN_MAX: Final = 50_000
+"""Topics or groups in memory; then all are forgotten."""
+MESSAGE_TYPE: Final = "message.type"
+FAILURES: Final = (*NETWORK_ERRORS, NoRoute, RemoteProtocolError, ResponseError)
+
+
+@define
+class Memory(Generic[T]):
+    """Values that hold for some seconds."""
+
+    seconds: float
+    _values: dict[str, tuple[T, float]] = field(factory=dict)
+
+    async def get(self, name: str, now: float, ask: Callable[[], Awaitable[T]]) -> T:
+        """A value from memory, or else by `ask`, whose errors it raises."""
+        value, until = self._values.get(name, (None, -math.inf))
+        if until > now:
+            return value  # type: ignore[return-value]
+        fresh = await ask()
+        if len(self._values) >= KNOWN_MAX:
+            self._values.clear()
+        self._values[name] = fresh, now + self.seconds
+        return fresh
+
+
+class Topics:
+    """The topics and groups of a cluster. `seconds` is the time for which answers hold."""
+
+    def __init__(self, session: Session, seconds: float) -> None:
+        self._session = session
+        self._types = Memory[str](seconds)
+        self._groups = Memory[DeliverySettings](seconds)
+
+    async def parts(self, name: str) -> list[TopicAtBroker]:
+        """The parts of a topic at the masters that the route names. Raises ResponseError: TOPIC_NOT_EXIST, or
+        SERVICE_NOT_AVAILABLE while no name server answers or no master is there.
+        """
+        session = self._session
+        try:
+            rotation = await session.rotation(name, session.brokers.timeout)
+        except Unreachable as error:
+            raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, str(error)) from None
+        except NoRoute:
+            raise for_code(ResponseCode.TOPIC_NOT_EXIST, f"there is no topic {name}") from None
+        route = rotation.route
+        reads = Counter(queue.broker_name for queue in route.subscribe_queues)
+        writes = Counter(queue.broker_name for queue in route.publish_queues)
+        brokers = [one for one in sorted({*reads, *writes}) if session.routes.master(one) is not None]
+        if not brokers:
+            remark = f"no master of topic {name} is there now"
+            raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+        kind = await self._types.get(name, session.now(), lambda: self._type(name, brokers))
+        return [
+            TopicAtBroker(one, TopicView(reads[one], writes[one], bool(reads[one]), bool(writes[one]), kind))
+            for one in brokers
+        ]
+
+    async def _type(self, name: str, brokers: list[str]) -> str:
+        """The type of a topic's messages; empty when the brokers do not say: RocketMQ's of 4.x do not."""
+        for broker in brokers:
+            header = GetTopicConfigRequestHeader(name)
+            body = await self._ask(broker, Command.request(codes.GET_TOPIC_CONFIG, header))
+            if body is None:
+                continue
+            told = json.loads(body)
+            attributes = told.get("attributes") if isinstance(told, dict) else None
+            if isinstance(attributes, dict):
+                word = attributes.get(MESSAGE_TYPE, "")
+                return word if isinstance(word, str) else ""
+        return ""
+
+    async def settings(self, group: str) -> DeliverySettings:
+        """How messages are delivered to a group, as the first broker that answers says; RocketMQ's defaults
+        when none does."""
+        return await self._groups.get(group, self._session.now(), lambda: self._settings(group))
+
+    async def _settings(self, group: str) -> DeliverySettings:
+        header = GetSubscriptionGroupConfigRequestHeader(group)
+        for broker, _ in sorted(self._session.routes.masters()):
+            body = await self._ask(broker, Command.request(codes.GET_SUBSCRIPTIONGROUP_CONFIG, header))
+            if body is not None:
+                return settings_of(SubscriptionGroupConfig.from_json(body))
+        return settings_of(SubscriptionGroupConfig(group))
+
+    async def _ask(self, broker: str, request: Command) -> bytes | None:
+        """The body of a broker's answer; None when it does not answer, or refuses."""
+        session = self._session
+        address = session.routes.master(broker)
+        if address is None:
+            return None
+        try:
+            response = await session.pool.call(address, request, session.brokers.timeout)
+        except FAILURES:
+            return None
+        return response.body if response.code == ResponseCode.SUCCESS else None
+
+
+def settings_of(config: SubscriptionGroupConfig) -> DeliverySettings:
+    """The delivery that a group's configuration says."""
+    attempts, policy = max(1, config.retry_max_times + 1), policy_of(config.group_retry_policy)
+    in_order = bool(config.consume_message_orderly)
+    if policy.is_exponential:
+        growth = policy.initial_ms, policy.max_ms, policy.multiplier
+        return DeliverySettings(attempts, in_order, (), *growth)
+    return DeliverySettings(attempts, in_order, policy.delays_ms)

@@ -1,0 +1,467 @@
+"""`rmq proxy`: the gRPC door before a cluster of several brokers, in memory and in virtual time."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from rmq_grpc import schema
+from rmq_grpc.statuses import Code
+from trio.testing import MockClock
+
+from rmq.client import client as client_module
+from rmq.errors import ConfigError, ResponseError
+from rmq.message import dlq_topic
+from rmq.proxy import __main__ as program
+from rmq.proxy import service
+from rmq.proxy.config import ProxyConfig, account_of_proxy
+from rmq.proxy.takes import parse_handle
+from rmq.testing.network import MemoryNetwork
+from tests.unit.grpc.channel import Channel, channel
+from tests.unit.grpc.proxied import ProxiedCluster, proxy
+from tests.unit.grpc.test_grpc import (
+    acking,
+    consumer,
+    message,
+    producer,
+    received,
+    receiving,
+    request,
+    sending,
+    signed,
+    telemetry,
+    word,
+)
+
+TOPICS = {"Orders": 2}
+PREFIX = "proxy_"
+
+
+def cluster(*brokers: str, broker_settings: dict[str, Any] | None = None, **settings: Any) -> ProxiedCluster:
+    return ProxiedCluster(
+        *(brokers or ("a", "b")), topics=TOPICS, proxy_settings=settings, **broker_settings or {}
+    )
+
+
+@asynccontextmanager
+async def client(
+    running: ProxiedCluster, client_id: str = "client@1", host: str = "10.0.8.1"
+) -> AsyncIterator[Channel]:
+    assert isinstance(running.network, MemoryNetwork)
+    async with channel(running.network.host(host), running.proxy.address, client_id) as one:
+        yield one
+
+
+def at(broker: str, **given: Any) -> Any:
+    """A receive at a broker."""
+    made = receiving(**given)
+    made.message_queue.broker.name = broker
+    return made
+
+
+async def test_a_route_names_all_brokers_under_the_address_that_was_called(
+    autojump_clock: MockClock,
+) -> None:
+    async with cluster() as running, client(running) as one:
+        asked = request("QueryRoute", topic="Orders")
+        asked.endpoints.scheme = 3
+        asked.endpoints.addresses.add(host="mq.example.com", port=443)
+        answer = await one.one("QueryRoute", asked)
+        queues = answer.message_queues
+        assert [(queue.broker.name, queue.id) for queue in queues] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+        hosts = {queue.broker.endpoints.addresses[0].host for queue in queues}
+        assert hosts == {"mq.example.com"}
+        bare = await one.one("QueryRoute", request("QueryRoute", topic="Orders"))
+        address = bare.message_queues[0].broker.endpoints.addresses[0]
+        assert f"{address.host}:{address.port}" == running.proxy.address
+
+
+async def test_a_consumer_is_assigned_all_brokers(autojump_clock: MockClock) -> None:
+    async with cluster() as running, client(running) as one:
+        answer = await one.one("QueryAssignment", request("QueryAssignment", topic="Orders", group="G"))
+        found = [(each.message_queue.broker.name, each.message_queue.id) for each in answer.assignments]
+        assert found == [("a", -1), ("b", -1)]
+
+
+async def test_messages_go_to_all_brokers_and_come_from_each(autojump_clock: MockClock) -> None:
+    async with cluster() as running, client(running) as one:
+        for number in range(8):
+            assert word(await one.one("SendMessage", sending(message(b"%d" % number)))) == "OK"
+        assert {len(running[name].messages("Orders")) for name in "ab"} == {4}
+        found = []
+        for name in "ab":
+            status, messages = await received(one, at(name))
+            assert (status, len(messages)) == ("OK", 4)
+            found += messages
+            handles = [each.system_properties.receipt_handle for each in messages]
+            assert {parse_handle(handle).broker for handle in handles} == {name}
+        handles = [each.system_properties.receipt_handle for each in found]
+        answer = await one.one("AckMessage", acking(*handles))
+        assert word(answer) == "OK"
+        assert len(answer.entries) == 8
+        await running.advance(40)
+        assert (await received(one, at("a")))[0] == "MESSAGE_NOT_FOUND"
+        assert (await received(one, at("b")))[0] == "MESSAGE_NOT_FOUND"
+
+
+async def test_each_acknowledgement_has_its_own_outcome(autojump_clock: MockClock) -> None:
+    async with cluster("a") as running, client(running) as one:
+        for number in range(3):
+            await one.one("SendMessage", sending(message(b"%d" % number)))
+        _, messages = await received(one, at("a", seconds=10))
+        handles = [each.system_properties.receipt_handle for each in messages]
+        await running.advance(11)
+        (_, again) = await received(one, at("a", batch=1, seconds=10))
+        fresh = again[0].system_properties.receipt_handle
+        expired = next(each for each in handles if each.split()[6:8] != fresh.split()[6:8])
+        answer = await one.one("AckMessage", acking(fresh, "nonsense", expired))
+        codes = [each.status.code for each in answer.entries]
+        assert codes[0] == Code["OK"]
+        assert codes[1:] == [Code["INVALID_RECEIPT_HANDLE"]] * 2
+        assert word(answer) == "MULTIPLE_RESULTS"
+
+
+async def test_messages_of_a_client_that_is_gone_come_at_once(autojump_clock: MockClock) -> None:
+    async with cluster("a") as running, client(running) as one:
+        async with client(running, "client@2") as gone:
+            await gone.one("SendMessage", sending(message()))
+            _, (taken,) = await received(gone, receiving(seconds=3600))
+            assert taken.system_properties.delivery_attempt == 1
+        began = anyio.current_time()
+        _, (again,) = await received(one, receiving(poll=10))
+        assert anyio.current_time() - began < 1
+        assert again.system_properties.delivery_attempt == 2
+
+
+async def test_messages_of_a_receive_that_was_given_up_come_again_uncounted(
+    autojump_clock: MockClock,
+) -> None:
+    async with cluster("a") as running, client(running) as one:
+        call = await one.begin("ReceiveMessage")
+        await call.send(receiving(poll=20), ends=True)
+        await anyio.sleep(1)
+        await call.cancel()
+        await one.one("SendMessage", sending(message()))
+        _, (taken,) = await received(one, receiving(poll=10))
+        assert taken.system_properties.delivery_attempt == 1
+
+
+async def test_a_stop_of_the_proxy_counts_no_attempt(autojump_clock: MockClock) -> None:
+    async with cluster("a") as running:
+        async with client(running) as one:
+            await one.one("SendMessage", sending(message()))
+            assert (await received(one, receiving(seconds=3600)))[0] == "OK"
+            running.proxy.stop.set()
+            await running.advance(10)
+        async with proxy(running, "10.0.2.2") as other:
+            running.proxy = other
+            async with client(running) as one:
+                _, (again,) = await received(one, receiving(poll=10))
+                assert again.system_properties.delivery_attempt == 1
+
+
+async def test_a_dead_letter_is_written_and_never_comes_again(autojump_clock: MockClock) -> None:
+    async with cluster("a") as running, client(running) as one:
+        await one.one("SendMessage", sending(message(b"bad")))
+        _, (taken,) = await received(one, receiving(seconds=10))
+        handle = taken.system_properties.receipt_handle
+        asked = request("ForwardMessageToDeadLetterQueue", group="G", topic="Orders", receipt_handle=handle)
+        assert word(await one.one("ForwardMessageToDeadLetterQueue", asked)) == "OK"
+        await running.advance(60)
+        assert [letter.body for letter in running.sent(dlq_topic("G"))] == [b"bad"]
+        assert (await received(one, receiving()))[0] == "MESSAGE_NOT_FOUND"
+
+
+async def test_a_broker_that_is_away_costs_its_part_alone(autojump_clock: MockClock) -> None:
+    async with cluster() as running, client(running) as one:
+        assert word(await one.one("QueryRoute", request("QueryRoute", topic="Orders"))) == "OK"
+        await running.stop("b")
+        for number in range(4):
+            assert word(await one.one("SendMessage", sending(message(b"%d" % number)))) == "OK"
+        status, messages = await received(one, at("b"))  # as assigned before: another one answers
+        assert (status, len(messages)) == ("OK", 4)
+
+
+async def test_a_broker_that_hangs_costs_its_calls_alone(autojump_clock: MockClock) -> None:
+    async with cluster() as running, client(running) as one:
+        for number in range(4):
+            assert word(await one.one("SendMessage", sending(message(b"%d" % number)))) == "OK"
+        running.black_hole("b")
+        status, _ = await received(one, at("b", poll=5))
+        assert status == "PROXY_TIMEOUT"
+        status, messages = await received(one, at("a"))
+        assert (status, len(messages)) == ("OK", 2)
+
+
+async def test_messages_of_a_group_go_to_one_queue_of_the_cluster(autojump_clock: MockClock) -> None:
+    async with cluster() as running, client(running) as one:
+        for number in range(6):
+            await one.one("SendMessage", sending(message(b"%d" % number, type="FIFO", message_group="g1")))
+        places = {(stored.broker_name, stored.queue_id) for stored in running.sent("Orders")}
+        assert len(places) == 1
+
+
+async def test_calls_beyond_the_limit_are_refused(autojump_clock: MockClock) -> None:
+    async with cluster("a", proxy_max_calls=100) as running, client(running) as one:
+        calls = []
+        for _ in range(110):
+            call = await one.begin("ReceiveMessage")
+            await call.send(receiving(poll=10), ends=True)
+            calls.append(call)
+        words = [(await call.until())[0].status.code for call in calls]
+        refused = words.count(Code["TOO_MANY_REQUESTS"])
+        assert 0 < refused < 100
+        await running.advance(1)
+        assert word(await one.one("SendMessage", sending(message()))) == "OK"
+
+
+async def test_an_orphaned_transaction_is_asked_for_and_ends(autojump_clock: MockClock) -> None:
+    async with (
+        cluster(
+            broker_settings={"transaction_time_out": 6_000, "transaction_check_interval": 3_000}
+        ) as running,
+        client(running) as one,
+    ):
+        call, _ = await telemetry(one, **producer("Orders"))
+        sent = await one.one("SendMessage", sending(message(b"half", type="TRANSACTION")))
+        (entry,) = sent.entries
+        assert entry.transaction_id
+        with anyio.fail_after(60):
+            command = (await call.until(2))[1].recover_orphaned_transaction_command
+        assert command.message.body == b"half"
+        asked = request(
+            "EndTransaction",
+            topic="Orders",
+            message_id=entry.message_id,
+            transaction_id=command.transaction_id,
+            resolution=1,
+        )
+        assert word(await one.one("EndTransaction", asked)) == "OK"
+        assert [stored.body for stored in running.sent("Orders")] == [b"half"]
+
+
+async def test_a_delayed_message_is_recalled_at_its_broker(autojump_clock: MockClock) -> None:
+    async with cluster() as running, client(running) as one:
+        later = running.now_ms() + 60_000
+        sent = await one.one("SendMessage", sending(message(b"late", type="DELAY", delivery_ms=later)))
+        handle = sent.entries[0].recall_handle
+        answer = await one.one(
+            "RecallMessage", request("RecallMessage", topic="Orders", recall_handle=handle)
+        )
+        assert (word(answer), answer.message_id) == ("OK", sent.entries[0].message_id)
+        await running.advance(120)
+        assert running.sent("Orders") == []
+        wrong = request("RecallMessage", topic="Orders", recall_handle="bm9uc2Vuc2U=")
+        assert word(await one.one("RecallMessage", wrong)) == "BAD_REQUEST"
+
+
+async def test_administrators_questions_reach_the_client_behind_the_proxy(autojump_clock: MockClock) -> None:
+    async with cluster("a") as running, client(running) as one, running.connect() as admin:
+        call, _ = await telemetry(one, **consumer())
+        await running.advance(1)
+        (member,) = running["a"].server.clients.consumer_ids("G")  # type: ignore[union-attr]
+        info = await admin.admin.consumer_running_info("G", member)
+        assert info.properties["rmqClients"] == "client@1"
+        found: list[Any] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                found.append(await admin.admin.consumer_running_info("G", member, stack=True))
+
+            tasks.start_soon(ask)
+            with anyio.fail_after(60):
+                command = (await call.until(2))[1]
+            answer = schema.message("TelemetryCommand")()
+            answer.thread_stack_trace.nonce = command.print_thread_stack_trace_command.nonce
+            answer.thread_stack_trace.thread_stack_trace = "main RUNNING"
+            await call.send(answer)
+        assert found[0].jstack == "main RUNNING"
+
+
+async def test_a_proxy_without_name_servers_is_not_ready_and_says_so(autojump_clock: MockClock) -> None:
+    async with cluster("a", namesrv_addr="10.9.9.9:9876") as running, client(running) as one:
+        await running.advance(30)
+        assert not running.proxy.health.is_ready
+        assert "10.9.9.9:9876" in running.proxy.health.text()
+        answer = await one.one("QueryRoute", request("QueryRoute", topic="Orders"))
+        assert word(answer) not in ("OK", "TOPIC_NOT_FOUND")
+
+
+async def test_the_figures_of_a_proxy(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[service.ProxyServer] = []
+
+    class Seen(service.ProxyServer):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    def figures() -> dict[str, Any]:
+        found = {metric.name: metric.rows[0][1] for metric in made[0].metrics() if metric.rows}
+        return {name.removeprefix(PREFIX): value for name, value in found.items() if name.startswith(PREFIX)}
+
+    monkeypatch.setattr(service, "ProxyServer", Seen)
+    async with cluster("a") as running, client(running) as one:
+        await telemetry(one, **consumer())
+        await telemetry(one, **producer("Orders"))
+        poll = await one.begin("ReceiveMessage")
+        await poll.send(receiving(poll=20), ends=True)
+        await running.advance(1)
+        assert figures() == {"calls": 1, "clients": 1, "groups": 1, "producers": 1}
+        await poll.until()
+        await one.one("NotifyClientTermination")
+        await running.advance(1)
+        assert figures() == {"calls": 0, "clients": 0, "groups": 0, "producers": 0}
+
+
+async def test_a_proxy_with_name_servers_is_ready(autojump_clock: MockClock) -> None:
+    async with cluster("a") as running:
+        await running.advance(30)
+        assert running.proxy.health.is_ready
+
+
+# ---- accounts ----
+
+ACCOUNTS = """accounts:
+  - {accessKey: writer01, secretKey: writer-secret-1, topicPerms: [Orders=PUB]}
+  - {accessKey: writer02, secretKey: writer-secret-2, topicPerms: [Orders=PUB]}
+  - {accessKey: reader01, secretKey: reader-secret-1, topicPerms: [Orders=SUB], groupPerms: [G=SUB]}
+"""
+BROKERS = """accounts:
+  - {accessKey: theproxy, secretKey: proxy-secret-1, topicPerms: [Orders=PUB|SUB], groupPerms: [G=SUB]}
+"""
+
+
+@asynccontextmanager
+async def guarded(folder: pathlib.Path, **more: Any) -> AsyncIterator[ProxiedCluster]:
+    """A broker that takes the proxy's account only, and a proxy with the accounts of the clients."""
+    for name, text in (("clients.yml", ACCOUNTS), ("brokers.yml", BROKERS), ("secret", "proxy-secret-1\n")):
+        (folder / name).write_text(text)
+    brokers = {"acl_enable": True, "acl_file": str(folder / "brokers.yml"), "plugins": ("acl",)}
+    own = {
+        "acl_enable": True,
+        "acl_file": str(folder / "clients.yml"),
+        "proxy_access_key": "theproxy",
+        "proxy_secret_file": str(folder / "secret"),
+    }
+    made = ProxiedCluster("a", proxy_settings=own, **brokers | more)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_module, "wall_clock_ms", made.now_ms)  # signatures have a date
+        async with made as running:
+            await _ready(running)
+            yield running
+
+
+async def _ready(running: ProxiedCluster) -> None:
+    """Make the topic."""
+    broker: Any = running["a"].server
+    broker.topics.create_for_send("Orders", "TBW102", 2, "test")
+    await running.advance(700)  # it registers seldom in tests
+
+
+async def test_an_account_may_do_its_own_and_nothing_of_the_proxys(
+    autojump_clock: MockClock, tmp_path: pathlib.Path
+) -> None:
+    writer, reader = signed("writer01", "writer-secret-1"), signed("reader01", "reader-secret-1")
+    async with guarded(tmp_path) as running:
+        async with client(running) as one:
+            assert word(await one.one("SendMessage", sending(message()))) == "UNAUTHORIZED"
+            assert (await received(one, receiving()))[0] == "UNAUTHORIZED"
+            wrong = signed("writer01", "no such secret")
+            assert word(await one.one("SendMessage", sending(message()), **wrong)) == "UNAUTHORIZED"
+        async with client(running, "w") as one:
+            assert word(await one.one("SendMessage", sending(message()), **writer)) == "OK"
+            assert (await received(one, receiving(), **writer))[0] == "UNAUTHORIZED"
+        async with client(running, "r") as one:
+            status, (taken,) = await received(one, receiving(), **reader)
+            assert status == "OK"
+            assert word(await one.one("SendMessage", sending(message()), **reader)) == "UNAUTHORIZED"
+            handle = taken.system_properties.receipt_handle
+            assert word(await one.one("AckMessage", acking(handle), **reader)) == "OK"
+            other = acking(handle, group="Other")
+            assert word(await one.one("AckMessage", other, **reader)) == "UNAUTHORIZED"
+
+
+async def test_the_brokers_permissions_bound_those_of_the_proxys_accounts(
+    autojump_clock: MockClock, tmp_path: pathlib.Path
+) -> None:
+    async with guarded(tmp_path) as running, client(running) as one:
+        (tmp_path / "clients.yml").write_text(
+            ACCOUNTS.replace("Orders=SUB], groupPerms: [G", "Orders=SUB], groupPerms: [H")
+        )
+        await running.advance(5)
+        reader = signed("reader01", "reader-secret-1")
+        assert (await received(one, receiving(group="H"), **reader))[0] == "FORBIDDEN"
+
+
+async def test_a_transaction_is_ended_by_its_own_account_alone(
+    autojump_clock: MockClock, tmp_path: pathlib.Path
+) -> None:
+    first, second = signed("writer01", "writer-secret-1"), signed("writer02", "writer-secret-2")
+    times = {"transaction_time_out": 6_000, "transaction_check_interval": 3_000}
+    async with (
+        guarded(tmp_path, **times) as running,
+        client(running, "one") as one,
+        client(running, "two") as two,
+    ):
+        command = schema.message("TelemetryCommand")(
+            settings=schema.message("Settings")(**producer("Orders"))
+        )
+        calls = []
+        for each, account in ((one, first), (two, second)):
+            call = await each.begin("Telemetry", **account)
+            await call.send(command)
+            await call.until(1)
+            calls.append(call)
+        sent = await one.one("SendMessage", sending(message(b"half", type="TRANSACTION")), **first)
+        asked = request(
+            "EndTransaction",
+            topic="Orders",
+            message_id=sent.entries[0].message_id,
+            transaction_id=sent.entries[0].transaction_id,
+            resolution=1,
+        )
+        assert word(await two.one("EndTransaction", asked, **second)) == "UNAUTHORIZED"
+        await running.advance(60)
+        assert len(calls[1].messages) == 1  # it was never asked
+        assert len(calls[0].messages) > 1
+        assert word(await one.one("EndTransaction", asked, **first)) == "OK"
+
+
+def test_an_account_of_the_proxy_needs_accounts_of_its_clients(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "secret").write_text("proxy-secret-1\n")
+    given = {"proxy_access_key": "theproxy", "proxy_secret_file": str(tmp_path / "secret")}
+    with pytest.raises(ConfigError, match="aclEnable"):
+        account_of_proxy(ProxyConfig(**given))
+    found = account_of_proxy(ProxyConfig(acl_enable=True, **given))
+    assert found is not None
+    assert found.secret_key == "proxy-secret-1"
+    with pytest.raises(ConfigError, match="proxySecretFile"):
+        account_of_proxy(ProxyConfig(acl_enable=True, proxy_access_key="theproxy"))
+
+
+# ---- the program ----
+
+
+def test_the_command_line_gives_name_servers_and_port() -> None:
+    options = program.parse(["-n", "10.0.0.1:9876", "--port", "8082"])
+    config, _ = program.settings(options)
+    assert (config.namesrv_addr, config.listen_port, config.plugins) == ("10.0.0.1:9876", 8082, ("grpc",))
+
+
+def test_a_handle_is_read_as_it_was_written() -> None:
+    text = "5 1700000000000 60000 3 1 broker-a 2 7 123456"
+    assert str(parse_handle(text)) == text
+    for wrong in (
+        "",
+        "1 2 3",
+        "a b c d e f g h",
+        "-1 2 3 4 0 b 0 1",
+        f"{1 << 63} 2 3 4 0 b 0 1",
+        "x" * 2_000,
+    ):
+        with pytest.raises(ResponseError):
+            parse_handle(wrong)
