@@ -177,7 +177,7 @@ class AclPlugin(Plugin):
             self.files.take(state)
             self._changed()
             log.warning(
-                "accounts are the master's now, what was here before is in %s%s", self.files.main, KEPT
+                "took the master's accounts; the accounts from before are in %s%s", self.files.main, KEPT
             )
 
     def _changed(self) -> None:
@@ -197,4 +197,4 @@ def _nothing() -> None:
 
 
 def _refused(error: Exception) -> None:
-    log.error("the master's accounts are not taken, ours stay: %s", error)
+    log.error("cannot take the master's accounts, keeping our own: %s", error)

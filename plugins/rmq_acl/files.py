@@ -237,7 +237,7 @@ class AclFiles:
             raise AclFileError(str(path), 0, f"cannot be read: {error.strerror}") from None
         if mode & _READ_BY_OTHERS and str(path) not in self._warned:
             self._warned.add(str(path))
-            log.warning("other users of this machine may read the secrets in %s (chmod 600 ends that)", path)
+            log.warning("other users of this machine can read the secrets in %s; run chmod 600 on it", path)
         return data
 
 

@@ -173,7 +173,7 @@ class Controller:
         lease_s = self.elections.wanted_lease(now)
         if lease_s is not None and self._leasing <= self.raft.applied:
             before_s = self.elections.agreed_s
-            log.warning("leases of masters are to last %g s (controllerLeaseMs), not %g s", lease_s, before_s)
+            log.warning("leases of masters last %g s (controllerLeaseMs), no longer %g s", lease_s, before_s)
             self._leasing, _ = self.raft.propose(encode(Lease(round(lease_s * 1000))), now)
 
     def _elected(self, answer: Answer | NotLeader, *, is_unclean: bool) -> None:

@@ -282,7 +282,9 @@ class Connection:
             try:
                 self._endpoint.on_close(self)
             except Exception as error:
-                log.error("the end of %s was not taken well: %s", self.peer_address, error, exc_info=error)
+                log.error(
+                    "the callback for the end of %s failed: %s", self.peer_address, error, exc_info=error
+                )
             finally:
                 self._rest.clear()
                 self._decoder.clear()

@@ -123,7 +123,7 @@ class Program:
         except (RmqError, OSError) as error:
             return self._failed(error, EXIT_FAILED)
         except Exception:
-            log.exception("the %s ends by an error that is not expected", self.title)
+            log.exception("the %s ends with an unexpected error", self.title)
             raise
         return 0
 

@@ -101,7 +101,7 @@ class Supervisor:
                 sock.setblocking(False)
                 sock.sendto(text.encode(), address)
         except OSError as error:
-            log.debug("the supervisor is not told: %s", error)
+            log.debug("cannot report to the supervisor: %s", error)
             return False
         return True
 
@@ -122,4 +122,4 @@ def return_large_blocks() -> None:
     except (OSError, AttributeError):
         return
     if not (mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK) and mallopt(_M_TRIM_THRESHOLD, SPARE)):
-        log.debug("the C library keeps its own bounds on the memory that it holds back")
+        log.debug("the C library does not take the bounds on the memory that it keeps")

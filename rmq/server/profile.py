@@ -59,7 +59,7 @@ def protect_files(config: ServerSettings, folder: str = "") -> None:
     os.umask(_READ_BY_OTHERS)
     path = os.path.expanduser(folder)
     if folder and os.path.exists(path) and os.stat(path).st_mode & _READ_BY_OTHERS:
-        log.warning("other users of this machine may read the store in %s (chmod -R go= ends that)", path)
+        log.warning("other users of this machine can read the store in %s; run chmod -R go= on it", path)
 
 
 def _missing(settings: ServerSettings, tls: TlsConfig) -> list[str]:
@@ -132,5 +132,5 @@ def cluster_secret(path: str, key: str = "clusterSecretFile") -> ClusterSecret |
         wanted = f"a file with {SECRET_BYTES_MIN} bytes or more; `rmq certs secret FILE` makes one"
         raise ConfigError(key, path, wanted)
     if mode & _READ_BY_OTHERS:
-        log.warning("%s: other users of this machine may read %s (chmod 600 ends that)", key, path)
+        log.warning("%s: other users of this machine can read %s; run chmod 600 on it", key, path)
     return ClusterSecret(value, tuple(others))

@@ -49,14 +49,14 @@ async def obey(
             name = signal.Signals(number).name
             if number in RELOAD:
                 reopen_log()
-                log.info("%s: the log goes on here, the settings are read again", name)
+                log.info("%s: reopening the log, reading the settings again", name)
                 reload()
             elif number in DUMP:
                 try:
                     where = write_dump(config, f"{tasks_text()}\n{parts()}\n")
-                    log.info("%s: what this server does is written to %s", name, where)
+                    log.info("%s: the stacks of all tasks are written to %s", name, where)
                 except OSError as error:
-                    log.error("%s: what this server does cannot be written: %s", name, error)
+                    log.error("%s: cannot write the stacks of all tasks: %s", name, error)
             else:
                 log.info("%s: stopping", name)
                 stop.set()
@@ -67,7 +67,7 @@ async def stop_without_parent(stop: trio.Event) -> None:
     parent = int(os.environ.get(PARENT, "0"))
     while parent and not stop.is_set():
         if os.getppid() != parent:
-            log.error("the process %d that looks after this one has gone: stopping", parent)
+            log.error("the supervisor, process %d, has ended: stopping", parent)
             stop.set()
         await trio.sleep(SCAN_SECONDS)
 

@@ -315,7 +315,7 @@ class Journal:
             again = data.find(_MAGIC, again + 1)
         self._sequence = sequence
         if at and _was_whole(data, at):
-            log.error("%s: the last frame, at %d, is damaged: what it said is forgotten", path, at)
+            log.error("%s: the last frame, at %d, is damaged and is dropped", path, at)
             self.is_doubtful = True
         return at > 0
 

@@ -296,7 +296,7 @@ class Raft:
             self._become_follower(self.term, now)
         elif self.role is Role.LEADER:
             if max(self._led_at, self.lease_until(now)) + self.timing.election_s < now:
-                log.warning("%s leads no more: most of the controllers do not answer", self.me)
+                log.warning("%s is no longer the leader: most of the controllers do not answer", self.me)
                 self._become_follower(self.term, now)
             elif now >= self._heartbeat_at:
                 self._heartbeat_at = now + self.timing.heartbeat_s
@@ -320,7 +320,7 @@ class Raft:
         if not pre:
             self._journal.save(self.term + 1, self.me)
             self.elections += 1
-            log.info("%s wants to lead in term %d", self.me, self.term)
+            log.info("%s is a candidate in term %d", self.me, self.term)
         last = self._journal.last
         request = self._message(
             "pre_vote" if pre else "request_vote",

@@ -163,7 +163,7 @@ def _refusals(where: str, broker: BrokerFacts) -> Iterator[Finding]:
         port, _, reason = place.partition("/")
         counts.setdefault(reason, []).append(f"{count} at the port for {port}")
     for reason, some in counts.items():
-        what = "cut connections off that had proved nothing, for newcomers"
+        what = "closed connections without a valid request, to make room for others"
         if reason != "unproved":
             what = f"refused connections by the limit of {reason}"
         todo = REMEDIES.get(reason, "see rmq_connections_refused_total in docs/metrics.md")

@@ -77,7 +77,7 @@ async def _websocket() -> Callable[..., Awaitable[Stream]]:
         try:
             await anyio.to_thread.run_sync(import_module, _WEBSOCKET)
         except ImportError as error:
-            raise RemoteProtocolError(f"WebSocket cannot be had here: {error}") from error
+            raise RemoteProtocolError(f"WebSocket is not available here: {error}") from error
     from rmq.remoting.transports.websocket import accept_websocket
 
     return accept_websocket
@@ -129,5 +129,5 @@ async def _first_bytes(stream: Stream, limits: Limits) -> bytes:
     with _within(limits.idle_seconds, "did not say a word"):
         first = bytes(await stream.receive_some(_FIRST_BYTES))
     if not first:
-        raise broken("the peer left without a word")
+        raise broken("the peer closed the connection before it sent anything")
     return first

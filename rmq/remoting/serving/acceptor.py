@@ -222,7 +222,9 @@ class Acceptor:
         if victim is None:
             return False
         self.refused["unproved"] += 1
-        log.info("cutting %s off, which has proved nothing, for %s", victim.peer, newcomer.peer)
+        log.info(
+            "closing %s, which has sent no valid request, to make room for %s", victim.peer, newcomer.peer
+        )
         self._leave(victim)
         victim.scope.cancel()
         return True

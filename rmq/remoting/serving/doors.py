@@ -193,7 +193,12 @@ class DoorConnection:
             try:
                 self.write(self._door.goodbye(self))
             except Exception as error:
-                log.error("door %s cannot say goodbye: %s", self._door.name, error, exc_info=error)
+                log.error(
+                    "door %s cannot close its connections in order: %s",
+                    self._door.name,
+                    error,
+                    exc_info=error,
+                )
         self.close(reason)
 
     def expire(self, now: float) -> float:
@@ -334,7 +339,7 @@ class DoorServer:
             if first.startswith(door.first_bytes):
                 await self._converse(door, stream, first, guest)
                 return
-        raise RemoteProtocolError(f"the first bytes {first[:16]!r} are those of no door")
+        raise RemoteProtocolError(f"the first bytes {first[:16]!r} belong to no door of this port")
 
     async def _converse(self, door: Door, stream: Stream, first: bytes, guest: Guest) -> None:
         connection = DoorConnection(door, stream, first, self._limits_of(door), self._budget)

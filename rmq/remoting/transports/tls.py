@@ -209,8 +209,8 @@ def _tell_expiry(path: str) -> None:
     until = certificate_end(path)
     if until is not None and until < datetime.now(UTC):
         log.error(
-            "tlsCertPath: %s has expired on %s, and who verifies it will not connect; put a new one in its"
-            " place (`rmq certs issue DIR NAME --host HOST --force`)",
+            "tlsCertPath: %s expired on %s; clients that verify it cannot connect. Replace it"
+            " (`rmq certs issue DIR NAME --host HOST --force`)",
             path,
             until.date(),
         )
@@ -311,7 +311,9 @@ def _load_made_up(context: ssl.SSLContext) -> None:
     """Give a server's context a fresh certificate that only clients without verification accept."""
     import tempfile
 
-    log.warning("tlsTestMode: this server's certificate is made up; clients cannot know whom they talk to")
+    log.warning(
+        "tlsTestMode: this server's certificate is generated at the start; clients cannot verify the server"
+    )
     with tempfile.NamedTemporaryFile(suffix=".pem") as file:  # mode 0600; OpenSSL reads files only
         file.write(_self_signed())
         file.flush()

@@ -116,7 +116,7 @@ def test_signals_reload_settings_reopen_the_log_and_write_what_goes_on(tmp_path:
         assert "these settings differ from the file's and need a restart: listenPort" in messages
         for number in (signal.SIGUSR1, signal.SIGQUIT):
             process.send_signal(number)
-            log_lines(log, f"{number.name}: what this server does is written to {log}.dump")
+            log_lines(log, f"{number.name}: the stacks of all tasks are written to {log}.dump")
             dump = pathlib.Path(f"{log}.dump").read_text()
             for words in ("rmq.broker.runtime.service", "heldPulls  0", "loop_lag_seconds", why, "rmq-flush"):
                 assert words in dump

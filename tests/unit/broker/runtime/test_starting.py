@@ -90,7 +90,7 @@ async def test_without_the_parsers_one_peer_ends_and_not_the_server(monkeypatch:
 
     monkeypatch.delitem(sys.modules, "rmq.remoting.transports.websocket", raising=False)
     monkeypatch.setattr(accept, "import_module", load)
-    with pytest.raises(RemoteProtocolError, match="WebSocket cannot be had here: No module named 'wsproto'"):
+    with pytest.raises(RemoteProtocolError, match="is not available here: No module named 'wsproto'"):
         await accept._websocket()
 
 

@@ -176,7 +176,7 @@ def test_refused_connections_and_full_tables_are_named() -> None:
         for what in (
             "refused connections by the limit of address: "
             "5 at the port for clients, 2 at the port for slaves",
-            "cut connections off that had proved nothing, for newcomers: 9 at the port for clients",
+            "closed connections without a valid request, to make room for others: 9 at the port for clients",
             "refused connections by the limit of rate: 1 at the port for slaves",
         )
     ] + [("note", f"half of the places or more are taken: {rows['placesTaken']}")]
