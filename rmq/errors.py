@@ -227,11 +227,20 @@ class SystemFailure(ResponseError):
     hint = "read the remark and the server's log, and try again"
 
 
+_WAIT: Final = re.compile(r"retry in ([0-9]{1,9}) ms")
+
+
 class SystemBusy(ResponseError):
-    """The broker refuses for now because it is overloaded."""
+    """The broker refuses for now: it is overloaded, or the account is over its quota."""
 
     code, retriable = 2, True
     hint = "slow down or add brokers; the remark has the numbers"
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds to wait, as the broker says to an account over its quota; 0 where it says nothing."""
+        found = _WAIT.search(self.remark or "")
+        return 0.0 if found is None else int(found[1]) / 1000
 
 
 class RequestCodeNotSupported(ResponseError):

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from rmq.message import Message
     from rmq.metrics import Metric
+    from rmq.protocol.auth.quota import Quota
     from rmq.protocol.command import Command
     from rmq.protocol.record import Record
 else:
@@ -284,6 +285,10 @@ class Plugin:
         """Whether a peer may see and decide what an account has under way, such as its half messages."""
         return True
 
+    def quota(self, account: str) -> Quota | None:
+        """What an account may send and receive in a second; None for no limit. Asked for each request."""
+        return None
+
     def on_response(self, peer: Peer, command: Command, response: Command) -> None:
         """See the response to a request, for those answered at once."""
 
@@ -348,6 +353,7 @@ class Hooks:
     logins: tuple[Callable[[Peer, str, str, bytes | None], None], ...] = ()
     rights: tuple[Callable[[Peer, str, str], bool], ...] = ()
     """Of the plugins that have `requests`, and others."""
+    quotas: tuple[Callable[[str], Quota | None], ...] = ()
     responses: tuple[Callable[[Peer, Command, Command], None], ...] = ()
     stored: tuple[Callable[[StoredEvent], None], ...] = ()
     pulled: tuple[Callable[[PulledEvent], None], ...] = ()
@@ -412,6 +418,17 @@ class Hooks:
         except Exception as error:
             self._failed(self.actors[0], error)
             return False
+
+    def quota_of(self, peer: Peer) -> tuple[str, Quota] | None:
+        """The account of a peer and its quota, of the first plug-in that has one for it; None without."""
+        account = account_of(peer)
+        for quota in self.quotas if account else ():
+            try:
+                if (found := quota(account)) is not None:
+                    return account, found
+            except Exception as error:
+                self._failed(quota, error)
+        return None
 
     @property
     def has_accounts(self) -> bool:
@@ -506,6 +523,7 @@ def hooks_of(plugins: Sequence[tuple[str, Plugin]]) -> Hooks:
         actors=overridden("may_act_for"),
         logins=overridden("authenticate"),
         rights=overridden("may"),
+        quotas=overridden("quota"),
         responses=overridden("on_response"),
         stored=overridden("on_stored"),
         pulled=overridden("on_pulled"),

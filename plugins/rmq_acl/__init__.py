@@ -20,6 +20,7 @@ import anyio
 from rmq.errors import AccessDenied, RemoteProtocolError
 from rmq.message import TRACE_TOPIC
 from rmq.plugin import ACCOUNT, JOIN, PUBLISH, SUBSCRIBE, Handler, Host, Peer, Plugin, Run
+from rmq.protocol.auth.quota import Quota
 from rmq.protocol.auth.signature import ACCESS_KEY, PROOF, SIGNATURE
 from rmq.protocol.command import Command
 from rmq.remoting.limits import AddressRate
@@ -105,6 +106,8 @@ class AclPlugin(Plugin):
             return None
         if TRACE_TOPIC in topics and not has_rights(account):
             return None  # each is counted
+        if account.quota is not None and account.quota.limits_produce:
+            return None
         return self._senders.of_run(peer, run, account)
 
     def on_head(self, peer: Peer, command: Command) -> None:
@@ -134,6 +137,11 @@ class AclPlugin(Plugin):
             return accounts.is_white(host_of(peer.peer_address))
         mine = accounts.table.get(name)
         return mine is not None and (name == account or mine.is_unlimited)
+
+    def quota(self, account: str) -> Quota | None:
+        """The quota of an account, as the files say now."""
+        found = self.files.accounts.table.get(account)
+        return None if found is None else found.quota
 
     def authenticate(self, peer: Peer, user: str, secret: str, signed: bytes | None) -> None:
         """Have a door's peer work for an account, or refuse it with AccessDenied."""

@@ -18,6 +18,7 @@ from rmq.message import (
     TRANS_HALF_TOPIC,
     TRANS_OP_HALF_TOPIC,
 )
+from rmq.protocol.auth.quota import Quota, parse_quota
 from rmq.protocol.auth.signature import Key
 from rmq_acl import permissions
 from rmq_acl.addresses import WhiteAddress
@@ -53,7 +54,8 @@ def beyond_default(topic: str) -> int:
 @frozen
 class Account:
     """An account. `topics` and `groups` hold specific permissions; all other topics and groups have the
-    default. `proof` is an element of `PROOFS`, or empty, which leaves it to the server."""
+    default. `proof` is an element of `PROOFS`, or empty, which leaves it to the server. `quota_text` is the
+    quota as it was written, `quota` what it means; None: no limit."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -64,6 +66,10 @@ class Account:
     topics: Mapping[str, int] = field(factory=dict)
     groups: Mapping[str, int] = field(factory=dict)
     proof: str = ""
+    quota_text: str = ""
+    quota: Quota | None = field(
+        default=Factory(lambda self: parse_quota(self.quota_text), takes_self=True), init=False, eq=False
+    )
     key: Key = field(
         default=Factory(lambda self: Key(self.secret_key), takes_self=True), init=False, repr=False, eq=False
     )

@@ -44,7 +44,7 @@ class Commands:
         header = request.read(CreateAccessConfigRequestHeader)
         path = self._files.path_of(header.access_key)
         what = f"account {header.access_key!r} was not changed"
-        edit = update_account(header, request.ext.get("proof"))
+        edit = update_account(header, request.ext)
         return self._change(request, peer, path, edit, _refusal(209, what))
 
     def _on_delete(self, request: Command, peer: Peer, now_ms: int) -> Command | None:
@@ -128,7 +128,8 @@ def shown(account: Account) -> dict[str, Any]:
         "topicPerms": _texts(account.topics),
         "whiteRemoteAddress": account.white.text,
     }
-    return row | {"proof": account.proof} if account.proof else row
+    own = {"proof": account.proof, "quota": account.quota_text}
+    return row | {name: text for name, text in own.items() if text}
 
 
 def _texts(owned: Mapping[str, int]) -> Sequence[str]:

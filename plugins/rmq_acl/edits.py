@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from rmq.protocol.headers import CreateAccessConfigRequestHeader
@@ -14,8 +14,9 @@ MASK: Final = "******"
 """What stands where a secret would be."""
 
 
-def update_account(header: CreateAccessConfigRequestHeader, proof: str | None = None) -> Edit:
-    """Make an account or change one: a field that is not given stays, `admin` is always given.
+def update_account(header: CreateAccessConfigRequestHeader, own: Mapping[str, str | None]) -> Edit:
+    """Make an account or change one: a field that is not given stays, `admin` is always given. `own`: the
+    fields that RocketMQ does not know, `proof` and `quota`.
 
     The edit raises ValueError when a new account has no secret.
     """
@@ -27,7 +28,8 @@ def update_account(header: CreateAccessConfigRequestHeader, proof: str | None = 
         "defaultGroupPerm": header.default_group_perm or None,
         "topicPerms": _listed(header.topic_perms),
         "groupPerms": _listed(header.group_perms),
-        "proof": proof,
+        "proof": own.get("proof"),
+        "quota": own.get("quota"),
     }
     if given[SECRET_KEY] == MASK:
         given[SECRET_KEY] = None  # an answer of ours, sent back

@@ -15,6 +15,7 @@ from attrs import evolve, field, frozen
 
 from rmq.errors import RmqError
 from rmq.message import RETRY_PREFIX
+from rmq.protocol.auth.quota import parse_quota
 from rmq.protocol.bodies import DataVersion
 from rmq_acl import addresses, permissions
 from rmq_acl.accounts import PROOFS, Account, Accounts
@@ -36,6 +37,7 @@ ACCOUNT_KEYS: Final = (
     "topicPerms",
     "groupPerms",
     "proof",
+    "quota",
 )
 KEY_LENGTH_MIN: Final = 7
 """Letters of an access key and of a secret: RocketMQ wants more than six."""
@@ -172,6 +174,7 @@ class _Reader:
             default_topic=self.parsed(given.get("defaultTopicPerm"), "defaultTopicPerm", permissions.parse),
             default_group=self.parsed(given.get("defaultGroupPerm"), "defaultGroupPerm", permissions.parse),
             proof=self.parsed(given.get("proof"), "proof", proof_mode),
+            quota_text=self.parsed(given.get("quota"), "quota", quota_text),
         )
         topics = dict(self._single(given.get("topicPerms"), "topicPerms"))
         groups = {_group(name): owned for name, owned in self._single(given.get("groupPerms"), "groupPerms")}
@@ -223,6 +226,12 @@ def proof_mode(text: str) -> str:
     """Read `proof`; empty leaves it to the server. Raises ValueError."""
     if text and text not in PROOFS:
         raise ValueError(f"one of {', '.join(PROOFS)}, not {text[:40]!r}")
+    return text
+
+
+def quota_text(text: str) -> str:
+    """Check `quota`; empty is no limit. Raises ValueError."""
+    parse_quota(text)
     return text
 
 

@@ -26,6 +26,7 @@ from rmq.broker.admin.registration import Registration
 from rmq.broker.admin.topic_retention import TopicRetention
 from rmq.broker.admin.topics_and_groups import Admin
 from rmq.broker.config import Settings
+from rmq.broker.consume.metered import MeteredRequests
 from rmq.broker.consume.per_message.deliveries import Deliveries
 from rmq.broker.consume.per_message.pop_requests import PopRequests
 from rmq.broker.consume.pull import Pull
@@ -40,6 +41,7 @@ from rmq.broker.filtering.filters import FilterTable
 from rmq.broker.membership.check_back import CheckBack
 from rmq.broker.membership.client_requests import ClientRequests, PendingRequests, RequestReply
 from rmq.broker.membership.clients import Clients
+from rmq.broker.membership.quotas import Quotas
 from rmq.broker.produce.acks import Acknowledgement
 from rmq.broker.produce.admission import FlowControl
 from rmq.broker.produce.append import Append, OwnWrites, stored_events
@@ -360,6 +362,10 @@ class Broker(Endpoint):
         """The parts that ask clients and wait for their answers."""
         self.pending_requests = PendingRequests(self.clock, self._on_deadline, self.settings.holders_of)
         self.deferrals = DeferredCalls(self.clock, self._on_deadline)
+        self.quotas = Quotas(self.clock, lambda peer: self.hooks.quota_of(peer))
+        self.metered = MeteredRequests(
+            self.quotas, self.store, self.deferrals, self.settings.holders_of, self.run_late
+        )
         self.door_connections: dict[str, int] = {}
         self.door_sends = Shares(0)
         self.door_clients = Shares(0)
@@ -438,6 +444,8 @@ class Broker(Endpoint):
                             self.clients.check_size(request.body)
                     if gates and not of_our_slave(self.server_auth, request):
                         hooks.admit(connection, request)
+                        if hooks.quotas and handler and self.metered.holds(request, handler, connection):
+                            continue
                     if handler is None:
                         raise unsupported(request)
                     response = handler(request, connection, now)
@@ -477,6 +485,7 @@ class Broker(Endpoint):
 
     def on_close(self, connection: Connection) -> None:
         """A connection has ended: forget its pulls, its clients and its requests."""
+        self.metered.on_close(connection)
         self._forget_peer(connection)
 
     def _forget_peer(self, peer: MemberConnection) -> None:
@@ -786,6 +795,8 @@ class Broker(Endpoint):
         self.acknowledgement.replicas.grown()
 
     def _on_pulled(self, wanted: Wanted, result: GetResult, reading: Reading) -> None:
+        if self.hooks.quotas:
+            self.quotas.consumed(reading, result.count, result.size)
         if self.hooks.pulled:
             seconds = self.work_clock() - self._chunk_at
             place = wanted.topic, wanted.consumer_group, wanted.queue_id

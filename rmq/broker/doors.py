@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from rmq.broker.consume.long_polling import ParkedRead
 from rmq.broker.consume.per_message.handles import handle_text
@@ -70,6 +70,8 @@ BROWSE_BYTES: Final = 256 << 10
 
 log = logging.getLogger("rmq.broker")
 
+T = TypeVar("T")
+
 
 class DoorPeer(DoorClient):
     """The `rmq.doors.DoorHost` of one client of a connection."""
@@ -96,6 +98,7 @@ class DoorPeer(DoorClient):
     ) -> None:
         """As `rmq.doors.DoorHost.append`."""
         self._check(PUBLISH, message.topic)
+        self._check_quota(len(message.body))
         holders = self._broker.settings.holders_of(self)
         shares = self._broker.door_sends
         shares.most = self.config.send_thread_pool_queue_capacity
@@ -116,6 +119,15 @@ class DoorPeer(DoorClient):
         account = account_of(self)
         self._broker.append_soon(message, done, holders, queue_id=queue_id, account=account)
         shares.add(holders)
+
+    def _check_quota(self, size: int) -> None:
+        """Count a message. Raises ResponseError (SYSTEM_BUSY) while the account is over its quota."""
+        if self._broker.hooks.quotas:
+            self._broker.quotas.produce(self, 1, size)
+
+    def _quota_wait(self) -> float:
+        """For how many seconds the account is given no messages."""
+        return self._broker.quotas.consume_wait(self) if self._broker.hooks.quotas else 0.0
 
     def recall(self, topic: str, handle: str, on_done: OnAppended) -> str:
         """As `rmq.doors.DoorHost.recall`."""
@@ -185,6 +197,8 @@ class DoorPeer(DoorClient):
         """As `rmq.doors.DoorHost.read`."""
         self._check(SUBSCRIBE, request.topic)
         self._check(JOIN, request.consumer_group)
+        if self._quota_wait():
+            return self._nothing(request)
         return self._result(request, self._broker.reader.read(request, self))
 
     def _result(self, request: ReadRequest, found: Found) -> ReadResult:
@@ -203,6 +217,14 @@ class DoorPeer(DoorClient):
         self._check(SUBSCRIBE, request.topic)
         self._check(JOIN, request.consumer_group)
         broker = self._broker
+        if wait := self._quota_wait():
+            if seconds <= 0:
+                nothing = self._nothing(request)
+                self.defer(0.0, lambda: self._call(on_result, nothing))
+            else:
+                again = partial(self.hold, request, on_result, seconds - wait)
+                self.defer(min(wait, seconds), partial(self._hold_later, again, on_result))
+            return
         if not broker.parked_pulls.is_silent:
             result = self._result(request, broker.reader.read(request, self))
             if result.messages or result.next_offset != request.queue_offset:
@@ -226,10 +248,25 @@ class DoorPeer(DoorClient):
         )
         broker.reader.hold(held)
 
+    def _hold_later(self, hold: Callable[[], T], on_result: Callable[[ResponseError], None]) -> T | None:
+        """Hold a read or take whose account was over its quota; a refusal is its result."""
+        try:
+            return hold()
+        except ResponseError as error:
+            self._call(on_result, error)
+        except StoreError as error:
+            self._call(on_result, for_code(ResponseCode.SYSTEM_ERROR, str(error)))
+        return None
+
+    def _nothing(self, request: ReadRequest) -> ReadResult:
+        return ReadResult([], request.queue_offset, *self.bounds(request.topic, request.queue_id))
+
     def take(self, request: TakeRequest) -> list[TakenMessage]:
         """As `rmq.doors.DoorHost.take`."""
         self._check(SUBSCRIBE, request.topic)
         self._check(JOIN, request.consumer_group)
+        if self._quota_wait():
+            return []
         return taken_messages(self._broker.deliveries.take(request, self), self.config.broker_name)
 
     def hold_take(self, request: TakeRequest, on_taken: OnTaken, seconds: float) -> Callable[[], None]:
@@ -237,6 +274,8 @@ class DoorPeer(DoorClient):
         self._check(SUBSCRIBE, request.topic)
         self._check(JOIN, request.consumer_group)
         broker = self._broker
+        if seconds > 0 and (wait := self._quota_wait()):
+            return self._take_later(request, on_taken, seconds, wait)
         if not broker.deliveries.polls.is_silent and (messages := self.take(request)):
             return self.defer(0.0, lambda: self._call(on_taken, messages))
 
@@ -251,6 +290,20 @@ class DoorPeer(DoorClient):
         held = HeldTake(self, request, broker.clock() + seconds, taken, holders)
         broker.deliveries.hold(held)
         return lambda: broker.deliveries.polls.drop(held)
+
+    def _take_later(
+        self, request: TakeRequest, on_taken: OnTaken, seconds: float, wait: float
+    ) -> Callable[[], None]:
+        """Hold a take until its account is within its quota; return a function that ends it."""
+        ends: list[Callable[[], None]] = []
+
+        def later() -> None:
+            again = partial(self.hold_take, request, on_taken, seconds - wait)
+            if (end := self._hold_later(again, on_taken)) is not None:
+                ends.append(end)
+
+        ends.append(self.defer(min(wait, seconds), later))
+        return lambda: ends[-1]()
 
     def acknowledge(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
         """As `rmq.doors.DoorHost.acknowledge`."""

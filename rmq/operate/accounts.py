@@ -141,6 +141,7 @@ def changed_rights(before: AclAccount, change: AclAccount, clear: Collection[str
         "default_group_perm",
         "white_remote_address",
         "proof",
+        "quota",
     )
     given = {name: getattr(change, name) for name in fields}
     kept = {name: getattr(before, name) for name, value in given.items() if not value and name not in clear}

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rmq.broker.disk_work import DiskWork
     from rmq.broker.membership.client_requests import PendingRequests
     from rmq.broker.membership.clients import Clients
+    from rmq.broker.membership.quotas import Quotas
     from rmq.broker.produce.acks import Acknowledgement
     from rmq.broker.replication.replica_state import ReplicaState
     from rmq.broker.role import Role
@@ -79,6 +80,7 @@ class Measured(Protocol):
     acceptors: Mapping[str, Acceptor]
     door_connections: dict[str, int]
     budget: MemoryBudget
+    quotas: Quotas
     connections: int
 
     @property
@@ -107,7 +109,8 @@ def metrics_of(broker: Measured, *, queues: bool = False) -> Slices[list[Metric]
         found += yield from _lags(broker, queues)
         found += _waiting_messages(broker)
         yield
-    for part in (_server, _store, _replicas, _waiting, place_metrics, _clients, _deliveries):
+    parts = _server, _store, _replicas, _waiting, place_metrics, _clients, _deliveries, _throttled
+    for part in parts:
         found += part(broker)
         yield
     found += _durations(broker.histograms)
@@ -193,6 +196,18 @@ def _traffic(broker: Measured) -> Iterator[Metric]:
     unsure = [((reason,), n) for reason, n in broker.acknowledgement.unsure.items()]
     help = "Stored messages whose answer says that disk or slave may lack them"
     yield counter("sends_unsure", help=help, rows=unsure, labels=("reason",))
+
+
+def _throttled(broker: Measured) -> Iterator[Metric]:
+    rows, seconds = list[Row](), list[Row]()
+    for (account, kind), row in broker.quotas.throttled.items():
+        rows += [((account, kind, "held"), float(row.held)), ((account, kind, "refused"), float(row.refused))]
+        seconds.append(((account, kind), row.seconds))
+    labels = ("account", "kind")
+    help = "Requests of accounts over their quotas: held until their time, or refused"
+    yield Metric("throttled_requests", "counter", help, rows, (*labels, "result"))
+    help = "Seconds for which requests of accounts over their quotas were held"
+    yield Metric("throttled_seconds", "counter", help, seconds, labels)
 
 
 def _in_slices(rows: Iterable[T], do: Callable[[T], None]) -> Slices[None]:

@@ -19,6 +19,7 @@ from rmq.cli.target import Target, confirm, part_options, report_done, run_admin
 from rmq.cli.values import read_secret
 from rmq.clock import wall_clock_ms
 from rmq.errors import RmqError
+from rmq.protocol.auth.quota import parse_quota
 
 if TYPE_CHECKING:
     from rmq_acl.edits import Edit
@@ -31,6 +32,7 @@ SECRET_BYTES: Final = 24
 SECRET_LENGTH_MIN: Final = 16
 """Characters of a secret that somebody brings: RocketMQ takes 7, which can be tried out."""
 OWNER_ONLY: Final = 0o600
+NO_QUOTA: Final = "none"
 
 COLUMNS: Final = {
     "access_key": "ACCOUNT",
@@ -41,6 +43,7 @@ COLUMNS: Final = {
     "default_group_perm": "GROUPS",
     "group_perms": "SINGLE GROUPS",
     "proof": "PROOF",
+    "quota": "QUOTA",
 }
 
 NAME: Final = click.argument("who", metavar="NAME")
@@ -101,9 +104,9 @@ class Accounts:
         if self.file is not None:
             from rmq_acl.edits import update_account
 
-            from rmq.client.admin.acl import account_header, account_proof
+            from rmq.client.admin.acl import account_header, own_fields
 
-            edit = update_account(account_header(account, clear), account_proof(account, clear))
+            edit = update_account(account_header(account, clear), own_fields(account, clear))
             return _edit(self.file, account.access_key, edit)
 
         async def work(admin: Admin) -> list[str]:
@@ -156,6 +159,13 @@ def permission_options(command: Callable[..., T]) -> Callable[..., T]:
             "--proof",
             type=click.Choice(["required", "shown", "optional"]),
             help="Whether its requests must be proved: all, those after the first proved one, or none.",
+        ),
+        click.option(
+            "--quota",
+            metavar="LIMITS",
+            default="",
+            help="Limits a second on each broker, as produceMessages=1000,produceBytes=10m, also"
+            " consumeMessages and consumeBytes; none: no limits.",
         ),
     )
     for option in reversed(options):
@@ -247,6 +257,8 @@ def change(
     account = evolve(_wanted(who, given), admin=admin)
     fields = ("topic_perms", "group_perms", "white_remote_address")
     clear = [name for name, empty in zip(fields, emptied.values(), strict=True) if empty]
+    if given.get("quota") == NO_QUOTA:
+        clear.append("quota")
     changes = changed_rights(before, account, clear)
     for line in changes.lines:
         echo(line, err=True)
@@ -340,6 +352,7 @@ def _config_of(file: pathlib.Path) -> AclConfig:
             topic_perms=tuple(row["topicPerms"]),
             group_perms=tuple(row["groupPerms"]),
             proof=row.get("proof", ""),
+            quota=row.get("quota", ""),
         )
         for row in rows
     ]
@@ -361,8 +374,10 @@ def _wanted(name: str, given: dict[str, Any]) -> AclAccount:
         topic_perms=given.get("topic", ()),
         group_perms=given.get("group", ()),
         proof=given.get("proof") or "",
+        quota="" if given.get("quota") == NO_QUOTA else given.get("quota") or "",
     )
     try:
+        parse_quota(account.quota)
         addresses.parse(account.white_remote_address)
         for text in (account.default_topic_perm, account.default_group_perm):
             permissions.parse(text)

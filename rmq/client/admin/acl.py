@@ -40,7 +40,8 @@ class AclVersion:
 class AclAccount:
     """An account of access control. Permissions are ``topic=PUB|SUB`` and the like. `secret_key` is write
     only: a secret sent by a server is dropped. `proof` is required, shown, optional, or empty, which leaves
-    it to the server; RocketMQ's servers have no `proof`."""
+    it to the server. `quota` limits what it sends and receives in a second, as
+    ``produceMessages=1000,consumeBytes=10m``. RocketMQ's servers have neither."""
 
     access_key: str
     secret_key: str = field(default="", repr=False)
@@ -51,6 +52,7 @@ class AclAccount:
     topic_perms: tuple[str, ...] = ()
     group_perms: tuple[str, ...] = ()
     proof: str = ""
+    quota: str = ""
 
 
 @frozen
@@ -107,12 +109,10 @@ class Acl(Cluster):
         self, account: AclAccount, *, cluster: str = "", broker: str = "", clear: Collection[str] = ()
     ) -> list[str]:
         """Create or change an account. Empty fields of `account` stay unchanged, unless `clear` has their
-        names: `white_remote_address`, `topic_perms`, `group_perms`, `proof` (Java's brokers cannot clear
-        any). Return the addresses."""
+        names: `white_remote_address`, `topic_perms`, `group_perms`, `proof`, `quota` (Java's brokers cannot
+        clear any). Return the addresses."""
         header = encode(account_header(account, clear))
-        proof = account_proof(account, clear)
-        if proof is not None:  # a field of ours, which RocketMQ does not look at
-            header = {**header, "proof": proof}
+        header = {**header, **own_fields(account, clear)}  # RocketMQ does not look at these
         return await self._change_acl(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, header, cluster, broker)
 
     async def acl_delete_account(self, access_key: str, *, cluster: str = "", broker: str = "") -> list[str]:
@@ -173,9 +173,10 @@ def account_header(account: AclAccount, clear: Collection[str] = ()) -> CreateAc
     )
 
 
-def account_proof(account: AclAccount, clear: Collection[str] = ()) -> str | None:
-    """The field `proof` of the same request, or None."""
-    return account.proof if account.proof or "proof" in clear else None
+def own_fields(account: AclAccount, clear: Collection[str] = ()) -> dict[str, str]:
+    """The fields of the same request that RocketMQ does not know."""
+    given = {"proof": account.proof, "quota": account.quota}
+    return {name: text for name, text in given.items() if text or name in clear}
 
 
 def _versions(header: GetBrokerAclConfigResponseHeader) -> list[AclVersion]:
@@ -209,6 +210,7 @@ def _account(row: dict[str, Any]) -> AclAccount:
         topic_perms=_texts(row.get("topicPerms")),
         group_perms=_texts(row.get("groupPerms")),
         proof=str(row.get("proof") or ""),
+        quota=str(row.get("quota") or ""),
     )
 
 

@@ -399,7 +399,8 @@ class Sender:
 
     def _refused(self, error: ResponseError, queue: MessageQueue) -> ResponseError:
         session = self._session
-        if isinstance(error, (SystemBusy, ServiceNotAvailable)):
+        is_throttled = isinstance(error, SystemBusy) and error.wait_seconds > 0  # the account's fault
+        if isinstance(error, (SystemBusy, ServiceNotAvailable)) and not is_throttled:
             session.health.failed(queue.broker_name, session.now())
         if error.refresh_route:
             session.refresh_soon(queue.topic)
@@ -458,7 +459,8 @@ class Sender:
             return 0.0
         course.tried.clear()
         session.refresh_soon(topic)  # the name servers may know another broker
-        return self._pause(course)
+        told = error.wait_seconds if isinstance(error, SystemBusy) else 0.0
+        return max(self._pause(course), min(told, course.patience_left(self._session.now())))
 
     def _pause(self, course: _SendAttempts) -> float:
         """Seconds to the next attempt: more each time, and by chance, so that many do not come together."""

@@ -63,6 +63,7 @@ ACCOUNT_FIELDS: Final[dict[str, Any]] = {
     "topic_perms": [],
     "group_perms": [],
     "proof": "",
+    "quota": "",
 }
 BROKER_FIELDS: Final[dict[str, Any]] = {"cluster": "DefaultCluster", "replicas": 1}
 EVERYWHERE: Final = "*"

@@ -85,6 +85,7 @@ async def accounts(admin: Admin, address: str) -> dict[str, Settings]:
             "topic_perms": list(one.topic_perms),
             "group_perms": list(one.group_perms),
             "proof": one.proof,
+            "quota": one.quota,
         }
         for one in found.accounts
     }

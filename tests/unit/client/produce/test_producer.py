@@ -331,6 +331,25 @@ class TestRetries:
             await producer.send(Message("T", b"x"))
             assert 0.05 + 0.1 <= trio.current_time() - began <= 0.1 + 0.2
 
+    async def test_an_account_over_its_quota_waits_as_long_as_the_broker_says(self, clock: MockClock) -> None:
+        cluster = Cluster("a", topics={"T": 4})
+        remark = "[THROTTLED]account app is over its quota to produce: retry in 2500 ms"
+        times: list[float] = []
+
+        def refuse(request: Command, connection: Connection) -> Command:
+            times.append(trio.current_time())
+            return request.reply(ResponseCode.SYSTEM_BUSY, remark)
+
+        cluster["a"].hook(SEND, refuse)
+        async with (
+            world(cluster) as setting,
+            setting.connect(send_timeout_ms=9_000) as client,
+            client.producer("p") as producer,
+        ):
+            with pytest.raises(SendFailed):
+                await producer.send(Message("T", b"x"))
+        assert [after - before for before, after in pairwise(times)] == pytest.approx([2.5, 2.5])
+
     async def test_a_delay_of_nothing_is_none_below_nothing(self, setting: World, clock: MockClock) -> None:
         async with setting.connect() as client, client.producer("p") as producer:
             assert (await producer.send(Message("T", b"x", delay_ms=0))).status == "SEND_OK"
