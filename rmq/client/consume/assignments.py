@@ -588,6 +588,8 @@ class Assignments:
             # What the broker knows already is not told again.
             if window.commit_offset != window.committed and self._may_commit(window.queue):
                 by_broker.setdefault(window.queue.broker_name, []).append(window)
+        if not by_broker:
+            return
         with unwrap_groups():
             async with anyio.create_task_group() as tasks:
                 for changed in by_broker.values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sized
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
@@ -233,10 +233,10 @@ class Consumer(AsyncResource):
         with anyio.CancelScope() as scope:
             self._running.add(scope)
             try:
-                with self._workers.wanted(concurrency), self._threads.used(), unwrap_groups():
+                with self._workers.wanted(concurrency) as crew, self._threads.used(), unwrap_groups():
                     async with anyio.create_task_group() as tasks:
-                        for _ in range(concurrency):
-                            tasks.start_soon(self._keep_working, partial(work, *arguments))
+                        one = partial(work, crew.got_messages, *arguments)
+                        crew.begin(lambda: tasks.start_soon(self._keep_working, one))
             finally:
                 self._running.discard(scope)
 
@@ -254,10 +254,11 @@ class Consumer(AsyncResource):
                     log.warning("%s: the task of a handler was cancelled; its worker goes on", self.group)
                     await anyio.lowlevel.checkpoint()
 
-    async def _work(self, handle: Isolated) -> None:
+    async def _work(self, got_messages: Callable[[Sized], None], handle: Isolated) -> None:
         ready, deliveries, in_flight = self._dispatch.ready, self._deliveries, InFlight()
         while not ready.is_closed:
             await ready.arrival()
+            got_messages(ready.parked)
             deliveries.hold(in_flight)
             try:
                 await self._burst(handle, in_flight)
@@ -289,10 +290,13 @@ class Consumer(AsyncResource):
             if not handle.is_needed:
                 handle.look(context)
 
-    async def _work_batches(self, handle: Isolated, batch: int) -> None:
+    async def _work_batches(
+        self, got_messages: Callable[[Sized], None], handle: Isolated, batch: int
+    ) -> None:
         dispatch, deliveries, in_flight = self._dispatch, self._deliveries, InFlight()
         while not dispatch.ready.is_closed:
             await dispatch.ready.arrival()
+            got_messages(dispatch.ready.parked)
             taken = dispatch.take(batch)
             if self._member.has_requests:
                 taken = [message for message in taken if not deliveries.drop_expired(message)]

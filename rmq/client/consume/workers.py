@@ -1,9 +1,15 @@
-"""Workers: the tasks of a consumer that call its handler, and whether as many run as were asked for. Pure."""
+"""Workers: the tasks of a consumer that call its handler, and whether all that began still run. Pure.
+
+A call of `run` begins with one worker. A worker that gets messages begins another one if none is left that
+waits, until there are as many as `concurrency` says: a hundred consumers begin with a hundred tasks, not with
+two thousand.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,22 +18,54 @@ else:
     from rmq.lazy_attrs import define
 
 
+class Crew:
+    """The workers of one call of `run`, at most `most`."""
+
+    def __init__(self, workers: Workers, most: int) -> None:
+        self._workers = workers
+        self._start: Callable[[], object] | None = None
+        self._context = copy_context()
+        self._most = most
+        self.count = 0
+        """How many have begun."""
+
+    def begin(self, start: Callable[[], object]) -> None:
+        """Begin with one worker. `start` starts a task."""
+        self._start = start
+        self.got_messages(())
+
+    def got_messages(self, waiting: Sized) -> None:
+        """A worker has got messages: begin another if none is `waiting` and fewer than `most` have begun.
+        It has the context variables of the call of `run`."""
+        if waiting or self.count >= self._most:
+            return
+        assert self._start is not None, "the crew has not begun"
+        self.count += 1
+        self._workers.began()
+        self._context.copy().run(self._start)
+
+
 @define(eq=False)
 class Workers:
     """The workers of one consumer, over all its calls of `run`."""
 
     asked: int = 0
+    """How many have begun, in calls of `run` that last."""
     running: int = 0
     ended: str = ""
     """How the last call of `run` ended; empty while none has."""
 
+    def began(self) -> None:
+        """Another worker was started."""
+        self.asked += 1
+
     @contextmanager
-    def wanted(self, count: int) -> Iterator[None]:
-        """A call of `run` that asks for `count` workers lasts as long as the block."""
-        self.asked += count
+    def wanted(self, most: int) -> Iterator[Crew]:
+        """A call of `run` with at most `most` workers lasts as long as the block."""
+        crew = Crew(self, most)
         ended = "it returned"
         try:
-            yield
+            yield crew
         except Exception as error:
             ended = f"{type(error).__name__}: {error}"
             raise
@@ -35,7 +73,7 @@ class Workers:
             ended = "it was cancelled"
             raise
         finally:
-            self.asked -= count
+            self.asked -= crew.count
             self.ended = ended
 
     @contextmanager
@@ -51,7 +89,7 @@ class Workers:
         """Why an open consumer that does not drain consumes nothing; empty when all is well. A consumer that
         is iterated over, without a call of `run`, has no problem of this kind."""
         if self.running < self.asked:
-            return f"consumes with {self.running} of the {self.asked} workers that were asked for"
+            return f"consumes with {self.running} of the {self.asked} workers that it began with"
         if not self.asked and self.ended:
             return f"consumes nothing: its `run` has ended ({self.ended})"
         return ""

@@ -112,7 +112,7 @@ def chaos(in_memory: Play, seed: int, seconds: float) -> None:
             assert client.health().problems == ()
             assert other.health().problems == ()
             await client.ready(30)
-            assert [one.workers for one in client.health().consumers] == [20, 20, 0]
+            assert [one.workers > 0 for one in client.health().consumers] == [True, True, False]
             tasks.cancel_scope.cancel()
 
     in_memory(scenario, cluster)

@@ -1,6 +1,9 @@
-"""A hundred consumers in one client begin together."""
+"""A hundred consumers in one client begin together, each with one worker."""
 
 from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
 
 import anyio
 import pytest
@@ -13,8 +16,11 @@ from rmq.testing.cluster import Cluster
 
 from ..conftest import Play
 from ..world import World
+from .test_consumer import fill
 
 COUNT = 100
+KINDS = pytest.mark.parametrize("options", [{}, {"ordered": True}], ids=["any order", "ordered"])
+TENANT: ContextVar[str] = ContextVar("TENANT", default="nobody")
 
 
 @pytest.fixture
@@ -112,3 +118,99 @@ def test_a_group_that_is_refused_is_told_alone(in_memory: Play) -> None:
 
     in_memory(scenario, cluster)
     assert errors == ["bad"]
+
+
+# --- workers: as many as have work, at most `concurrency` ---
+
+
+@pytest.fixture
+def sixteen() -> Cluster:
+    """A broker with a topic of 16 queues."""
+    return Cluster("a", topics={"T": 16})
+
+
+def workers() -> int:
+    return sum("_keep_working" in (task.name or "") for task in anyio.get_running_tasks())
+
+
+@KINDS
+def test_there_are_as_many_as_have_work(in_memory: Play, sixteen: Cluster, options: dict[str, Any]) -> None:
+    running = most = 0
+
+    async def handle(message: StoredMessage) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await anyio.sleep(10)
+        running -= 1
+
+    async def scenario(world: World) -> None:
+        async with (
+            world.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first", **options) as consumer,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(lambda: consumer.run(handle, concurrency=5))
+            await anyio.sleep(1)
+            assert workers() == 1
+            fill(sixteen, 2, queues=16)
+            await anyio.sleep(1)
+            assert (running, workers()) == (2, 3)
+            fill(sixteen, 16, queues=16)
+            await anyio.sleep(1)
+            assert (running, workers()) == (5, 5)
+            assert client.health().problems == ()
+            await anyio.sleep(60)
+            assert (most, running, workers()) == (5, 0, 5)
+            tasks.cancel_scope.cancel()
+
+    in_memory(scenario, sixteen)
+
+
+def test_there_are_as_many_as_have_lists(in_memory: Play, sixteen: Cluster) -> None:
+    most: list[int] = []
+
+    async def handle(messages: list[StoredMessage]) -> None:
+        most.append(workers())
+        await anyio.sleep(10)
+
+    async def scenario(world: World) -> None:
+        async with (
+            world.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(lambda: consumer.run_batches(handle, batch=1, concurrency=4))
+            await anyio.sleep(1)
+            assert workers() == 1
+            fill(sixteen, 12)
+            await anyio.sleep(35)
+            assert (len(most), workers()) == (12, 4)
+            tasks.cancel_scope.cancel()
+
+    in_memory(scenario, sixteen)
+
+
+def test_a_worker_that_begins_later_has_the_context_of_run(in_memory: Play, sixteen: Cluster) -> None:
+    seen: list[str] = []
+
+    async def handle(message: StoredMessage) -> None:
+        seen.append(TENANT.get())
+        TENANT.set(message.body.decode())
+        await anyio.sleep(10)
+
+    async def scenario(world: World) -> None:
+        TENANT.set("of run")
+        async with (
+            world.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(consumer.run, handle)
+            for _ in range(4):
+                fill(sixteen, 3)
+                await anyio.sleep(4)
+            tasks.cancel_scope.cancel()
+
+    in_memory(scenario, sixteen)
+    assert seen == ["of run"] * 12
