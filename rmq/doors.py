@@ -235,6 +235,10 @@ class DoorStream(Protocol):
         """``host:port`` of this side."""
 
     @property
+    def certificate_name(self) -> str:
+        """The common name of the peer's certificate, which TLS has verified; empty without one."""
+
+    @property
     def state(self) -> dict[str, Any]:
         """Values kept with the connection, such as its account."""
 
@@ -292,6 +296,12 @@ class DoorHost(Protocol):
 
         `secret` is the account's secret; or, where `signed` is given, the Base64 of HMAC-SHA1 of those bytes
         under it. Raises AccessDenied when it is wrong; where a broker has no access control all are let in.
+        """
+
+    def authenticate_certificate(self) -> str:
+        """Have the connection work for the account that the peer's certificate names by its common name;
+        returns the name. Raises AccessDenied without a certificate, and when there is no such account; where
+        a broker has no access control all with a certificate are let in.
         """
 
     def may(self, action: str, name: str) -> bool:

@@ -305,6 +305,10 @@ class Plugin:
         the HMAC-SHA1 of those bytes under it. Keeps the account's name in `peer.state[ACCOUNT]`. Raises
         AccessDenied."""
 
+    def authenticate_certificate(self, peer: Peer, name: str) -> None:
+        """Have a door's peer work for the account that its verified certificate names: as `authenticate`.
+        Raises AccessDenied."""
+
     def may(self, peer: Peer, action: str, name: str) -> bool:
         """Whether a door's peer may do one of `rmq.doors.ACTIONS`, to a topic or as a group. While a gate has
         `on_request` and not this, no door's peer may do anything."""
@@ -351,6 +355,7 @@ class Hooks:
     publishers: tuple[Callable[[Peer, str], bool], ...] = ()
     actors: tuple[Callable[[Peer, str], bool], ...] = ()
     logins: tuple[Callable[[Peer, str, str, bytes | None], None], ...] = ()
+    certificates: tuple[Callable[[Peer, str], None], ...] = ()
     rights: tuple[Callable[[Peer, str, str], bool], ...] = ()
     """Of the plugins that have `requests`, and others."""
     quotas: tuple[Callable[[str], Quota | None], ...] = ()
@@ -438,11 +443,21 @@ class Hooks:
     def authenticate(self, peer: Peer, user: str, secret: str, signed: bytes | None) -> None:
         """Have all plug-ins check the login of a door's peer. Raises AccessDenied; a check that breaks
         refuses, and so does a broker with gates of which none checks logins."""
+        self._log_in(self.logins, peer, user, secret, signed)
+
+    def authenticate_certificate(self, peer: Peer, name: str) -> None:
+        """As `authenticate`, by the name of a verified certificate. A broker that checks logins and has no
+        check of certificates refuses."""
+        if self.logins and not self.certificates:
+            raise AccessDenied(remark="no plug-in of this broker takes certificates")
+        self._log_in(self.certificates, peer, name)
+
+    def _log_in(self, checks: Iterable[Callable[..., None]], *given: object) -> None:
         if self.requests and not self.logins:
             raise AccessDenied(remark="no plug-in of this broker checks logins")
-        for check in self.logins:
+        for check in checks:
             try:
-                check(peer, user, secret, signed)
+                check(*given)
             except AccessDenied:
                 raise
             except Exception as error:
@@ -522,6 +537,7 @@ def hooks_of(plugins: Sequence[tuple[str, Plugin]]) -> Hooks:
         publishers=overridden("may_publish"),
         actors=overridden("may_act_for"),
         logins=overridden("authenticate"),
+        certificates=overridden("authenticate_certificate"),
         rights=overridden("may"),
         quotas=overridden("quota"),
         responses=overridden("on_response"),

@@ -151,6 +151,14 @@ class AclPlugin(Plugin):
             self.audit.login_refused(peer.peer_address, user, getattr(error, "reason", error.remark))
             raise
 
+    def authenticate_certificate(self, peer: Peer, name: str) -> None:
+        """Have a door's peer work for the account of its certificate's name, or refuse it with
+        AccessDenied."""
+        if name not in self.files.accounts.table:
+            self.audit.login_refused(peer.peer_address, name, "no account has the name of the certificate")
+            raise AccessDenied(remark=f"no account has the name of the certificate, {name}")
+        peer.state[ACCOUNT] = name
+
     def may(self, peer: Peer, action: str, name: str) -> bool:
         """Whether the account of a door's peer, as the files say now, may do something; without an account
         the peer of a white address may."""

@@ -22,6 +22,7 @@ __all__ = ["AmqpPlugin"]
 
 PORT_KEY: Final = "amqpPort"
 PORT: Final = 5672
+EXTERNAL_KEY: Final = "amqpExternal"
 EXPIRED_KEY: Final = "amqpExpired"
 EXPIRED: Final = ("drop", "dead-letter")
 CONNECTIONS: Final = 10_000
@@ -42,7 +43,10 @@ class AmqpPlugin(Plugin):
         expired = config.get(EXPIRED_KEY, EXPIRED[0]).strip()
         if expired not in EXPIRED:
             raise ConfigError(EXPIRED_KEY, expired, " or ".join(EXPIRED))
-        self._shared = Shared(expired_are_dead=expired == EXPIRED[1])
+        external = config.get(EXTERNAL_KEY, "false").strip().lower()
+        if external not in ("true", "false"):
+            raise ConfigError(EXTERNAL_KEY, external, "true or false")
+        self._shared = Shared(expired_are_dead=expired == EXPIRED[1], has_external=external == "true")
 
     def doors(self) -> list[Door]:
         """The port for AMQP, and its first bytes on the port for clients."""

@@ -23,7 +23,7 @@ from rmq_amqp.conditions import (
     of_error,
 )
 from rmq_amqp.engine import Engine
-from rmq_amqp.sasl import ANONYMOUS, PLAIN, Login
+from rmq_amqp.sasl import ANONYMOUS, EXTERNAL, PLAIN, Login
 from rmq_amqp.settlements import Settlements
 from rmq_amqp.temporary import COUNT_MAX, Temporary
 from rmq_amqp.transactions import Transactions
@@ -64,6 +64,8 @@ class Connection:
         self.number = number
         self._clock = clock
         mechanisms = [PLAIN] if host.has_accounts else [ANONYMOUS, PLAIN]
+        if shared.has_external and stream.certificate_name:
+            mechanisms.insert(0, EXTERNAL)
         self._login = Login(mechanisms, self._check)
         self._engine = Engine(
             container=shared.container,
@@ -212,7 +214,12 @@ class Connection:
         if mechanism == ANONYMOUS:
             return not self.host.has_accounts
         try:
-            self.host.authenticate(user, secret)
+            if mechanism == EXTERNAL:
+                name = self.host.authenticate_certificate()
+                if user and user != name:
+                    raise AccessDenied(remark=f"the certificate is that of {name}, not of {user}")
+            else:
+                self.host.authenticate(user, secret)
         except AccessDenied as error:
             log.info("a login of %s was refused: %s", self.stream.peer_address, error)
             return False

@@ -126,4 +126,9 @@ class Login:
                 return False
             if acts_for and acts_for != user:
                 return False
+        elif mechanism == EXTERNAL:
+            try:
+                user = response.decode()  # the name for which the peer wants to act; empty: its own
+            except UnicodeDecodeError:
+                return False
         return self._check(mechanism, user, secret)

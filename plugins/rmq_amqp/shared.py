@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 class Shared:
     """The client ids that are in use, and the settings of the door."""
 
-    def __init__(self, *, expired_are_dead: bool = False) -> None:
+    def __init__(self, *, expired_are_dead: bool = False, has_external: bool = False) -> None:
         self.container = "rmq"
         try:
             self.version = metadata.version("rmq")
         except metadata.PackageNotFoundError:
             self.version = "0"
         self.expired_are_dead = expired_are_dead
+        self.has_external = has_external
         self._soles: dict[str, Connection] = {}
         self._owners: dict[str, GroupOwners] = {}
         self._used: dict[str, int] = {}

@@ -67,6 +67,7 @@ class Stream(Protocol):
 
     peer_address: str
     local_address: str
+    certificate_name: str
     state: dict[str, Any]
     has_proved: bool
 
@@ -289,6 +290,15 @@ class DoorClient:
         """As `rmq.doors.DoorHost.authenticate`."""
         self._broker.hooks.authenticate(self, user, secret, signed)
         self._stream.has_proved = True
+
+    def authenticate_certificate(self) -> str:
+        """As `rmq.doors.DoorHost.authenticate_certificate`."""
+        name = self._stream.certificate_name
+        if not name:
+            raise AccessDenied(remark="the connection has no client certificate with a common name")
+        self._broker.hooks.authenticate_certificate(self, name)
+        self._stream.has_proved = True
+        return name
 
     def may(self, action: str, name: str) -> bool:
         """As `rmq.doors.DoorHost.may`."""

@@ -39,6 +39,7 @@ class DoorConnection:
     ) -> None:
         self._door = door
         self.peer_address, self.local_address = stream.peer, stream.local
+        self.certificate_name = stream.certificate_name
         self.state: dict[str, Any] = {}
         self.is_closed = False
         self.reason = ""

@@ -33,6 +33,9 @@ class Stream(_Abstract):
     local: str = ""
     """Our own ``ip:port`` of this stream."""
 
+    certificate_name: str = ""
+    """The common name of the client's certificate, which TLS has verified; empty without one."""
+
     descriptor: int = -1
     """The number of its socket's descriptor; -1: it has none."""
 
@@ -134,6 +137,7 @@ class PrefixedStream(Stream):
         self.sends_now = stream.sends_now
         self.peer = stream.peer
         self.local = stream.local
+        self.certificate_name = stream.certificate_name
         self.descriptor = stream.descriptor
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:

@@ -338,6 +338,14 @@ def _self_signed() -> bytes:
     return private + made.sign(key, hashes.SHA256()).public_bytes(text)
 
 
+def _common_name(tls: ssl.SSLObject) -> str:
+    """The common name of the peer's verified certificate; empty without one, or with several names."""
+    certificate: Any = tls.getpeercert() or {}
+    subject = [pair for part in certificate.get("subject", ()) for pair in part]
+    found = [text for name, text in subject if name == "commonName"]
+    return str(found[0]) if len(found) == 1 else ""
+
+
 # --- the stream ---
 
 CHUNK_BYTES = 256 * 1024
@@ -399,6 +407,7 @@ class TlsStream(ByteStream):
                 raise broken(_reason(error)) from error
             else:
                 await self._push()
+                self.certificate_name = _common_name(self._ssl)
                 return self
 
     async def _send_alert(self) -> None:

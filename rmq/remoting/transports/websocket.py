@@ -198,6 +198,7 @@ class WebSocketStream(Stream):
         self._is_receiving = False
         self.peer = stream.peer
         self.local = stream.local
+        self.certificate_name = stream.certificate_name
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         max_bytes = _checked(max_bytes)

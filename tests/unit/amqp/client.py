@@ -41,7 +41,7 @@ class Client:
 
     async def login(self, mechanism: str, user: str, secret: str) -> None:
         """Log in by SASL; the server's words must be the right ones."""
-        response = f"\0{user}\0{secret}".encode() if mechanism == "PLAIN" else b"guest"
+        response = {"PLAIN": f"\0{user}\0{secret}", "EXTERNAL": user}.get(mechanism, "guest").encode()
         await self.stream.send_all(sasl.SASL_HEADER)
         inbox = await self._read(8, b"")
         assert inbox[:8] == sasl.SASL_HEADER

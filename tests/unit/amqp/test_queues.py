@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 from rmq.message import Message
 from rmq.testing.cluster import Cluster
-from rmq.testing.network import MemoryNetwork
+from rmq.testing.network import MemoryNetwork, MemoryStream
 from tests.unit.amqp.client import ACCEPTED, Broken, Client, Consumer, connected
 
 PORT = 5672
@@ -454,3 +454,56 @@ async def test_peers_are_told_that_the_broker_stops(autojump_clock: MockClock) -
         await running.stop("a")
         with pytest.raises(Broken, match="amqp:connection:forced"):
             await one.until(lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("name", "user", "offered"),
+    [
+        ("writer01", "", True),
+        ("writer01", "writer01", True),
+        ("writer01", "reader01", True),
+        ("nobody-known", "", True),
+        ("", "", False),
+    ],
+)
+async def test_a_certificate_is_the_login_of_the_account_of_its_name(
+    autojump_clock: MockClock,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    user: str,
+    offered: bool,
+) -> None:
+    file = tmp_path / "plain_acl.yml"
+    file.write_text(ACCOUNTS, "utf-8")
+    file.chmod(0o600)
+    settings = {"amqpPort": str(PORT), "amqpExternal": "true"}
+    monkeypatch.setattr(MemoryStream, "certificate_name", name)
+    async with cluster(
+        plugins=("acl", "amqp"), acl_file=str(file), topics={}, plugin_settings=settings
+    ) as running:
+        running["a"].server.topics.create_for_send("Orders", "TBW102", 4, "test")  # type: ignore[union-attr]
+        external = {"mechanism": "EXTERNAL", "user": user}
+        if not offered or name != "writer01" or user == "reader01":
+            with pytest.raises(Broken, match="refused"):
+                async with client(running, **external):
+                    pass
+            return
+        async with client(running, **external) as one:
+            assert one.mechanisms == ["EXTERNAL", "PLAIN"]
+            session = await one.session()
+            assert (await (await one.producer(session, "Orders")).send(text("m"))).remote_state == ACCEPTED
+            with pytest.raises(Broken, match="amqp:unauthorized-access"):
+                await one.consumer(session, "Orders")
+
+
+async def test_a_certificate_is_no_login_unless_the_setting_says_so(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryStream, "certificate_name", "writer01")
+    async with cluster() as running:
+        async with client(running) as one:
+            assert one.mechanisms == ["ANONYMOUS", "PLAIN"]
+        with pytest.raises(Broken, match="refused"):
+            async with client(running, mechanism="EXTERNAL"):
+                pass

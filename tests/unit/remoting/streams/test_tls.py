@@ -52,6 +52,28 @@ async def test_changed_certificates_are_read_without_a_restart(
         assert serial(await dialled(network, address, config)) == second
 
 
+async def test_a_server_knows_the_common_name_of_a_verified_client(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    files = {"tls_trust_path": tmp_path / "ca.pem", "tls_cert_path": tmp_path / "own.pem"}
+    authority.cert_pem.write_to_path(str(files["tls_trust_path"]))
+    config = TlsConfig(**{name: str(path) for name, path in files.items()})
+    names = []
+    for auth in ("optional", "none"):
+        own = authority.issue_cert("127.0.0.1", common_name="orders-app")
+        own.private_key_and_cert_chain_pem.write_to_path(str(files["tls_cert_path"]))
+        network = MemoryNetwork()
+        listener = await network.listen("127.0.0.1:0")
+        server = TlsContexts(evolve(config, tls_client_auth=auth, tls_mode="enforcing"))
+        for client in (config, evolve(config, tls_cert_path="")):
+            async with trio.open_nursery() as nursery:
+                stream = await network.dial(listener.address)
+                nursery.start_soon(tls_client, stream, TlsContexts(client), "127.0.0.1")
+                names.append((await tls_server(await listener.accept(), server)).certificate_name)
+    assert names == ["orders-app", "", "", ""]
+
+
 async def test_a_new_authority_is_trusted_without_a_restart(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
