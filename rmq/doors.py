@@ -523,8 +523,8 @@ class Door:
 
     `serve` returns when the connection is to end. `goodbye` gives the last bytes for a peer when the broker
     stops, after all of its responses. `connections` bounds the connections of its own port. With `websocket`
-    its own port takes WebSocket upgrades, too. A connection on which no byte moves for `idle_seconds` is
-    closed; None: after serverChannelMaxIdleTimeSeconds.
+    its own port takes WebSocket upgrades, too, and agrees on one of the `subprotocols`. A connection on which
+    no byte moves for `idle_seconds` is closed; None: after serverChannelMaxIdleTimeSeconds.
     """
 
     name: str
@@ -534,6 +534,7 @@ class Door:
     goodbye: Callable[[DoorStream], bytes] | None = None
     connections: int = 1_000
     websocket: bool = False
+    subprotocols: Sequence[str] = ()
     idle_seconds: float | None = None
 
     def fault(self) -> str:

@@ -59,6 +59,7 @@ class AmqpPlugin(Plugin):
                 goodbye=_goodbye,
                 connections=CONNECTIONS,
                 websocket=True,
+                subprotocols=("amqp",),
                 idle_seconds=IDLE_SECONDS,
             )
         ]

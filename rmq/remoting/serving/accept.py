@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ssl
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from importlib import import_module
 
@@ -41,11 +41,13 @@ async def accept_stream(
     on_first: Callable[[], object] = lambda: None,
     speaks: Callable[[int], bool] = lambda byte: False,
     upgrades: bool = True,
+    subprotocols: Sequence[str] = (),
 ) -> AsyncIterator[tuple[Stream, bytes]]:
     """Detect the protocol of a new peer. Return the stream of its frames, and the bytes already read.
 
     `on_first()` is called when the first bytes have come. `speaks(byte)` says whether another protocol begins
-    with this byte, `upgrades` whether a WebSocket is accepted. Raises RemoteProtocolError for an unknown
+    with this byte, `upgrades` whether a WebSocket is accepted; of the `subprotocols` the first that the peer
+    proposes is agreed on. Raises RemoteProtocolError for an unknown
     protocol, for a protocol that `tls` or `access` forbids, for silence during `limits.idle_seconds`, and for
     a handshake longer than `limits.handshake_seconds`; BrokenResourceError when the peer goes away or a
     handshake fails. The caller closes the stream, or after an error `raw`.
@@ -63,7 +65,7 @@ async def accept_stream(
     with unwrap_groups():
         async with trio.open_nursery() as nursery:
             with _within(limits.handshake_seconds, "did not finish its WebSocket handshake"):
-                stream = await accept_websocket(nursery, PrefixedStream(first, stream), access)
+                stream = await accept_websocket(nursery, PrefixedStream(first, stream), access, subprotocols)
             try:
                 yield stream, b""
             finally:

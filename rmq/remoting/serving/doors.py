@@ -317,7 +317,11 @@ class DoorServer:
         upgrades = door.websocket
         try:
             async with self._accept(
-                raw, on_first=guest.speaks, speaks=lambda byte: True, upgrades=upgrades
+                raw,
+                on_first=guest.speaks,
+                speaks=lambda byte: True,
+                upgrades=upgrades,
+                subprotocols=door.subprotocols,
             ) as (stream, first):
                 await self._converse(door, stream, first, guest)
         except RemoteProtocolError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import trio
@@ -57,9 +57,13 @@ async def connect_websocket(nursery: trio.Nursery, stream: Stream, host: str) ->
 
 
 async def accept_websocket(
-    nursery: trio.Nursery, stream: Stream, access: WebSocketAccess | None = None
+    nursery: trio.Nursery,
+    stream: Stream,
+    access: WebSocketAccess | None = None,
+    subprotocols: Sequence[str] = (),
 ) -> WebSocketStream:
-    """Upgrade as the server; the socket's reader runs in `nursery`.
+    """Upgrade as the server; the socket's reader runs in `nursery`. Of the `subprotocols` the first that the
+    peer proposes is agreed on.
 
     Raises BrokenResourceError, and RemoteProtocolError when `access` refuses the peer, who is told 403.
     """
@@ -79,7 +83,8 @@ async def accept_websocket(
         if refusal:
             await request.reject(403, body=refusal.encode("ascii", "backslashreplace"))
             raise RemoteProtocolError(f"WebSocket: {refusal}")
-        return await request.accept()
+        agreed = [name for name in request.proposed_subprotocols if name in subprotocols]
+        return await request.accept(subprotocol=agreed[0] if agreed else None)
 
     return await _Reader(nursery, stream).upgraded(upgrade)
 

@@ -28,8 +28,8 @@ class WebSocketAccess:
 
     A browser lets any page open a WebSocket to any address, also on loopback, and names the page in the
     header `Origin`, which the page cannot change (RFC 6455, 10.2). Clients that are no browsers send no
-    `Origin`. A page whose own name was made to lead to the server's address (DNS rebinding) shows that name
-    in `Host`.
+    `Origin`, or the server's own address. A page whose own name was made to lead to the server's address (DNS
+    rebinding) shows that name in `Host`.
 
     `origins` are the pages that may connect (``https://console.example.com``; ``*``: all pages). `hosts` are
     names under which clients know the server, besides addresses and localhost. Without `hosts`, an upgrade
@@ -45,7 +45,8 @@ class WebSocketAccess:
         """Why an upgrade is refused that came to our address `local`; empty: it is not."""
         origins = [value.decode("latin-1").strip() for name, value in headers if name.lower() == b"origin"]
         for origin in origins:
-            if ANY_ORIGIN not in self.origins and origin.lower().rstrip("/") not in self.origins:
+            listed = ANY_ORIGIN in self.origins or origin.lower().rstrip("/") in self.origins
+            if not listed and not _is_own(origin, host):
                 return f"a web page of {origin!r} may not connect: webSocketOrigins does not list it"
         strict = bool(self.hosts or origins) or is_loopback(local.rpartition(":")[0])
         return self.page_refusal(host) if strict else ""
@@ -56,6 +57,13 @@ class WebSocketAccess:
         if _is_safe(name) or name in self.hosts or name in self.own:
             return ""
         return f"it asks for host {host!r}, which is no name of this server: webSocketHosts does not list it"
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Whether an origin is the server's own port, which serves no pages: some clients that are no browsers
+    send it, as Netty's do. `page_refusal` checks the host."""
+    scheme, _, authority = origin.lower().rstrip("/").partition("://")
+    return scheme in ("http", "https") and bool(authority) and authority == host.strip().lower()
 
 
 def _name_of(host: str) -> str:

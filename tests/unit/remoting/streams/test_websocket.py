@@ -78,6 +78,17 @@ def fragment(payload: bytes, opcode: int, *, last: bool) -> bytes:
         (LOCAL, "127.0.0.1", "http://evil.example", {}, False),
         (LOCAL, "127.0.0.1", "null", {}, False),
         (LOCAL, "127.0.0.1", "http://127.0.0.1:10911", {}, False),  # a page may be served from there too
+        (
+            LOCAL,
+            "127.0.0.1:10911",
+            "http://127.0.0.1:10911",
+            {},
+            True,
+        ),  # Netty's client: no page is at our port
+        (LOCAL, "127.0.0.1:10911", "http://127.0.0.1:8080", {}, False),
+        (LOCAL, "evil.example:10911", "http://evil.example:10911", {}, False),
+        (PUBLIC, "evil.example:10911", "http://evil.example:10911", {}, False),
+        (PUBLIC, "mq.example:10911", "https://mq.example:10911", {"hosts": ["mq.example"]}, True),
         (LOCAL, "127.0.0.1", PAGE, {"origins": [PAGE + "/"]}, True),
         (LOCAL, "127.0.0.1", PAGE.upper(), {"origins": [PAGE]}, True),
         (LOCAL, "127.0.0.1", PAGE + ".evil.example", {"origins": [PAGE]}, False),
