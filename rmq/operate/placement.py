@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from attrs import evolve, frozen
 
-from rmq.errors import ConfigError, RmqError
+from rmq.errors import ConfigError, ConsumerNotOnline, RmqError
+from rmq.message import MessageQueue
 from rmq.operate.several import ask_each
 from rmq.protocol.codes import MASTER_ID, PERM_READ, PERM_WRITE
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
+    from rmq.protocol.bodies import TopicConfig
 
 Tell = Callable[[str], object]
 """Called with a line on the progress, when it has changed."""
@@ -139,11 +141,23 @@ async def undrain(admin: Admin, brokers: Sequence[str]) -> list[str]:
 
 
 async def moved(
-    admin: Admin, topic: str, source: str, goal: str, seconds: float, *, delete: bool, tell: Tell = _skip
+    admin: Admin,
+    topic: str,
+    source: str,
+    goal: str,
+    seconds: float,
+    *,
+    delete: bool,
+    in_order: bool = False,
+    tell: Tell = _skip,
 ) -> str:
     """Move a topic; return the result, in words. `seconds` 0 does not wait. May be called again after any
     part of the move. Raises NotMoved when the topic cannot be moved, or not in time, and as
-    `client.admin`."""
+    `client.admin`.
+
+    Of an ordered topic (and with `in_order` of any) no message at `goal` is delivered before all groups have
+    consumed what `source` has: the topic may only be written at `goal` until then.
+    """
     configs = await admin.topic_config(topic)
     if source not in configs:
         raise NotMoved(f"topic {topic} is not on {source}, but on {', '.join(sorted(configs))}")
@@ -157,8 +171,11 @@ async def moved(
         raise NotMoved(f"topic {topic} cannot move to {goal}: other masters are {others}")
     config = configs[source]
     there = configs.get(goal)
+    in_order = in_order or is_ordered(config) or await admin.order_conf(topic) is not None
     if there is None or not there.perm & PERM_WRITE:
-        await admin.put_topic(evolve(there or config, perm=config.perm), broker=goal)
+        perm = 0 if in_order else config.perm
+        there = evolve(there or config, perm=perm)
+        await admin.put_topic(there, broker=goal)
     known = await admin.group_configs(goal)
     for group in await admin.groups_of_topic(topic):
         settings = (await admin.group_configs(source)).get(group)
@@ -166,11 +183,18 @@ async def moved(
             await admin.put_group(settings, broker=goal)
     if config.perm != PERM_READ:
         await admin.put_topic(evolve(config, perm=PERM_READ), broker=source)
+    if (
+        not there.perm & PERM_WRITE
+    ):  # only now: keys that were at two brokers for a while would lose their order
+        await admin.put_topic(evolve(there, perm=PERM_WRITE), broker=goal)
     await _move_order(admin, topic, source, f"{goal}:{config.write_queue_nums}")
     if not seconds:
-        return f"new messages of {topic} go to {goal}"
+        later = ", and are delivered when the move is called again and waits" if in_order else ""
+        return f"new messages of {topic} go to {goal}{later}"
     if left := await emptied(admin, source, topic, seconds, tell):
         raise NotMoved(f"new messages of {topic} go to {goal}, but {source} is still needed: {left}")
+    if in_order:
+        await _open(admin, topic, goal)
     if delete:
         await admin.delete_topic(topic, broker=source)
         return f"topic {topic} is at {goal}, and deleted at {source}"
@@ -178,6 +202,28 @@ async def moved(
         f"topic {topic} is at {goal}, and all groups have consumed what {source} has of it; "
         f"`rmq topic delete {topic} -b {source}` deletes it there"
     )
+
+
+def is_ordered(config: TopicConfig) -> bool:
+    """Whether a topic's settings say that its messages are consumed in order."""
+    return config.order or (config.attributes or {}).get("message.type") == "FIFO"
+
+
+async def _open(admin: Admin, topic: str, goal: str) -> None:
+    """Let the messages of an ordered topic be read, from the first that came to the new broker."""
+    config = (await admin.topic_config(topic))[goal]
+    if config.perm & PERM_READ:
+        return
+    for group in await admin.groups_of_topic(topic):
+        try:
+            rows = (await admin.consume_stats(group, topic)).queues
+        except ConsumerNotOnline:
+            rows = []
+        known = {row.message_queue for row in rows if row.consumer_offset > 0}
+        queues = [MessageQueue(topic, goal, number) for number in range(config.read_queue_nums)]
+        offsets = {queue: 0 for queue in queues if queue not in known}
+        await admin.set_offsets(group, offsets, online=True)  # no member has these queues yet
+    await admin.put_topic(evolve(config, perm=PERM_READ | PERM_WRITE), broker=goal)
 
 
 async def _move_order(admin: Admin, topic: str, source: str, entry: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmq.cli.clusters.placement import plan
+from rmq.cli.clusters.placement import balance, plan
 from rmq.cli.latency import percentile, timed_send
 from rmq.cli.output import EXIT_FAILED, Format, output_option, refuse, show
 from rmq.cli.target import Target, run, run_admin, target_options
@@ -43,6 +43,7 @@ def cluster() -> None:
 
 
 cluster.add_command(plan)
+cluster.add_command(balance)
 
 
 @cluster.command("list")

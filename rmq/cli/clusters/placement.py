@@ -1,19 +1,27 @@
-"""`rmq topic move` and `rmq cluster plan`: on which broker a topic is, and which would better be moved."""
+"""`rmq topic move`, `rmq cluster plan` and `balance`: on which broker a topic is, which would better be
+moved, and the moves.
+"""
 
 from __future__ import annotations
 
+import pathlib
+import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
+from attrs import asdict
 
 from rmq.cli.completion import complete_topic
-from rmq.cli.output import Format, echo, output_option, progress_bar, refuse, show
+from rmq.cli.output import EXIT_FAILED, Format, echo, fail, output_option, progress_bar, refuse, show
 from rmq.cli.target import Target, confirm, run_admin, target_options, yes_option
 from rmq.cli.values import as_duration
+from rmq.errors import RmqError
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
+    from rmq.operate.balance import PlannedMove
 
 
 def tell(line: str) -> None:
@@ -82,6 +90,98 @@ def plan(target: Target, cluster: str, output: Format) -> None:
         show(rows, output)
     else:
         echo("nothing to move")
+
+
+@click.command()
+@click.argument("cluster", default="")
+@click.option(
+    "--state",
+    type=click.Path(dir_okay=False, path_type=pathlib.Path),
+    default="rmq-balance.json",
+    show_default=True,
+    help="File of the moves and how far they are; a run continues the moves in it.",
+)
+@click.option(
+    "--timeout",
+    callback=as_duration,
+    default="10m",
+    show_default=True,
+    help="How long to wait for each topic.",
+)
+@click.option(
+    "--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="Topics at a time."
+)
+@click.option("--in-order", is_flag=True, help="Keep the order of every topic, not of ordered topics only.")
+@click.option(
+    "--delete", is_flag=True, help="Delete each topic at its old broker, with what retention keeps."
+)
+@click.option("--dry-run", is_flag=True, help="Show the moves that would be done, and change nothing.")
+@yes_option
+@output_option
+@target_options
+def balance(
+    target: Target,
+    cluster: str,
+    state: pathlib.Path,
+    timeout: int,
+    parallel: int,
+    in_order: bool,
+    delete: bool,
+    dry_run: bool,
+    yes: bool,
+    output: Format,
+) -> None:
+    """Move topics until the masters of CLUSTER, or all, have about as many messages each.
+
+    The moves are those of `rmq cluster plan`, each done as by `rmq topic move`. They are kept in the file
+    --state with how far each is: after Ctrl-C, a crash or a time-out the same command continues. Of an
+    ordered topic nothing at the new broker is delivered before all groups have consumed what the old one has.
+    Status 1 when moves are left.
+    """
+    from rmq.operate.balance import BalancePlan
+    from rmq.operate.balance import balance as work_on
+    from rmq.operate.placement import planned
+
+    try:
+        plan = BalancePlan.load(state)
+        is_new = plan is None
+        if plan is None:
+            plan = BalancePlan.of(state, planned(run_admin(target, lambda admin: _counts(admin, cluster))))
+    except OSError as error:
+        refuse(f"{state} cannot be read: {error}")
+    except RmqError as error:
+        fail(error)
+    left = plan.left
+    if not plan.moves or not left:
+        echo("nothing to move" if is_new else f"all moves of {state} are done; remove the file to plan again")
+        return
+    if dry_run:
+        show([asdict(one) for one in plan.moves], output)
+        return
+    what = "Move" if is_new else f"Continue {state}: move"
+    confirm(yes, f"{what} {len(left)} topics: {_listed(left)}?")
+
+    async def work(admin: Admin) -> None:
+        with progress_bar("moving topics", len(left)) as step:
+            await work_on(
+                *(admin, plan, timeout / 1000),
+                delete=delete,
+                in_order=in_order,
+                parallel=parallel,
+                tell=tell,
+                step=step,
+            )
+
+    run_admin(target, work)
+    show([asdict(one) for one in plan.moves], output)
+    if still := plan.left:
+        echo(f"{len(still)} moves are left: the same command continues them", err=True)
+        sys.exit(EXIT_FAILED)
+
+
+def _listed(moves: Sequence[PlannedMove]) -> str:
+    texts = [f"{one.topic} from {one.source} to {one.goal}" for one in moves[:5]]
+    return ", ".join(texts) + (f" and {len(moves) - 5} more" if len(moves) > 5 else "")
 
 
 async def _counts(admin: Admin, cluster: str) -> dict[str, dict[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -10,8 +11,10 @@ import trio
 from trio.testing import MockClock
 
 import rmq
+from rmq.errors import ConfigError
 from rmq.message import Message, MessageQueue, StoredMessage
-from rmq.operate.placement import EVEN, STILL_SECONDS, Move, NotMoved, emptied, moved, planned
+from rmq.operate.balance import BalancePlan, PlannedMove, balance
+from rmq.operate.placement import EVEN, STILL_SECONDS, Move, NotMoved, emptied, message_counts, moved, planned
 from rmq.testing.cluster import Cluster
 
 
@@ -199,3 +202,98 @@ class TestPlans:
             assert len(moves) < 40
             mean = sum(totals.values()) / 4
             assert not moves or max(totals.values()) < before or before <= EVEN * mean
+
+
+async def test_nothing_of_an_ordered_topic_is_delivered_before_what_is_older(
+    cluster: Cluster, autojump_clock: MockClock
+) -> None:
+    """A slow group of one key after the other; the move is called anew in the middle."""
+    got: list[bytes] = []
+    count = 0
+    is_over = False
+
+    async def handle(message: StoredMessage) -> None:
+        await trio.sleep(0.4)
+        got.append(message.body)
+
+    async def send_on(producer: rmq.Producer) -> None:
+        nonlocal count
+        while not is_over:
+            await producer.send(Message("Steps", b"%d" % count), sharding_key="one")
+            count += 1
+            await trio.sleep(0.5)
+
+    async with (
+        cluster.connect(poll_name_server_interval_ms=30_000, rebalance_interval_ms=20_000) as client,
+        client.producer("p") as producer,
+        trio.open_nursery() as nursery,
+    ):
+        await client.admin.create_topic("Steps", broker="a", queues=4, order=True)
+        async with client.consumer("steps", {"Steps": "*"}, ordered=True) as consumer:
+            nursery.start_soon(consumer.run, handle)
+            nursery.start_soon(send_on, producer)
+            await trio.sleep(10)
+            with pytest.raises(NotMoved, match="a is still needed"):
+                await moved(client.admin, "Steps", "a", "b", 35, delete=False)
+            perms = {name: one.perm for name, one in (await client.admin.topic_config("Steps")).items()}
+            assert perms == {"a": 4, "b": 2}
+            ends = await client.admin.topic_stats("Steps")
+            assert sum(one.max_offset for queue, one in ends.items() if queue.broker_name == "b") > 5
+            await moved(client.admin, "Steps", "a", "b", 600, delete=True)
+            assert {name: one.perm for name, one in (await client.admin.topic_config("Steps")).items()} == {
+                "b": 6
+            }
+            is_over = True
+            await trio.sleep(100)
+            nursery.cancel_scope.cancel()
+    assert count > 100
+    assert got == [b"%d" % number for number in range(count)]
+
+
+async def test_a_balance_that_ends_in_the_middle_goes_on_by_its_file(
+    cluster: Cluster, autojump_clock: MockClock, tmp_path: pathlib.Path
+) -> None:
+    for name in ("One", "Two", "Three"):
+        cluster["a"].create_topic(name, 1)
+        for number in range(10):
+            cluster["a"].put(name, 0, b"%d" % number)
+    await cluster.advance(1)
+    file = tmp_path / "balance.json"
+    async with cluster.connect() as client:
+        plan = BalancePlan.of(file, planned(await message_counts(client.admin)))
+        assert [(one.source, one.goal, one.messages) for one in plan.moves] == [("a", "b", 10)]
+        plan.moves.append(PlannedMove("Two", "a", "b", 10))
+        with trio.move_on_after(STILL_SECONDS - 10):
+            await balance(client.admin, plan, 600, parallel=1)
+        again = BalancePlan.load(file)
+        assert again is not None
+        assert [one.state for one in again.moves] == ["moving", "planned"]
+        lines: list[str] = []
+        assert await balance(client.admin, again, 600, delete=True, parallel=1, tell=lines.append) == []
+        assert [one.state for one in BalancePlan.load(file).moves] == ["done", "done"]  # type: ignore[union-attr]
+        assert any("Two: from a to b" in line for line in lines)
+        where = {name: set(await client.admin.topic_config(name)) for name in ("One", "Two", "Three")}
+        assert sorted(map(sorted, where.values())) == [["a"], ["b"], ["b"]]
+
+
+async def test_a_move_that_cannot_be_done_is_left_with_its_reason(
+    cluster: Cluster, autojump_clock: MockClock, tmp_path: pathlib.Path
+) -> None:
+    plan = BalancePlan(
+        tmp_path / "b.json", [PlannedMove("Gone", "a", "b", 1), PlannedMove("Orders", "a", "b", 0)]
+    )
+    async with cluster.connect() as client:
+        (left,) = await balance(client.admin, plan, 60)
+    assert left.topic == "Gone"
+    assert "Gone" in left.note
+    assert plan.moves[1].state == "done"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"version": 2, "moves": []}', '{"version": 1, "moves": [{"topic": 1}]}']
+)
+def test_a_file_that_is_no_state_of_a_balance_is_refused(tmp_path: pathlib.Path, text: str) -> None:
+    file = tmp_path / "b.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="remove the file to plan again"):
+        BalancePlan.load(file)
