@@ -76,9 +76,9 @@ def interop5(session: nox.Session) -> None:
     """Our client against Apache RocketMQ 5.3.3, and its remoting client against our servers; needs a JDK and
     Maven."""
     session.install("-e", ".[test]")
-    names = ("rocketmq5", "rocketmq5_clusters", "java5_client")
-    tests = [f"tests/interop/test_{name}.py" for name in names]
-    session.run("python", "-m", "pytest", "-m", "interop", "-n", "1", *tests, *session.posargs)
+    ours = ("tests/interop/clients/test_rocketmq5.py", "tests/interop/clients/test_rocketmq5_clusters.py")
+    theirs = "tests/interop/clients/test_java5_client.py"
+    session.run("python", "-m", "pytest", "-m", "interop", "-n", "1", *ours, theirs, *session.posargs)
     # Its clients and its mqadmin beside ours, at its servers and at ours.
     shared = ("tests/interop/clients/test_both_ways.py", "tests/interop/clients/test_semantics.py")
     version = {"RMQ_INTEROP_VERSION": "5.3.3"}
@@ -131,9 +131,8 @@ def packages(session: nox.Session) -> None:
             helm = "helm.sh/helm/v3/cmd/helm@v3.22.0"
             session.run("go", "install", helm, external=True, env={"GOBIN": str(folder)})
         environment["PATH"] = os.pathsep.join((str(folder), session.bin, os.environ["PATH"]))
-    parts = ("deploy", "chart", "containers", "prometheus", "units", "client_distribution")
-    tests = [f"tests/system/test_{name}.py" for name in parts]
-    command = ["python", "-m", "pytest", "-m", "packages or not packages", *tests, *session.posargs]
+    tests = "tests/system/deploy"
+    command = ["python", "-m", "pytest", "-m", "packages or not packages", tests, *session.posargs]
     session.run(*command, env=environment)
 
 
@@ -256,8 +255,8 @@ def fuzz_engine(session: nox.Session) -> None:
     seeds |= {"RMQ_ENGINE_RUNS": session.env.get("RMQ_ENGINE_RUNS") or "200000"}
     client = ("tests/unit/client/reading/test_message_view.py", "tests/unit/client/produce/test_pipeline.py")
     spark = "tests/spark/formats/test_plain_records.py"
-    engines = [f"tests/stateful/test_{name}.py" for name in ("engines", "signed_engines", "many_runs")]
-    tests = (*engines, *client, spark)
+    engines = ("tests/stateful/test_engines.py", "tests/stateful/test_signed_engines.py")
+    tests = (*engines, "tests/stateful/test_many_runs.py", *client, spark)
     session.run("python", "-m", "pytest", *tests, *session.posargs, env=watched | seeds)
 
 

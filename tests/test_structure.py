@@ -117,6 +117,18 @@ def test_the_map_is_what_the_modules_say() -> None:
     assert written == page(), "run docs/design/make_map.py"
 
 
+def test_sessions_of_nox_name_tests_that_exist() -> None:
+    texts = [
+        node for node in ast.walk(tree_of("noxfile.py")) if isinstance(node, ast.Constant | ast.JoinedStr)
+    ]
+    made = [ast.unparse(node) for node in texts if isinstance(node, ast.JoinedStr)]
+    assert [text for text in made if "tests/" in text] == [], (
+        "write paths out: a test looks whether they exist"
+    )
+    named = {str(node.value) for node in texts if isinstance(node, ast.Constant)}
+    assert [name for name in sorted(named) if name.startswith("tests/") and not (ROOT / name).exists()] == []
+
+
 LINES: Final = 700
 LONG_FILES: Final = {
     "rmq/broker/broker.py": "not divided yet: the parts of a broker put together, and the end of each chunk",
