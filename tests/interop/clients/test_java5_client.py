@@ -8,6 +8,7 @@ import pytest
 import trio
 
 import rmq
+from rmq.protocol.bodies import SubscriptionGroupConfig
 from tests.interop.driver import Driver
 from tests.interop.five import client_of, in_thread, take, topic_of
 from tests.interop.rocketmq import Process, Processes, wait_until
@@ -113,3 +114,75 @@ async def test_its_requests_are_replied_to(ours: str, driver: Driver) -> None:
             await job.until(lambda: job.told("done"), "end", 90)
             nursery.cancel_scope.cancel()
         assert job.told("answer") == ["aq0", "aq1", "aq2"]
+
+
+async def test_it_recalls_a_timed_message(ours: str, driver: Driver) -> None:
+    async with client_of(ours, seconds=180) as client:
+        topic = await topic_of(client, "Recalled")
+        rows = {}
+        for body, ms in (("recalled", 15_000), ("last", 20_000)):
+            timed = {"TIMER_DELAY_MS": str(ms)}
+            sent = await driver.do("send", topic=topic, bodies=[body], properties=timed).done()
+            rows[body] = next(row for row in sent if "sent" in row)
+        (said, *_) = await driver.do("recall", topic=topic, handle=rows["recalled"]["handle"]).done()
+        assert said["recalled"] == rows["recalled"]["id"]
+        async with client.consumer("recalls", {topic: "*"}, consume_from="first") as consumer:
+            (got,) = await take(consumer, 1)
+        assert got.body == b"last"
+
+
+# --- several brokers ---
+
+
+async def test_its_traces_with_two_masters(five: Processes, tmp_path: pathlib.Path) -> None:
+    """Traces of what is sent to, and consumed from, each of them."""
+    names = await in_thread(five.rmq_namesrv)
+    settings = {"traceTopicEnable": "true", "regionInMessages": "true"}
+    for name in ("a", "b"):
+        await in_thread(five.rmq_broker, names, tmp_path / name, brokerName=name, **settings)
+    driver, wanted, said = Driver(five, names), set[tuple[str, str]](), set[tuple[str, str]]()
+    async with (
+        client_of(names, seconds=180) as client,
+        client.consumer("traces", {"RMQ_SYS_TRACE_TOPIC": "*"}, consume_from="first") as traces,
+        trio.open_nursery() as nursery,
+    ):
+        topic = await topic_of(client, "Two")
+        job = driver.do("consume", topic=topic, group="traced", trace=True)
+
+        async def note(trace: rmq.StoredMessage) -> None:
+            for line in trace.body.decode().split("\x02"):
+                words = line.split("\x01")
+                said.update((words[0], word) for word in words)
+
+        nursery.start_soon(traces.run, note)
+        await driver.do("send", topic=topic, bodies=["first"], trace=True).done()  # a lost trace
+        rows = await driver.do("send", topic=topic, bodies=[f"m{n}" for n in range(16)], trace=True).done()
+        await job.until(lambda: len(job.bodies) >= 17, "the messages")
+        ids = [str(row["id"]) for row in rows if "sent" in row]
+        wanted = {(kind, one) for kind in ("Pub", "SubBefore", "SubAfter") for one in ids}
+        while not wanted <= said:
+            await trio.sleep(0.2)
+        assert len({row["topic"] + str(row["queue"]) for row in job.rows if "body" in row}) > 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_its_consumer_reads_where_it_is_guided(five: Processes, tmp_path: pathlib.Path) -> None:
+    """A group with brokerId=1 gets its messages from the slave."""
+    names = await in_thread(five.rmq_namesrv)
+    pair = {"brokerName": "pair", "slaveReadEnable": "true"}
+    await in_thread(five.rmq_broker, names, tmp_path / "master", brokerRole="SYNC_MASTER", **pair)
+    slave = await in_thread(
+        five.rmq_broker, names, tmp_path / "slave", brokerRole="SLAVE", brokerId="1", **pair
+    )
+    driver = Driver(five, names)
+    async with client_of(names, seconds=180) as client, client.producer("five") as producer:
+        topic = await topic_of(client, "Guided")
+        await client.admin.put_group(SubscriptionGroupConfig("guided", broker_id=1))
+        job = driver.do("consume", topic=topic, group="guided")
+        await producer.send(rmq.Message(topic, b"first"))
+        await job.until(lambda: job.bodies, "the first")
+        for number in range(20):
+            await producer.send(rmq.Message(topic, b"%d" % number), timeout=30)
+        await job.until(lambda: len(set(job.bodies)) >= 21, "all")
+        runtime = await client.admin.broker_runtime(f"127.0.0.1:{slave.port}")
+        assert int(runtime["msgGetTotalTodayNow"]) >= 16

@@ -71,6 +71,7 @@ public class Driver {
             case "consume": consume(todo); break;
             case "lite": lite(todo); break;
             case "ask": ask(todo); break;
+            case "recall": recall(todo); break;
             case "stop":
                 CLOSERS.remove(todo.getString("id")).run();
                 tell(todo, "stopped", true);
@@ -162,7 +163,27 @@ public class Driver {
 
     static void tellSent(JSONObject todo, String body, SendResult result) {
         tell(todo, "sent", body, "status", result.getSendStatus().name(), "queue", result.getMessageQueue().getQueueId(),
-            "offset", result.getQueueOffset(), "id", result.getMsgId());
+            "offset", result.getQueueOffset(), "id", result.getMsgId(), "handle", handle(result));
+    }
+
+    /** What recalls a timed message; 4.9 has none. */
+    static Object handle(SendResult result) {
+        try {
+            return SendResult.class.getMethod("getRecallHandle").invoke(result);
+        } catch (ReflectiveOperationException missing) {
+            return null;
+        }
+    }
+
+    /** recall: takes back the message of "handle" in "topic", with 5.x. */
+    static void recall(JSONObject todo) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer("driver-" + todo.getString("id"));
+        open(producer, todo);
+        producer.start();
+        Object id = DefaultMQProducer.class.getMethod("recallMessage", String.class, String.class)
+            .invoke(producer, todo.getString("topic"), todo.getString("handle"));
+        producer.shutdown();
+        tell(todo, "recalled", id, "done", true);
     }
 
     /** transact: "decisions" of bodies, and in "checks" what the check-back says of a body; lives until stopped. */
