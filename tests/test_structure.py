@@ -165,7 +165,6 @@ def test_no_folder_is_wide() -> None:
 
 CLASS_LINES: Final = 450
 LONG_CLASSES: Final = {
-    "Assignments": "not divided yet: takes, pulls, commits and gives up queues",
     "Broker": "puts the parts of a broker together and ends each chunk; the parts are elsewhere",
     "Connection": "one peer: reading, writing and calls share its state on the hot path",
     "Raft": "the whole algorithm, which is read beside the paper",

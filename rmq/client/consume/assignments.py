@@ -1,16 +1,13 @@
-"""Assignments: the present queues of a consumer: divided among the group, pulled, committed, given up.
+"""The present queues of a consumer: divided among the group, pulled, committed, given up.
 
-Broadcasting members have all queues and keep their own offsets in a file (`LocalOffsets`): `offsets.json`
-below ``<offsets_dir>/<client>/<group>/``, in the form of the Java client's, so that either client goes on
-where the other stopped. The file is replaced as a whole; its predecessor stays as ``offsets.json.bak``.
+Broadcasting members have all queues, and keep their offsets in a file. The folder `offsets` says where a
+queue begins, and tells how far it is.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-import os
-import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import copy_context
@@ -23,96 +20,24 @@ import anyio.abc
 from rmq.client.consume.dispatch import Dispatch
 from rmq.client.consume.isolation import awaited, in_context
 from rmq.client.consume.message_view import PulledMessage
+from rmq.client.consume.offsets.commits import Commits
+from rmq.client.consume.offsets.files import LocalOffsets, offsets_path
+from rmq.client.consume.offsets.starts import Starts
 from rmq.client.consume.process_queue import ASKED_PART, ProcessQueue
-from rmq.client.consume.pull import Puller, PullTemplate, first_since
+from rmq.client.consume.pull import Puller, PullTemplate
 from rmq.client.consume.queue_locks import QueueLocks
 from rmq.client.consume.rebalance import Change, difference, in_short, plan
 from rmq.client.consume.subscription import ConsumerOptions
 from rmq.client.session.events import Assigned
 from rmq.client.session.requests import FAILURES
 from rmq.client.session.session import Session
-from rmq.errors import RemoteProtocolError, ResponseError, RmqError, StrayCancellation
+from rmq.errors import RmqError, StrayCancellation
 from rmq.message import RETRY_PREFIX, MessageQueue
-from rmq.protocol.bodies import LocalOffsetsBody, SubscriptionData
+from rmq.protocol.bodies import SubscriptionData
 from rmq.remoting.cancellation import as_failure
-from rmq.remoting.loop import Wakeup, unwrap_groups
+from rmq.remoting.loop import Wakeup
 
 log = logging.getLogger("rmq.client.assignments")
-
-# Offsets of broadcasting members.
-
-DEFAULT_DIR: Final = ".rocketmq_offsets"
-"""In the home directory; where Java's clients have it."""
-
-
-def offsets_path(directory: str, client: str, group: str) -> pathlib.Path:
-    """Where the offsets of a client's group lie."""
-    root = pathlib.Path(directory) if directory else pathlib.Path.home() / DEFAULT_DIR
-    return root / client.replace(os.sep, "_") / group.replace(os.sep, "_") / "offsets.json"
-
-
-NO_CREATIONS: Final[Mapping[MessageQueue, int]] = {}
-
-
-class LocalOffsets:
-    """The offsets in a file. A file that cannot be read is as good as none, but for a warning."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
-        self._backup = path.with_name(path.name + ".bak")
-        self._offsets, self._created_ms = self._load(path) or self._load(self._backup) or ({}, {})
-
-    def get(self, queue: MessageQueue) -> int | None:
-        """Where to go on in the queue; None when it was never read."""
-        return self._offsets.get(queue)
-
-    def created_ms(self, queue: MessageQueue) -> int | None:
-        """The creation of the topic that this offset belongs to; None when the file does not say it."""
-        return self._created_ms.get(_key(queue))
-
-    def has(self, topic: str) -> bool:
-        """Whether any queue of the topic was read."""
-        return any(offset > 0 for queue, offset in self._offsets.items() if queue.topic == topic)
-
-    def update(
-        self, offsets: Mapping[MessageQueue, int], created_ms: Mapping[MessageQueue, int] = NO_CREATIONS
-    ) -> None:
-        """Take these offsets, and the creations of their topics where they are known, and write the file, if
-        anything is new. What fails is logged."""
-        made = {_key(queue): created_ms[queue] for queue in offsets if queue in created_ms}
-        if offsets.items() <= self._offsets.items() and made.items() <= self._created_ms.items():
-            return
-        self._offsets.update(offsets)
-        for queue in offsets:
-            self._created_ms.pop(_key(queue), None)
-        self._created_ms.update(made)
-        try:
-            self._save()
-        except OSError as error:
-            log.error("%s: cannot save the offsets: %s", self.path, error)
-
-    def _save(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        fresh.write_bytes(LocalOffsetsBody(self._offsets, self._created_ms or None).to_json())
-        if self.path.exists():
-            os.replace(self.path, self._backup)
-        os.replace(fresh, self.path)
-
-    def _load(self, path: pathlib.Path) -> tuple[dict[MessageQueue, int], dict[str, int]] | None:
-        try:
-            saved = LocalOffsetsBody.from_json(path.read_bytes())
-            return dict(saved.offset_table), dict(saved.topic_creations or {})
-        except FileNotFoundError:
-            return None
-        except (OSError, RemoteProtocolError) as error:
-            log.warning("cannot read %s: %s", path, error)
-            return None
-
-
-def _key(queue: MessageQueue) -> str:
-    return f"{queue.topic}@{queue.broker_name}@{queue.queue_id}"
-
 
 REPEAT_SECONDS: Final = 60.0
 """What keeps a topic from being consumed is logged again when it has lasted for so long."""
@@ -160,13 +85,12 @@ class Assignments:
         self._is_complete = True
         self._is_stopped = False
         self._progress = Wakeup()
-        self._asking = anyio.Lock()
-        self._news: dict[str, frozenset[MessageQueue]] = {}
-        """The queues that topics had when the group was found to be new in them."""
         self._local: LocalOffsets | None = None
         if options.broadcasting:
             directory = session.config.offsets_dir
             self._local = LocalOffsets(offsets_path(directory, session.persistent_name, group))
+        self._starts = Starts(session, group, options, self._local)
+        self._commits = Commits(session, group, options, self._local, locks)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; `started` when the first assignment has been tried."""
@@ -320,7 +244,7 @@ class Assignments:
         else:
             # Committed before new queues begin, and whatever is still being consumed of them: who takes them
             # over begins there, and gets again what was not finished.
-            await self._commit(dropped, last=True)
+            await self._commits.commit(dropped, last=True)
         self._count = len(self.pullers) + len(change.added)
         listens = self._options.on_assignment is not None
         with self._dispatch.beginning(change.added) if listens else nullcontext():
@@ -364,7 +288,7 @@ class Assignments:
     async def _give_up(self, window: ProcessQueue) -> None:
         """Commit and unlock a queue, once its message has ended: the next member must not begin before."""
         await self._dispatch.until_idle(window)
-        await self._commit([window], last=True)
+        await self._commits.commit([window], last=True)
         if self._locks is not None:
             await self._locks.release([window.queue])
         self._leaving.pop(window.queue, None)
@@ -380,62 +304,10 @@ class Assignments:
                 log.info("%s is still locked by another member of %s", queue, self._group)
                 self._is_complete = False
                 return
-            self.start(queue, *await self._first_position(queue))
+            self.start(queue, *await self._starts.first_position(queue))
         except FAILURES as error:
             self._is_complete = False
             log.warning("cannot start to consume %s: %s", queue, error)
-
-    async def _first_position(self, queue: MessageQueue) -> tuple[int, int | None]:
-        """Where to begin, and the creation (ms) of the topic that this offset belongs to, if it is known."""
-        # The creation comes with the offset or before, never after: an offset that belongs to an earlier
-        # topic would pass for an offset of the present topic, and skip messages.
-        stored, created_ms = await self._session.brokers.query_position(self._group, queue)
-        if self._local is not None:
-            stored, saved_ms = self._local.get(queue), self._local.created_ms(queue)
-            created_ms = created_ms if saved_ms is None else saved_ms
-        if stored is not None and stored >= 0:
-            return stored, created_ms
-        return await self._first_offset(queue), created_ms
-
-    async def _first_offset(self, queue: MessageQueue) -> int:
-        """Where to begin in a queue without an offset of the group: where `consume_from` says."""
-        options, brokers = self._options, self._session.brokers
-        # A new group's retry topic begins at its start: what is there is the group's own.
-        is_retry = queue.topic.startswith(RETRY_PREFIX)
-        if options.consume_from == "first" or (is_retry and options.consume_from == "last"):
-            return 0
-        if not is_retry and await self._is_known(queue):
-            return await brokers.min_offset(queue)
-        if isinstance(options.consume_from, int) and not is_retry:
-            return await first_since(self._session, self._group, queue, options.consume_from)
-        return await brokers.max_offset(queue)
-
-    async def _is_known(self, queue: MessageQueue) -> bool:
-        """Whether the group has an offset in another queue of the topic: the group is not new, and the queue
-        is. A queue is added, usually with another broker, while no member is connected to begin with it.
-
-        A new group stays new in the present queues of the topic, whenever this member begins with them,
-        although it soon has offsets in some. Raises as `Brokers.query_offset`.
-        """
-        topic, session = queue.topic, self._session
-        if self._local is not None:
-            return self._local.has(topic)
-        async with self._asking:
-            if queue in self._news.get(topic, ()):
-                return False
-            rotation = await session.rotation(topic, session.brokers.timeout)
-            queues, error = rotation.route.subscribe_queues, None
-            for other in queues:
-                try:
-                    if other != queue and await session.brokers.query_offset(self._group, other):
-                        log.info("%s is not new, %s is: it begins at the start", self._group, queue)
-                        return True
-                except FAILURES as failure:
-                    error = failure
-            if error is not None:
-                raise error
-            self._news[topic] = frozenset(queues)
-            return False
 
     def start(
         self,
@@ -480,10 +352,7 @@ class Assignments:
             self._context.copy().run(self._tasks.start_soon, puller.run)
 
     def _commits_by_pulls(self, queue: MessageQueue) -> bool:
-        return self._options.auto_commit and not self._options.broadcasting and self._may_commit(queue)
-
-    def _may_commit(self, queue: MessageQueue) -> bool:
-        return self._locks is None or self._locks.is_ours(queue)
+        return self._options.auto_commit and not self._options.broadcasting and self._commits.allows(queue)
 
     def _template(self, queue: MessageQueue) -> PullTemplate:
         """The common part of the pulls of a queue. A consumer that is no member sends its subscription with
@@ -525,7 +394,7 @@ class Assignments:
 
     async def release(self) -> None:
         """On leaving, commit and unlock all queues, except queues whose message is still being consumed."""
-        await self._commit(self._leaving.values(), last=True)
+        await self._commits.commit(self._leaving.values(), last=True)
         if self._locks is not None:
             windows = {queue: puller.window for queue, puller in self.pullers.items()} | self._leaving
             await self._locks.release(
@@ -571,51 +440,4 @@ class Assignments:
         time. Without `auto_commit` only when `asked`.
         """
         if self._options.auto_commit or asked:
-            await self._commit([puller.window for puller in self.pullers.values()])
-
-    async def _commit(self, windows: Iterable[ProcessQueue], *, last: bool = False) -> None:
-        if last and not self._options.auto_commit:
-            return
-        if self._local is not None:
-            windows = [*windows]
-            self._local.update(
-                {window.queue: window.commit_offset for window in windows},
-                {w.queue: w.topic_created_ms for w in windows if w.topic_created_ms is not None},
-            )
-            return
-        by_broker: dict[str, list[ProcessQueue]] = {}
-        for window in windows:
-            # What the broker knows already is not told again.
-            if window.commit_offset != window.committed and self._may_commit(window.queue):
-                by_broker.setdefault(window.queue.broker_name, []).append(window)
-        if not by_broker:
-            return
-        with unwrap_groups():
-            async with anyio.create_task_group() as tasks:
-                for changed in by_broker.values():
-                    tasks.start_soon(self._commit_at_broker, changed, last)
-
-    async def _commit_at_broker(self, windows: list[ProcessQueue], last: bool) -> None:
-        refused: ResponseError | None = None
-        try:
-            for window in windows:
-                if window.is_dropped and not last:
-                    # Given up while this commit waited for its turn: the member that has the queue now may
-                    # have committed more, and ours would set the group back. `_drop` is followed by one last
-                    # commit, before the queue is unlocked.
-                    continue
-                # Read before the request goes out: messages end while it is on its way.
-                queue_offset = window.commit_offset
-                assert queue_offset <= window.next_offset, f"{window.queue}: committed beyond what was pulled"
-                try:
-                    await self._session.brokers.update_offset(
-                        self._group, window.queue, queue_offset, window.topic_created_ms
-                    )
-                except ResponseError as error:  # of this queue: its topic was deleted, say
-                    refused = error
-                else:
-                    window.committed = queue_offset
-        except FAILURES as error:
-            log.warning("cannot commit offsets at broker %s: %s", windows[0].queue.broker_name, error)
-        if refused is not None:
-            log.warning("cannot commit offsets at broker %s: %s", windows[0].queue.broker_name, refused)
+            await self._commits.commit([puller.window for puller in self.pullers.values()])

@@ -1,0 +1,91 @@
+"""The offsets of a broadcasting member, in a file: `offsets.json` below ``<offsets_dir>/<client>/<group>/``.
+
+The file has the form of the Java client's, so that either client goes on where the other stopped. The file is
+replaced as a whole; its predecessor stays as ``offsets.json.bak``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Final
+
+from rmq.errors import RemoteProtocolError
+from rmq.message import MessageQueue
+from rmq.protocol.bodies import LocalOffsetsBody
+
+log = logging.getLogger("rmq.client.assignments")
+
+DEFAULT_DIR: Final = ".rocketmq_offsets"
+"""In the home directory; where Java's clients have it."""
+
+
+def offsets_path(directory: str, client: str, group: str) -> pathlib.Path:
+    """Where the offsets of a client's group lie."""
+    root = pathlib.Path(directory) if directory else pathlib.Path.home() / DEFAULT_DIR
+    return root / client.replace(os.sep, "_") / group.replace(os.sep, "_") / "offsets.json"
+
+
+NO_CREATIONS: Final[Mapping[MessageQueue, int]] = {}
+
+
+class LocalOffsets:
+    """The offsets in a file. A file that cannot be read is as good as none, but for a warning."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self._backup = path.with_name(path.name + ".bak")
+        self._offsets, self._created_ms = self._load(path) or self._load(self._backup) or ({}, {})
+
+    def get(self, queue: MessageQueue) -> int | None:
+        """Where to go on in the queue; None when it was never read."""
+        return self._offsets.get(queue)
+
+    def created_ms(self, queue: MessageQueue) -> int | None:
+        """The creation of the topic that this offset belongs to; None when the file does not say it."""
+        return self._created_ms.get(_key(queue))
+
+    def has(self, topic: str) -> bool:
+        """Whether any queue of the topic was read."""
+        return any(offset > 0 for queue, offset in self._offsets.items() if queue.topic == topic)
+
+    def update(
+        self, offsets: Mapping[MessageQueue, int], created_ms: Mapping[MessageQueue, int] = NO_CREATIONS
+    ) -> None:
+        """Take these offsets, and the creations of their topics where they are known, and write the file, if
+        anything is new. What fails is logged."""
+        made = {_key(queue): created_ms[queue] for queue in offsets if queue in created_ms}
+        if offsets.items() <= self._offsets.items() and made.items() <= self._created_ms.items():
+            return
+        self._offsets.update(offsets)
+        for queue in offsets:
+            self._created_ms.pop(_key(queue), None)
+        self._created_ms.update(made)
+        try:
+            self._save()
+        except OSError as error:
+            log.error("%s: cannot save the offsets: %s", self.path, error)
+
+    def _save(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        fresh.write_bytes(LocalOffsetsBody(self._offsets, self._created_ms or None).to_json())
+        if self.path.exists():
+            os.replace(self.path, self._backup)
+        os.replace(fresh, self.path)
+
+    def _load(self, path: pathlib.Path) -> tuple[dict[MessageQueue, int], dict[str, int]] | None:
+        try:
+            saved = LocalOffsetsBody.from_json(path.read_bytes())
+            return dict(saved.offset_table), dict(saved.topic_creations or {})
+        except FileNotFoundError:
+            return None
+        except (OSError, RemoteProtocolError) as error:
+            log.warning("cannot read %s: %s", path, error)
+            return None
+
+
+def _key(queue: MessageQueue) -> str:
+    return f"{queue.topic}@{queue.broker_name}@{queue.queue_id}"

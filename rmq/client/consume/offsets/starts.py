@@ -1,0 +1,83 @@
+"""The offset at which a member begins to consume a queue."""
+
+from __future__ import annotations
+
+import logging
+
+import anyio
+
+from rmq.client.consume.offsets.files import LocalOffsets
+from rmq.client.consume.pull import first_since
+from rmq.client.consume.subscription import ConsumerOptions
+from rmq.client.session.requests import FAILURES
+from rmq.client.session.session import Session
+from rmq.message import RETRY_PREFIX, MessageQueue
+
+log = logging.getLogger("rmq.client.assignments")
+
+
+class Starts:
+    """The first offsets of one consumer's queues: of the group, or as `consume_from` says."""
+
+    def __init__(
+        self, session: Session, group: str, options: ConsumerOptions, local: LocalOffsets | None
+    ) -> None:
+        self._session = session
+        self._group = group
+        self._options = options
+        self._local = local
+        self._asking = anyio.Lock()
+        self._news: dict[str, frozenset[MessageQueue]] = {}
+        """The queues that topics had when the group was found to be new in them."""
+
+    async def first_position(self, queue: MessageQueue) -> tuple[int, int | None]:
+        """Where to begin, and the creation (ms) of the topic that this offset belongs to, if it is known."""
+        # The creation comes with the offset or before, never after: an offset that belongs to an earlier
+        # topic would pass for an offset of the present topic, and skip messages.
+        stored, created_ms = await self._session.brokers.query_position(self._group, queue)
+        if self._local is not None:
+            stored, saved_ms = self._local.get(queue), self._local.created_ms(queue)
+            created_ms = created_ms if saved_ms is None else saved_ms
+        if stored is not None and stored >= 0:
+            return stored, created_ms
+        return await self._first_offset(queue), created_ms
+
+    async def _first_offset(self, queue: MessageQueue) -> int:
+        """Where to begin in a queue without an offset of the group: where `consume_from` says."""
+        options, brokers = self._options, self._session.brokers
+        # A new group's retry topic begins at its start: what is there is the group's own.
+        is_retry = queue.topic.startswith(RETRY_PREFIX)
+        if options.consume_from == "first" or (is_retry and options.consume_from == "last"):
+            return 0
+        if not is_retry and await self._is_known(queue):
+            return await brokers.min_offset(queue)
+        if isinstance(options.consume_from, int) and not is_retry:
+            return await first_since(self._session, self._group, queue, options.consume_from)
+        return await brokers.max_offset(queue)
+
+    async def _is_known(self, queue: MessageQueue) -> bool:
+        """Whether the group has an offset in another queue of the topic: the group is not new, and the queue
+        is. A queue is added, usually with another broker, while no member is connected to begin with it.
+
+        A new group stays new in the present queues of the topic, whenever this member begins with them,
+        although it soon has offsets in some. Raises as `Brokers.query_offset`.
+        """
+        topic, session = queue.topic, self._session
+        if self._local is not None:
+            return self._local.has(topic)
+        async with self._asking:
+            if queue in self._news.get(topic, ()):
+                return False
+            rotation = await session.rotation(topic, session.brokers.timeout)
+            queues, error = rotation.route.subscribe_queues, None
+            for other in queues:
+                try:
+                    if other != queue and await session.brokers.query_offset(self._group, other):
+                        log.info("%s is not new, %s is: it begins at the start", self._group, queue)
+                        return True
+                except FAILURES as failure:
+                    error = failure
+            if error is not None:
+                raise error
+            self._news[topic] = frozenset(queues)
+            return False
