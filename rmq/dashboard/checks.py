@@ -1,4 +1,4 @@
-"""Checks: questions to many members that take seconds, answered behind a page that shows their progress."""
+"""Checks: questions to a cluster that may take seconds, answered behind a page that is there at once."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rmq.errors import RmqError
 
 log = logging.getLogger(__name__)
 
-RUNNING_MAX: Final = 16
+RUNNING_MAX: Final = 64
 """Checks at once, of all viewers."""
 OF_ONE_MAX: Final = 4
 """Checks at once of one viewer."""
 KEPT: Final = 32
 KEPT_SECONDS: Final = 60.0
-"""The result of a check is shown again for so long; after it the page makes another check."""
+"""The result of a check is shown again for so long, if its page does not say otherwise."""
 FAILED_SECONDS: Final = 3.0
 """The same for the error of a failed check: the page that waits for it shows it."""
 
@@ -46,6 +46,7 @@ class Check:
     key: CheckKey
     progress: Progress = field(factory=Progress)
     ended: anyio.Event = field(factory=anyio.Event, repr=False)
+    kept: float = KEPT_SECONDS
     ended_at: int = 0
     fresh_until: float = 0.0
     result: Any = field(default=None, repr=False)
@@ -73,9 +74,9 @@ class Checks:
         self._tasks, self._now, self._now_ms = tasks, now, now_ms
         self._checks: OrderedDict[CheckKey, Check] = OrderedDict()
 
-    def start(self, key: CheckKey, act: Act, *, again: bool = False) -> Check:
-        """The check of this key that runs or has just ended; else a new one, as with `again` after an end.
-        Raises TooMany."""
+    def start(self, key: CheckKey, act: Act, *, again: bool = False, kept: float = KEPT_SECONDS) -> Check:
+        """The check of this key that runs, or whose result is still kept; else a new one, as with `again`
+        after an end. Its result is kept for `kept` seconds. Raises TooMany."""
         found = self._checks.get(key)
         if found is not None:
             is_fresh = not found.ended.is_set() or self._now() < found.fresh_until
@@ -86,7 +87,7 @@ class Checks:
             raise TooMany(f"{RUNNING_MAX} checks run already")
         if sum(one.key.viewer == key.viewer for one in running) >= OF_ONE_MAX:
             raise TooMany(f"{OF_ONE_MAX} checks of yours run already")
-        check = Check(key)
+        check = Check(key, kept=kept)
         self._checks[key] = check
         self._checks.move_to_end(key)
         self._forget()
@@ -102,7 +103,7 @@ class Checks:
             log.exception("a check failed")
             self._fail(check, INTERNAL, 500)
         else:
-            check.end(self._now_ms(), self._now() + KEPT_SECONDS, result)
+            check.end(self._now_ms(), self._now() + check.kept, result)
 
     def _fail(self, check: Check, problem: Problem, status: int) -> None:
         check.fail(self._now_ms(), self._now() + FAILED_SECONDS, problem, status)

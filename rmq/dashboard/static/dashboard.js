@@ -171,6 +171,7 @@
       part.hidden = !chosen || part.dataset.when !== chosen.value;
     }
     for (const box of $$("[data-tail]")) startTail(box);
+    for (const box of $$("[data-reload]")) setTimeout(() => location.reload(), Number(box.dataset.reload));
     if ($(".chart[data-figures]")) setInterval(() => { if (!document.hidden) drawCharts(); }, 30000);
     let width = innerWidth;
     addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; drawCharts(); } });

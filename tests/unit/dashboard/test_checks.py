@@ -149,3 +149,29 @@ async def test_checks_have_shares_and_results_are_forgotten() -> None:
             checks.start(CheckKey("another", number), soon)
             await anyio.wait_all_tasks_blocked()
         assert checks.start(CheckKey("me", 1), soon) is not mine[1]
+
+
+async def test_an_overview_whose_brokers_are_slow_is_there_at_once_and_loads_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with Cluster("shop-a", topics={"Orders": 4}) as cluster:
+        answers: list[Any] = []
+
+        def late(request: Command, connection: Any) -> None:
+            answers.append((request, connection))
+
+        cluster["shop-a"].hook(RequestCode.GET_BROKER_RUNTIME_INFO, late)
+        async with site(cluster) as made:
+            browser = made.browser()
+            began = trio.current_time()
+            page = await browser.get("/c/test")
+
+            assert trio.current_time() - began < 1
+            assert "data-reload" in page.text
+            cluster["shop-a"].hook(RequestCode.GET_BROKER_RUNTIME_INFO, None)
+            for request, connection in answers:
+                connection.reply(cluster["shop-a"].answer(request, connection))
+            await anyio.sleep(1)
+            page = await browser.get("/c/test")
+            assert "data-reload" not in page.text
+            assert "shop-a" in text_of(page.text)
