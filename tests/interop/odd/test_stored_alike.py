@@ -14,8 +14,8 @@ from rmq import ClientConfig
 from rmq.client.blocking import connect
 from rmq.message import PROPERTY_UNIQUE_KEY
 from rmq.protocol.codes import ResponseCode
-from tests.interop.odd_messages import Odd, drawn, fixed
-from tests.interop.raw import Answer, Line, Record, record
+from tests.interop.odd.messages import Odd, drawn, fixed
+from tests.interop.odd.raw import Answer, Line, Record, record
 from tests.interop.rocketmq import Java, Processes
 
 pytestmark = pytest.mark.interop
