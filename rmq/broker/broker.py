@@ -16,6 +16,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from rmq.broker.admin.assignments import Assignments
 from rmq.broker.admin.config_requests import ConfigRequests
 from rmq.broker.admin.consume_stats import ConsumeProgress, SlicedAnswers
 from rmq.broker.admin.expiry import Expiry
@@ -350,6 +351,14 @@ class Broker(Endpoint):
             wake_clean=self.wake.clean,
         )
         self.config_requests = ConfigRequests(settings, tables, self.changes)
+        self.assignments = Assignments(
+            settings,
+            tables,
+            self.clients,
+            clock=self.clock,
+            respond=self._respond,
+            on_wanted=self.wake.routes,
+        )
         self.sliced_answers = SlicedAnswers(self.wake.sliced_answers, settings.holders_of)
         self.progress = ConsumeProgress(settings, store, tables, self.sliced_answers)
         self.expiry = Expiry(settings, store, tables)
@@ -403,7 +412,7 @@ class Broker(Endpoint):
         readers = self.pull, self.offsets, self.clients, self.locks, self.query, self.admin, self.progress
         writers = self.send, self.idempotent, self.transactions, self.recall
         callers = self.client_requests, self.request_reply
-        of_5x = self.pop_requests, self.config_requests
+        of_5x = self.pop_requests, self.config_requests, self.assignments
         for part in (*readers, *writers, *callers, *of_5x):
             for code, handler in part.handlers().items():
                 assert code not in handlers, code

@@ -25,5 +25,6 @@ class Wakeups:
     register: Callable[[], None] = _nothing
     new_topics: Callable[[], None] | None = None
     sliced_answers: Callable[[], None] | None = None
+    routes: Callable[[], None] | None = None
     clean: Callable[[], None] | None = None
     deferred_saves: Callable[[], None] | None = None

@@ -13,15 +13,12 @@ from attrs import evolve
 
 from rmq.broker.tables.topics import unknown_topic
 from rmq.errors import for_code
-from rmq.message import MessageQueue
 from rmq.protocol import codes, json
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.pop import (
     GetSubscriptionGroupConfigRequestHeader,
     GetTopicConfigRequestHeader,
-    QueryAssignmentRequestBody,
     SetMessageRequestModeRequestBody,
-    assignment_json,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +33,9 @@ MODES_OF_A_GROUP: Final = 1_000
 
 
 class ConfigRequests:
-    """Handles GET_TOPIC_CONFIG, GET_SUBSCRIPTIONGROUP_CONFIG, SET_MESSAGE_REQUEST_MODE, QUERY_ASSIGNMENT."""
+    """Handles GET_TOPIC_CONFIG, GET_SUBSCRIPTIONGROUP_CONFIG, SET_MESSAGE_REQUEST_MODE,
+    GET_ALL_MESSAGE_REQUEST_MODE.
+    """
 
     def __init__(self, settings: Settings, tables: Tables, changes: PendingChanges) -> None:
         self._settings = settings
@@ -50,7 +49,7 @@ class ConfigRequests:
             codes.GET_TOPIC_CONFIG: self._on_topic,
             codes.GET_SUBSCRIPTIONGROUP_CONFIG: self._on_group,
             codes.SET_MESSAGE_REQUEST_MODE: self._on_mode,
-            codes.QUERY_ASSIGNMENT: self._on_assignment,
+            codes.GET_ALL_MESSAGE_REQUEST_MODE: self._on_modes,
         }
 
     def _on_topic(self, request: Command, connection: Any, now: int) -> Command:
@@ -91,18 +90,18 @@ class ConfigRequests:
         undo = self._groups.change(body.consumer_group, evolve(group, attributes=attributes or None), now)
         return self._changes.answer("subscriptionGroup", request, connection, undo)
 
-    def _on_assignment(self, request: Command, connection: Any, now: int) -> Command:
-        """The queues of a client that pops: all queues of this broker, as a single queue. A client that pulls
-        is refused, and then divides the queues among the members by itself."""
-        body = QueryAssignmentRequestBody.from_request(request.body)
-        if self._topics.get(body.topic) is None:
-            raise unknown_topic(body.topic)
-        group = self._groups.table.get(body.consumer_group)
-        if group is None or MODE + body.topic not in (group.attributes or {}):
-            raise for_code(
-                ResponseCode.SYSTEM_ERROR,
-                f"group {body.consumer_group} pulls topic {body.topic}: its clients share the queues",
-            )
-        queue = MessageQueue(body.topic, self._settings.broker.broker_name, -1)
-        answer = {"messageQueueAssignments": assignment_json([queue], POP)}
-        return request.reply(body=json.dumps(answer))
+    def _on_modes(self, request: Command, connection: Any, now: int) -> Command:
+        """All modes, as a slave of RocketMQ's asks its master for them: topic -> group -> mode."""
+        found: dict[str, dict[str, dict[str, object]]] = {}
+        for name, group in self._groups.table.items():
+            for key, text in (group.attributes or {}).items():
+                if not key.startswith(MODE):
+                    continue
+                topic, (mode, _, share) = key.removeprefix(MODE), text.partition(" ")
+                found.setdefault(topic, {})[name] = {
+                    "topic": topic,
+                    "consumerGroup": name,
+                    "mode": mode,
+                    "popShareQueueNum": int(share) if share.lstrip("-").isdigit() else 0,
+                }
+        return request.reply(body=json.dumps({"messageRequestModeMap": found}))

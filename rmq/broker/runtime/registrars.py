@@ -1,7 +1,8 @@
 """Registration at name servers: a task for each registers at once, each period, and when topics change.
 
 The setting `namesrvAddr` may change while the broker runs: a new name server gets a task, and a removed name
-server is informed that the broker leaves.
+server is informed that the broker leaves. The routes that the broker wants to know come from the same name
+servers.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from rmq.errors import (
     ResponseError,
     StoreError,
 )
+from rmq.protocol.bodies import TopicRouteData
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import GetRouteInfoRequestHeader
 from rmq.remoting.loop import Wakeup, exponential_backoff
 from rmq.remoting.pool import Pool
 from rmq.server.health import Health
@@ -39,6 +44,8 @@ STOP_SECONDS: Final = 3.0
 """Time that name servers have to hear that the broker leaves."""
 READY_SECONDS: Final = 3.0
 """Time that the start waits for the first registration."""
+LOOKUP_SECONDS: Final = 1.0
+"""For a route from one name server; RocketMQ's consumers wait 3 s for the answer that needs it."""
 EXPECTED = (ConnectFailed, ConnectionLost, RequestTimeout, RemoteProtocolError, ResponseError)
 """Errors of a name server after which it is tried again."""
 
@@ -185,3 +192,25 @@ class Registrars:
             await pool.call(address, self._registration.unregister(), STOP_SECONDS)
         except EXPECTED as error:
             log.info("name server %s did not hear that the broker leaves: %s", address, error)
+
+
+async def answer_assignments(broker: Broker, pool: Pool, wanted: Wakeup) -> NoReturn:
+    """Ask for the routes that are waited for, as long as the broker lives."""
+    while True:
+        await wanted.wait()
+        for topic in broker.assignments.wanted():
+            broker.assignments.routed(topic, await _route(broker, pool, topic))
+
+
+async def _route(broker: Broker, pool: Pool, topic: str) -> TopicRouteData | None:
+    """The route of a topic; None when no name server has it, or none answers."""
+    for address in parse_addresses(broker.config.namesrv_addr, "namesrvAddr"):
+        header = GetRouteInfoRequestHeader(topic)
+        request = broker.registration.sign(Command.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header))
+        try:
+            response = await pool.call(address, request, LOOKUP_SECONDS)
+            if response.code == ResponseCode.SUCCESS:
+                return TopicRouteData.from_json(response.body)
+        except EXPECTED as error:
+            log.info("name server %s does not tell the route of %s: %s", address, topic, error)
+    return None

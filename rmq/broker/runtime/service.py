@@ -47,7 +47,7 @@ from rmq.broker.disk_work import DiskWork, way_to_run
 from rmq.broker.produce.admission import FlowControl
 from rmq.broker.role import Role
 from rmq.broker.runtime.flusher import SYNC, Flusher
-from rmq.broker.runtime.registrars import NAME_SERVERS, NOT_TRIED, Registrars
+from rmq.broker.runtime.registrars import NAME_SERVERS, NOT_TRIED, Registrars, answer_assignments
 from rmq.broker.runtime.replication_handshake import Guard
 from rmq.broker.runtime.replication_loops import MASTER, Follower, serve_slaves
 from rmq.broker.runtime.saver import Saver
@@ -245,6 +245,7 @@ class _Wakeups:
     def __init__(self) -> None:
         self.deadlines, self.schedule, self.reput, self.follower = Wakeup(), Wakeup(), Wakeup(), Wakeup()
         self.new_topics, self.sliced_answers, self.clean = Wakeup(), Wakeup(), Wakeup()
+        self.routes = Wakeup()
         self.deferred_saves = Wakeup()
         self.register = Wakeup()
 
@@ -259,6 +260,7 @@ class _Wakeups:
             register=self.register.set,
             new_topics=self.new_topics.set,
             sliced_answers=self.sliced_answers.set,
+            routes=self.routes.set,
             clean=self.clean.set,
             deferred_saves=self.deferred_saves.set,
         )
@@ -367,6 +369,7 @@ class _Service:
                     )
                     outer.start_soon(follower.follow)
                     outer.start_soon(follower.copy)
+                outer.start_soon(answer_assignments, broker, pool, self._alarms.routes)
                 await self._registrars.start(outer, pool)
                 task_status.started(addresses)
                 await stop.wait()

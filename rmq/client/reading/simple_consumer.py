@@ -45,6 +45,7 @@ from rmq.protocol.pop import (
     PopMessageResponseHeader,
     bits_of,
     parse_start_offsets,
+    real_topic,
 )
 from rmq.remoting.loop import AsyncResource, TaskGroupScope
 
@@ -365,7 +366,8 @@ class SimpleConsumer(AsyncResource):
 
     def _names(self, message: ReceivedMessage) -> tuple[str, str, int]:
         """The group, the topic and the queue of a message, for headers."""
-        return self.group, message._take.place.topic, message._take.queue_id
+        take = message._take
+        return self.group, real_topic(take.place.topic, self.group, take.kind), take.queue_id
 
     async def _ack_batch(self, place: _Place, takes: Mapping[_Take, Sequence[int]]) -> None:
         acks = []
@@ -407,7 +409,11 @@ class SimpleConsumer(AsyncResource):
         response = await self._call(message, codes.CHANGE_MESSAGE_INVISIBLETIME, header)
         told = response.read(ChangeInvisibleTimeResponseHeader)
         message._take = evolve(
-            message._take, taken=told.pop_time, invisible=told.invisible_time, revive=told.revive_qid
+            message._take,
+            start=message.queue_offset,
+            taken=told.pop_time,
+            invisible=told.invisible_time,
+            revive=told.revive_qid,
         )
         message.expires_at = self._session.now() + seconds
 

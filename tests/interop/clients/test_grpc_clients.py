@@ -6,6 +6,7 @@ they do.
 
 from __future__ import annotations
 
+import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 
 import rmq
 from tests.interop.clients5 import SECONDS, Broker, Client, Job, Jobs, Missing, client_of
+from tests.interop.proxied5 import Proxied
 from tests.interop.rocketmq import Process, Processes, wait_until
 
 pytest.importorskip("h2")
@@ -48,7 +50,8 @@ def client(request: pytest.FixtureRequest) -> Client:
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker for all tests of the module."""
-    made = Broker(tmp_path_factory.mktemp("grpc"))
+    kind = Proxied if os.environ.get("RMQ_INTEROP_DOOR") == "proxy" else Broker
+    made = kind(tmp_path_factory.mktemp("grpc"))
     yield made
     made.close()
 

@@ -293,6 +293,7 @@ OF_5X = {
     codes.GET_SUBSCRIPTIONGROUP_CONFIG,
     codes.QUERY_ASSIGNMENT,
     codes.SET_MESSAGE_REQUEST_MODE,
+    codes.GET_ALL_MESSAGE_REQUEST_MODE,
 }
 SERVED = {
     *map(int, Rig().broker.handlers),

@@ -339,18 +339,6 @@ def test_a_topic_takes_messages_of_its_type_only(rig: Rig, kind: str, accepted: 
     assert (rig.one(batch("Typed")).code == 0) is accepted[0]
 
 
-def test_the_mode_of_a_group_and_its_assignment(rig: Rig) -> None:
-    question = f'{{"clientId":"c","consumerGroup":"{GROUP}","strategyName":"AVG","topic":"{TOPIC}"}}'.encode()
-    assert rig.call(codes.QUERY_ASSIGNMENT, None, question).code != 0
-    mode = f'{{"consumerGroup":"{GROUP}","mode":"POP","popShareQueueNum":0,"topic":"{TOPIC}"}}'.encode()
-    assert rig.call(codes.SET_MESSAGE_REQUEST_MODE, None, mode).code == 0
-    answer = rig.call(codes.QUERY_ASSIGNMENT, None, question)
-    assert answer.body == (
-        b'{"messageQueueAssignments":[{"messageQueue":{"brokerName":"wire-a","queueId":-1,'
-        b'"topic":"' + TOPIC.encode() + b'"},"mode":"POP"}]}'
-    )
-
-
 def test_dead_letters_after_the_last_attempt(rig: Rig) -> None:
     rig.groups.update(SubscriptionGroupConfig(GROUP, retry_max_times=1))
     consumer = JavaConsumer(rig)

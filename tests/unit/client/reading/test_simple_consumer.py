@@ -296,6 +296,7 @@ def test_only_the_handle_of_its_own_delivery_is_believed(in_memory: Play) -> Non
             def answer(request: Command, connection: Connection) -> Command | None:
                 header = request.read(AckMessageRequestHeader)
                 assert (header.extra_info, header.queue_id) == ("1 1700000000000 60000 3 1 a 0 3", 0)
+                assert header.topic == f"%RETRY%g_{TOPIC}"  # in which that broker keeps the message
                 return request.reply()
 
             front.put(TOPIC, 0, b"again", "POP_CK\x011 1700000000000 60000 3 1 a 0 3\x02")
