@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -35,6 +35,8 @@ PRODUCER_GROUP: Final = "rmq-proxy"
 TOPICS_MAX: Final = 100_000
 """Topics whose routes are in memory."""
 CLIENTS_MAX: Final = 100_000
+ANNOUNCE_SECONDS: Final = 0.2
+"""Between two heartbeats for new groups and producers."""
 LEAVING_SECONDS: Final = 5.0
 """At the end of the proxy: time for messages to be given back and groups to be left."""
 
@@ -57,6 +59,8 @@ class ProxiedCluster:
         self.clients = Shares(CLIENTS_MAX)
         self._tasks = tasks
         self._secret = secret or b"rmq-proxy"
+        self._unknown: dict[str, None] = {}
+        self._is_announcing = self._is_due = False
         self._working = 0
         self._idle = anyio.Event()
         self.is_stopping = False
@@ -110,9 +114,34 @@ class ProxiedCluster:
         made = self.session.members[name] = ProxiedGroup(self.session, name)
         return made
 
-    def announce(self, group: str) -> None:
-        """Tell the brokers of a group's members."""
-        self.tidy(lambda: self.session.join(group))
+    def announce(self, topics: Iterable[str]) -> None:
+        """Tell the brokers of these topics which groups and producers are here, together with all that come
+        meanwhile. Raises SystemBusy when very many topics wait."""
+        for topic in topics:
+            self.check_room(topic)
+            if len(self._unknown) >= TOPICS_MAX:
+                raise for_code(ResponseCode.SYSTEM_BUSY, f"{TOPICS_MAX} topics wait for their routes")
+            self._unknown[topic] = None
+        self._is_due = True
+        if not self._is_announcing:
+            self._is_announcing = True
+            self.tidy(self._announce)
+
+    async def _announce(self) -> None:
+        """Learn missing routes, then send a heartbeat, which goes to the brokers of known routes."""
+        try:
+            while self._is_due:
+                self._is_due = False
+                while self._unknown:
+                    topic = self._unknown.popitem()[0]
+                    try:
+                        await self.topics.parts(topic)
+                    except RmqError as error:
+                        log.info("members and producers of topic %s are not announced: %s", topic, error)
+                await self.session.heartbeat()
+                await anyio.sleep(ANNOUNCE_SECONDS)
+        finally:
+            self._is_announcing = False
 
     def left(self, group: ProxiedGroup) -> None:
         """A client has left a group: with the last one, the proxy leaves."""
@@ -131,7 +160,6 @@ class ProxiedCluster:
         if isinstance(known, ProxiedProducer):
             return known
         made = self.session.producers[topic] = ProxiedProducer(self.session.routes.name_of)
-        self.session.heartbeat_soon()
         return made
 
     def stopped_producing(self, topic: str, producer: ProxiedProducer) -> None:

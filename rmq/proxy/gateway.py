@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 
 HANDLES_MAX: Final = 10_000
 """Messages of one client that are given back when the client ends; others come again when their time ends."""
+TOPICS_OF_A_CLIENT: Final = 1_000
+"""Topics that a client sends to, or that its subscriptions of one group name."""
+GROUPS_OF_A_CLIENT: Final = 100
 GIVING_BACK: Final = 16
 """Requests in flight that give back the messages of a client."""
 _STATUSES: Final = {
@@ -140,33 +143,27 @@ class ClusterGateway:
         self._check(JOIN, group)
         for topic in subscriptions:
             self._check(SUBSCRIBE, topic)
+        if len(subscriptions) > TOPICS_OF_A_CLIENT or len(self._groups) >= GROUPS_OF_A_CLIENT:
+            remark = f"a client has at most {GROUPS_OF_A_CLIENT} groups of {TOPICS_OF_A_CLIENT} topics"
+            raise for_code(ResponseCode.SYSTEM_BUSY, remark)
+        self._cluster.announce(subscriptions)
         self.client_id = client_id
-        member = self._groups[group] = self._cluster.group(group)
+        member = self._cluster.group(group)
         member.add(self, subscriptions, on_question)
-
-        async def announce() -> None:
-            for topic in subscriptions:  # the heartbeat goes to the brokers of known routes
-                self._cluster.check_room(topic)
-                await self._cluster.topics.parts(topic)
-            await self._cluster.session.join(group)
-
-        self._cluster.tidy(announce)
+        self._groups[group] = member
 
     # ---- sending ----
 
     def produce(self, topic: str, client_id: str, on_check: OnCheck) -> None:
         """As `rmq.gateway.Gateway.produce`."""
         self._check(PUBLISH, topic)
+        if len(self._producing) >= TOPICS_OF_A_CLIENT:
+            remark = f"a client sends to {TOPICS_OF_A_CLIENT} topics at most"
+            raise for_code(ResponseCode.SYSTEM_BUSY, remark)
+        self._cluster.announce((topic,))
         self.client_id = client_id
         producer = self._producing[topic] = self._cluster.producer(topic)
         producer.add(self, on_check)
-
-        async def announce() -> None:
-            self._cluster.check_room(topic)
-            await self._cluster.topics.parts(topic)
-            await self._cluster.session.heartbeat()
-
-        self._cluster.tidy(announce)
 
     def send(self, message: Message, choose: Callable[[int], int] | None, on_sent: OnSent) -> None:
         """As `rmq.gateway.Gateway.send`."""

@@ -12,7 +12,7 @@ import org.apache.rocketmq.common.message.MessageQueue;
 /**
  * Consume NAMESRV TOPIC GROUP [TAGS]: a concurrent push consumer. Prints a JSON line for each message and whenever the
  * queues of the topic assigned to it have changed; ends, handing its offsets in, when its standard input ends.
- * -Dtrace=true sends traces.
+ * -Dtrace=true sends traces. -Dask=true asks a broker for its queues (clientRebalance=false, RocketMQ 5), which may say POP.
  */
 public class Consume {
     public static void main(String[] args) throws Exception {
@@ -29,6 +29,9 @@ public class Consume {
             }
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
+        if (Boolean.getBoolean("ask")) {
+            DefaultMQPushConsumer.class.getMethod("setClientRebalance", boolean.class).invoke(consumer, false);
+        }
         consumer.start();
         Thread watcher = new Thread(() -> watch(consumer, topic));
         watcher.setDaemon(true);

@@ -17,7 +17,7 @@ from rmq.client import client as client_module
 from rmq.errors import ConfigError, ResponseError
 from rmq.message import dlq_topic
 from rmq.proxy import __main__ as program
-from rmq.proxy import service
+from rmq.proxy import gateway, service
 from rmq.proxy.config import ProxyConfig, account_of_proxy
 from rmq.proxy.takes import parse_handle
 from rmq.testing.network import MemoryNetwork
@@ -217,6 +217,21 @@ async def test_calls_beyond_the_limit_are_refused(autojump_clock: MockClock) -> 
         assert 0 < refused < 100
         await running.advance(1)
         assert word(await one.one("SendMessage", sending(message()))) == "OK"
+
+
+async def test_the_groups_and_topics_of_a_client_are_bounded(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "GROUPS_OF_A_CLIENT", 2)
+    monkeypatch.setattr(gateway, "TOPICS_OF_A_CLIENT", 2)
+    async with cluster("a") as running, client(running) as one:
+        for group in ("G1", "G2", "G3"):
+            call, settings = await telemetry(one, **consumer(group))
+            assert (settings is None) is (group == "G3")
+        one.client_id = "other"
+        call, settings = await telemetry(one, **producer("T1", "T2", "T3"))
+        assert settings is None
+        assert "2 topics" in (call.trailers or {})["grpc-message"]
 
 
 async def test_an_orphaned_transaction_is_asked_for_and_ends(autojump_clock: MockClock) -> None:
