@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rmq.errors import ResponseError, RmqError
     from rmq.message import Message, StoredMessage
     from rmq.protocol.bodies import ConsumeMessageDirectlyResult
+    from rmq.shares import Holders
 else:
     from rmq.lazy_attrs import frozen
 
@@ -306,6 +307,11 @@ class DoorHost(Protocol):
 
     def may(self, action: str, name: str) -> bool:
         """Whether the peer may do one of `ACTIONS`, to a topic or as a group."""
+
+    @property
+    def holders(self) -> Holders:
+        """The names under which the peer's shares of bounded tables are counted: its account, or its
+        address."""
 
     def leader(self) -> str | None:
         """The address for clients of the master that takes messages in place of this broker, a slave; empty

@@ -35,14 +35,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rmq.amqp")
 
-FRAME_BYTES: Final = 65_536
+FRAME_BYTES: Final = 16_384
 CHANNELS: Final = 255
 LINKS_MAX: Final = 4_096
 IDLE_SECONDS: Final = 120.0
 """A peer that sends nothing for so long, not even an empty frame, has ended."""
+OPEN_SECONDS: Final = 30.0
+"""A peer has so long for its login and the opening of the connection."""
 TICK_SECONDS: Final = (0.05, 10.0)
-SESSION_BYTES: Final = 1 << 20
-"""Bytes of messages that a peer may send on a session before they are taken."""
+SESSION_BYTES: Final = 1_024 * FRAME_BYTES
+"""The window of a session: a peer may send so many frames before it waits for an answer, and a message is at
+least a frame. Frames are taken from the engine at once, so that the window is no buffer."""
 
 WAITING_BYTES: Final = 4 << 20
 """A connection is not read from while more bytes of its messages wait for room in the store."""
@@ -93,6 +96,7 @@ class Connection:
         """Serve the peer until its connection ends."""
         failure: Exception | None = None
         self.host.defer(TICK_SECONDS[0], self._tick)
+        self.host.defer(OPEN_SECONDS, self._open_or_end)
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._write)
@@ -111,6 +115,11 @@ class Connection:
             self.closed()
         if failure is not None:
             raise failure
+
+    def _open_or_end(self) -> None:
+        """End a connection that has not logged in and opened in time."""
+        if not self._has_opened:
+            self._end(f"its peer has not opened the connection within {OPEN_SECONDS:g} s")
 
     async def _write(self) -> None:
         while True:
@@ -294,6 +303,7 @@ class Connection:
         for link in list(self._links.values()):
             link.is_ended = True
             link.on_lost()
+        self.shared.links.give(self.host.holders, len(self._links))
         self._links.clear()
         self.transactions.forget()
         for temporary in list(self._temporaries.values()):
@@ -317,12 +327,17 @@ class Connection:
                 proton_link, RESOURCE_LIMIT, f"a connection has at most {LINKS_MAX} links; close some first"
             )
             return
+        links, holders = self.shared.links, self.host.holders
+        if reason := links.full(holders):
+            engine.refuse_link(proton_link, RESOURCE_LIMIT, f"of the links {reason}; close some first")
+            return
         try:
             link = attach(self, proton_link)
         except EXPECTED as error:
             engine.refuse_link(proton_link, *of_error(error))
             return
         self._links[pointer] = link
+        links.add(holders)
         proton_link.open()
         link.on_open()
 
@@ -345,7 +360,8 @@ class Connection:
             self.wake()
 
     def _drop(self, link: Link, *, is_closed: bool) -> None:
-        self._links.pop(link.link._impl, None)
+        if self._links.pop(link.link._impl, None) is not None:
+            self.shared.links.give(self.host.holders)
         if not link.is_ended:
             link.is_ended = True
             link.on_end(is_closed=is_closed)

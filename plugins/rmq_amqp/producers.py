@@ -37,7 +37,7 @@ log = logging.getLogger("rmq.amqp")
 
 PREFIX: Final = "rmq-temporary|"
 """The addresses of temporary queues and topics begin with it."""
-CREDIT: Final = 300
+CREDIT: Final = 1_000
 """Messages that a peer may send before it is answered."""
 MESSAGE_BYTES: Final = 8 << 20
 """The longest message as it comes; the broker's maxMessageSize holds for its body."""

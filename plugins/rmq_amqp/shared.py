@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from rmq.shares import Shares
 from rmq_amqp.choosing import GroupOwners
 
 if TYPE_CHECKING:
     from rmq_amqp.connection import Connection
     from rmq_amqp.temporary import Temporary
+
+LINKS: Final = 200_000
+"""Links of all connections."""
+TEMPORARY_BYTES: Final = 256 << 20
+"""Bytes of messages of all temporary queues and topics."""
 
 
 class Shared:
@@ -30,6 +36,9 @@ class Shared:
         self.halves: set[int] = set()
         """The half messages of open transactions, by their offsets in the queue of half messages."""
         self._connections = 0
+        self.links = Shares(LINKS)
+        self.kept = Shares(TEMPORARY_BYTES)
+        """The bytes of messages of temporary queues and topics, by the holders of their connections."""
 
     def next_number(self) -> int:
         """A number that no other connection has."""

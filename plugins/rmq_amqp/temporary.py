@@ -24,6 +24,8 @@ BYTES_MAX: Final = 32 << 20
 """Messages, and their bytes, that wait at a temporary queue, or for a consumer of a temporary topic."""
 COUNT_MAX: Final = 1_000
 """Temporary queues and topics of a connection."""
+FIXED_BYTES: Final = 1_000
+"""Counted for each message beside its bytes."""
 _DESTINATION: Final = Symbol("x-opt-jms-dest")
 
 
@@ -42,11 +44,15 @@ class Waiting:
 
 
 class Line:
-    """Messages in order, for one temporary queue or one consumer of a temporary topic."""
+    """Messages in order, for a temporary queue or a consumer of a temporary topic. Messages that are not
+    settled count for `connection`."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.messages: deque[Waiting] = deque()
         self.size = 0
+        self._shares, self._holders = connection.shared.kept, connection.host.holders
+        self._counted = 0
+        self._is_over = False
 
     def put(self, one: Waiting) -> None:
         """Put a new message at the end. Raises Refused when there is no room."""
@@ -54,8 +60,26 @@ class Line:
             raise Refused(
                 RESOURCE_LIMIT, "a temporary queue or topic is full: its consumer must take messages first"
             )
+        if reason := self._shares.full(self._holders, one.size + FIXED_BYTES):
+            raise Refused(RESOURCE_LIMIT, f"of the bytes of temporary queues and topics {reason}")
+        self._count(one.size + FIXED_BYTES)
         self.messages.append(one)
         self.size += one.size
+
+    def _count(self, size: int) -> None:
+        if not self._is_over:
+            self._shares.add(self._holders, size)
+            self._counted += size
+
+    def done(self, one: Waiting) -> None:
+        """A message is settled for good."""
+        self._count(-one.size - FIXED_BYTES)
+
+    def end(self) -> None:
+        """Drop all messages, also the sent messages that are not settled."""
+        self._count(-self._counted)
+        self._is_over = True
+        self.messages.clear()
 
     def pop(self) -> Waiting:
         """Take the first message."""
@@ -65,6 +89,8 @@ class Line:
 
     def put_back(self, one: Waiting) -> None:
         """Put a message before all others."""
+        if self._is_over:
+            return
         self.messages.appendleft(one)
         self.size += one.size
 
@@ -76,7 +102,7 @@ class Temporary:
         self.owner = connection
         self.kind = kind
         self.address = connection.shared.add_temporary(self, f"{PREFIX}{connection.next_name()}")
-        self.line = Line()
+        self.line = Line(connection)
         self.consumers: dict[TemporaryConsumer, None] = {}
 
     def put(self, message: Sections, size: int) -> None:
@@ -96,6 +122,7 @@ class Temporary:
     def end(self) -> None:
         """End it: its messages are dropped."""
         self.owner.end_temporary(self.address)
+        self.line.end()
         for consumer in list(self.consumers):
             consumer.connection.end_link(consumer, NOT_FOUND, f"{self.address} was deleted")
 
@@ -109,7 +136,7 @@ class TemporaryConsumer(Link):
         super().__init__(connection, link)
         self._temporary = temporary
         self._ends_it = ends_it
-        self.line = Line() if temporary.kind == TOPIC else temporary.line
+        self.line = Line(connection) if temporary.kind == TOPIC else temporary.line
         self._is_settled = link.remote_snd_settle_mode == 1
         self._tags = 0
         self._out: dict[Any, Waiting] = {}
@@ -147,7 +174,9 @@ class TemporaryConsumer(Link):
         self._tags += 1
         tag = self._tags.to_bytes(8, "big")
         delivery = engine.send(self.pointer, tag, build(message), is_settled=self._is_settled)
-        if not self._is_settled:
+        if self._is_settled:
+            self.line.done(one)
+        else:
             self._out[delivery] = one
         self.connection.wake()
 
@@ -163,7 +192,7 @@ class TemporaryConsumer(Link):
         if state == engine.TRANSACTIONAL:
             self._within(delivery, one)
         elif state in (engine.ACCEPTED, engine.REJECTED):
-            pass
+            self.line.done(one)
         else:
             one.deliveries += state == engine.MODIFIED and engine.is_failed(delivery)
             self.line.put_back(one)
@@ -173,7 +202,9 @@ class TemporaryConsumer(Link):
 
     def _within(self, delivery: Any, one: Waiting) -> None:
         def end(commits: bool) -> None:
-            if not commits:
+            if commits:
+                self.line.done(one)
+            else:
                 one.deliveries += 1
                 self.line.put_back(one)
                 self._temporary.pump()
@@ -191,10 +222,17 @@ class TemporaryConsumer(Link):
         for one in reversed(list(self._out.values())):
             self.line.put_back(one)
         self._out.clear()
+        if self._temporary.kind == TOPIC:
+            self.line.end()
         if self._ends_it:
             self._temporary.end()
         else:
             self._temporary.pump()
+
+    def on_lost(self) -> None:
+        """As `Link.on_lost`."""
+        if self._temporary.kind == TOPIC:
+            self.line.end()
 
 
 class TemporaryLink(Producer):

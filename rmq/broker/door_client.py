@@ -304,6 +304,11 @@ class DoorClient:
         """As `rmq.doors.DoorHost.may`."""
         return self._broker.hooks.may(self, action, name)
 
+    @property
+    def holders(self) -> Holders:
+        """As `rmq.doors.DoorHost.holders`."""
+        return self._broker.settings.holders_of(self)
+
     def leader(self) -> str | None:
         """As `rmq.doors.DoorHost.leader`."""
         broker = self._broker

@@ -18,10 +18,11 @@ SECONDS = 60.0
 
 @frozen
 class Served:
-    """The ports of a broker: its own for clients, and that of the door."""
+    """The ports of a broker, its own for clients and that of the door, and its process."""
 
     clients: int
     amqp: int
+    process: int
 
     @property
     def url(self) -> str:
@@ -46,7 +47,7 @@ def served(folder: pathlib.Path, **settings: object) -> Iterator[Served]:
         child = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         wait_for_port(amqp)
-        yield Served(port, amqp)
+        yield Served(port, amqp, child.pid)
     finally:
         child.terminate()
         child.wait(SECONDS)

@@ -182,7 +182,8 @@ class Deliveries:
             self._leases.room(topic, self._settings.holders_of(reading), config.max_taken_messages),
         )
         taking = Taking(
-            min(request.max_msg_nums, most, max(0, room)),
+            min(request.max_msg_nums, most),
+            max(0, room),
             limits.max_transfer_bytes_on_message_in_memory,
             self.clock(),
             now_ms,
@@ -232,6 +233,7 @@ class Deliveries:
     def _took(self, topic: TopicDelivery, taking: Taking) -> None:
         self._leases.took(topic, taking)
         topic.has_more = taking.has_more and not taking.leased
+        topic.is_at_limit = taking.new >= taking.fresh
         if taking.is_cut:
             self._unconfirmed[topic.topic] = None
 

@@ -125,6 +125,8 @@ class Leases:
     def count_out(self, topic: TopicDelivery, count: int) -> None:
         """So many messages of a topic are out more, or less with a negative number."""
         topic.out += count
+        if count < 0 and topic.is_at_limit:
+            self._on_ready(topic)
         self._shares.add(topic.holders, count)
 
     def _postpone(self, batch: Batch, until_ms: int) -> None:

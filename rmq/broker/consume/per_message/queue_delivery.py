@@ -55,6 +55,8 @@ class TopicDelivery:
     is_refusing_pulls: bool = False
     taken_ms: int = 0
     """No batch is taken at an earlier time: two leases of one message never look the same."""
+    is_at_limit: bool = False
+    """The last take got no more since too many messages are out: the next that is finished makes room."""
     has_more: bool = False
     """The last take found nothing, and has not looked at all messages."""
 

@@ -90,6 +90,9 @@ class Taking:
     """
 
     left: int
+    fresh: int
+    """So many messages may be taken that are not out already: a bound of those must not keep the messages
+    back that are out and come again."""
     bytes_left: int
     now: float
     now_ms: int
@@ -125,6 +128,11 @@ class Taking:
         return self.left <= 0 or self.bytes_left <= 0
 
     @property
+    def takes_no_new(self) -> bool:
+        """Whether it gets no more messages that are not out already."""
+        return self.is_full or self.new >= self.fresh
+
+    @property
     def has_read_enough(self) -> bool:
         """Whether a take with a chooser has looked at as many new messages as it may."""
         return self.chooser is not None and self.new >= self.may_read
@@ -148,7 +156,7 @@ class Taker:
             self._take_ordered(queue, taking)
         else:
             looks = LOOKS_OF_A_QUEUE if taking.chooser is None else CHOOSING_LOOKS
-            while not taking.is_full and not taking.has_read_enough and self._take_new(queue, taking):
+            while not (taking.takes_no_new or taking.has_read_enough) and self._take_new(queue, taking):
                 looks -= 1
                 if not looks:
                     taking.has_more = True
@@ -311,9 +319,10 @@ class Taker:
 
     def _take_new(self, queue: QueueDelivery, taking: Taking) -> bool:
         """Read on once; return whether there may be more."""
-        length, attempts, available_ms = taking.left, 0, 0
+        most = min(taking.left, taking.fresh - taking.new)
+        length, attempts, available_ms = most, 0, 0
         if queue.cursor < queue.recovered:
-            length, attempts, available_ms = queue.run(taking.left)
+            length, attempts, available_ms = queue.run(most)
         start = queue.cursor
         result = self._get(queue, taking, length)
         if result is None or result.status in ("OFFSET_OVERFLOW_ONE", "NO_MESSAGE_IN_QUEUE"):
@@ -322,7 +331,7 @@ class Taker:
         taking.is_cut |= result.is_cut
         if queue.cursor != start:  # it was corrected
             start, attempts = queue.cursor, 0
-            length = taking.left if start >= queue.recovered else 1
+            length = most if start >= queue.recovered else 1
         end = result.next_queue_offset
         buffers: Sequence[Bytes] = result.buffers
         mask = (1 << result.count) - 1
@@ -390,7 +399,7 @@ class Taker:
     def _take_ordered(self, queue: QueueDelivery, taking: Taking) -> None:
         groups = queue.groups
         assert groups is not None
-        while groups.free and not taking.is_full:
+        while groups.free and not taking.takes_no_new:
             key, offset = groups.free.popleft()
             record = self.record(queue, offset)
             if record is None:
@@ -398,7 +407,7 @@ class Taker:
             else:
                 self._take_one(queue, offset, record, key, taking)
         looks = ORDERED_LOOKS
-        while looks > 0 and not taking.is_full and not groups.is_full:
+        while looks > 0 and not taking.takes_no_new and not groups.is_full:
             queue.cursor = queue.finished.next_missing(queue.cursor)
             result = self._get(queue, taking, min(looks, 32))
             if result is None or result.status in ("OFFSET_OVERFLOW_ONE", "NO_MESSAGE_IN_QUEUE"):
@@ -414,7 +423,7 @@ class Taker:
             for record in _records(result.buffers):
                 offset = offset_in(record)
                 queue.finished.add_range(passed, offset)
-                if taking.is_full or groups.is_full:
+                if taking.takes_no_new or groups.is_full:
                     queue.cursor = offset
                     return
                 passed = offset + 1

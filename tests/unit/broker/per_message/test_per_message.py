@@ -375,6 +375,29 @@ def test_no_more_is_handed_out_than_the_limit() -> None:
     assert len(consumer.take()) == 5
 
 
+@pytest.mark.parametrize("limit", ["max_taken_messages_of_group", "max_taken_messages"])
+def test_a_limit_does_not_keep_back_what_is_out_already(limit: str) -> None:
+    rig = filled(40, **{limit: 10})
+    consumer = Consumer(rig)
+    taken = len(consumer.take())
+    consumer.close()
+    other = Consumer(rig)
+    assert other.bodies() == all_bodies(40)[:taken]
+    assert other.take() == []
+
+
+def test_a_message_that_is_finished_makes_room_for_one_that_waits() -> None:
+    rig = filled(20, max_taken_messages_of_group=10)
+    consumer, other = Consumer(rig), Consumer(rig)
+    taken = consumer.take()
+    other.hold()
+    step(rig, 1)
+    assert other.found == []
+    consumer.ack(*taken[:2])
+    step(rig)
+    assert [[one.body for one in found] for found in other.found] == [[b"10", b"11"]]
+
+
 def test_a_reset_brings_messages_again() -> None:
     rig = filled(10)
     consumer = Consumer(rig)
