@@ -173,6 +173,7 @@
     for (const box of $$("[data-tail]")) startTail(box);
     for (const box of $$("[data-reload]")) setTimeout(() => location.reload(), Number(box.dataset.reload));
     if ($(".chart[data-figures]")) setInterval(() => { if (!document.hidden) drawCharts(); }, 30000);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCharts);
     let width = innerWidth;
     addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; drawCharts(); } });
   }

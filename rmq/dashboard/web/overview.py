@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import anyio
@@ -21,7 +22,7 @@ async def overview(page: Page) -> Response:
         again = call.again
     key = CheckKey(page.caller.identity.key, (page.cluster, "overview"))
     run = page.desk.checks.start(key, lambda progress: again(progress, "overview", {}), kept=0)
-    with anyio.move_on_after(PATIENCE_SECONDS):
+    with anyio.move_on_after(math.inf if page.is_part else PATIENCE_SECONDS):
         await run.ended.wait()
     if run.problem is not None:
         return page.failed(run.problem, run.status)

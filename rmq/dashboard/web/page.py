@@ -37,6 +37,7 @@ NAVIGATION: Final = (
 )
 """Pages: path, title, and the key that goes there after `g`."""
 FIELDS_MAX: Final = 5000
+SERVER_FAILS: Final = 500
 
 
 @define(eq=False)
@@ -100,7 +101,10 @@ class Page:
         return self.failed(problem_of(error), status_of(error))
 
     def failed(self, problem: Problem, status: int) -> Response:
-        """The page of a problem."""
+        """The page of a problem. A page that is open keeps its figures while servers fail: its next request
+        may find them again."""
+        if self.is_part and status >= SERVER_FAILS:
+            return Response(status_code=204)
         return self._html("error.html", status, {"problem": problem})
 
     def _html(self, template: str, status: int, values: dict[str, Any]) -> Response:

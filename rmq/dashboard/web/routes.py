@@ -87,6 +87,8 @@ def _endpoint(desk: Desk, templates: Environment, handler: Handler) -> Endpoint:
             return await handler(Page(desk, request, templates, caller, cluster, dict(fields), fields))
         except (RmqError, OSError) as error:
             if isinstance(error, LoginNeeded) and caller.identity is NOBODY and request.method == "GET":
+                if request.headers.get("hx-request", "") == "true":
+                    return Response(headers={"hx-refresh": "true"})  # the whole page goes to the login
                 return RedirectResponse(link("login", next=_here(request)), 303)
             return Page(desk, request, templates, caller, cluster).error(error)
         except Exception:

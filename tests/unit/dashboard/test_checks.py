@@ -28,6 +28,8 @@ from rmq.testing.cluster import Cluster
 from .site import Site, site, text_of
 
 CHECK = "/c/test/groups/billing/check"
+PART = {"hx-request": "true"}
+"""A page that is open asks for a part of itself."""
 
 
 class Silent(Endpoint):
@@ -175,3 +177,39 @@ async def test_an_overview_whose_brokers_are_slow_is_there_at_once_and_loads_aga
             page = await browser.get("/c/test")
             assert "data-reload" not in page.text
             assert "shop-a" in text_of(page.text)
+
+
+async def test_an_open_overview_waits_for_its_figures(autojump_clock: trio.testing.MockClock) -> None:
+    async with Cluster("shop-a") as cluster, site(cluster) as made:
+        answers: list[Any] = []
+        cluster["shop-a"].hook(RequestCode.GET_BROKER_RUNTIME_INFO, lambda *one: answers.append(one))
+        async with anyio.create_task_group() as tasks:
+
+            async def answer_late() -> None:
+                await anyio.sleep(2)
+                cluster["shop-a"].hook(RequestCode.GET_BROKER_RUNTIME_INFO, None)
+                for request, connection in answers:
+                    connection.reply(cluster["shop-a"].answer(request, connection))
+
+            tasks.start_soon(answer_late)
+            part = await made.browser().get("/c/test", headers=PART)
+        assert 'id="live"' in part.text
+
+
+async def test_an_open_page_keeps_its_figures_while_servers_fail(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with members("a@1") as made:
+        browser = made.browser()
+        made.cluster.name_servers[0].hook(RequestCode.GET_BROKER_CLUSTER_INFO, 1)
+        await anyio.sleep(60)
+        whole = await browser.get("/c/test/brokers")
+        part = await browser.get("/c/test/brokers", headers=PART)
+        assert whole.status_code >= 500
+        assert (part.status_code, part.text) == (204, "")
+
+
+async def test_an_open_page_whose_session_has_ended_goes_to_the_login() -> None:
+    async with Cluster("shop-a") as cluster, site(cluster, anonymous_read=False) as made:
+        part = await made.browser().get("/c/test", headers=PART)
+        assert (part.status_code, part.headers["hx-refresh"], part.text) == (200, "true", "")
