@@ -233,7 +233,7 @@ class Consumer(AsyncResource):
         with anyio.CancelScope() as scope:
             self._running.add(scope)
             try:
-                with self._workers.wanted(concurrency) as crew, self._threads.used(), unwrap_groups():
+                with self._threads.used(), self._workers.wanted(concurrency) as crew, unwrap_groups():
                     async with anyio.create_task_group() as tasks:
                         one = partial(work, crew.got_messages, *arguments)
                         crew.begin(lambda: tasks.start_soon(self._keep_working, one))
