@@ -17,6 +17,7 @@ SPARK_CLUSTER = "tests/interop/spark/test_spark_cluster.py"
 ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 DECODE_AVRO = "tests/interop/spark/test_decode_avro.py"
 LAKEHOUSE = "tests/interop/spark/test_lakehouse.py"
+SPARK_DRILL = "tests/interop/spark/test_spark_drill.py"
 SPARK_VERSIONS = "tests/interop/spark/test_spark_versions.py"
 
 
@@ -116,6 +117,14 @@ def spark_cluster(session: nox.Session) -> None:
     """Both ways of docs/spark.md to a Spark cluster, on one of Spark's own; needs Java 17 or the extra's."""
     session.install("-e", ".[test]")
     session.run("python", "-m", "pytest", "-s", "-m", "interop", SPARK_CLUSTER, *session.posargs)
+
+
+@nox.session
+def spark_drill(session: nox.Session) -> None:
+    """A Spark cluster of several workers that loses an executor, the driver and a worker, with speculation;
+    needs Java 17 or the extra's."""
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "pytest", "-s", "-m", "interop", SPARK_DRILL, *session.posargs)
 
 
 @nox.session

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rmq.spark.decode import decoded, undecoded
+    from rmq.spark.jobs.run import run_once, run_streams
+    from rmq.spark.jobs.spec import read_jobs
+    from rmq.spark.jobs.targets import read_added, read_merged
     from rmq.spark.metrics import StreamMetrics, watch_streams
     from rmq.spark.pipelines.archive import archive, compact, read_archive
     from rmq.spark.pipelines.audit import audit_store
@@ -18,7 +21,6 @@ if TYPE_CHECKING:
     from rmq.spark.pipelines.lag import record_lag, report_lag
     from rmq.spark.pipelines.profile import profile_topics
     from rmq.spark.pipelines.replay import Run, replay
-    from rmq.spark.pipelines.streams import read_jobs, run_once, run_streams
     from rmq.spark.pipelines.tables import archive_table, compact_table, read_table
     from rmq.spark.pipelines.trace import analyse_traces
     from rmq.spark.runtime import register, session
@@ -39,15 +41,17 @@ _PLACES = {
     "decoded": "decode",
     "profile_topics": "pipelines.profile",
     "read_archive": "pipelines.archive",
-    "read_jobs": "pipelines.streams",
+    "read_added": "jobs.targets",
+    "read_jobs": "jobs.spec",
+    "read_merged": "jobs.targets",
     "read_table": "pipelines.tables",
     "record_lag": "pipelines.lag",
     "register": "runtime",
     "replay": "pipelines.replay",
     "report_lag": "pipelines.lag",
     "resend": "pipelines.dead_letters",
-    "run_once": "pipelines.streams",
-    "run_streams": "pipelines.streams",
+    "run_once": "jobs.run",
+    "run_streams": "jobs.run",
     "session": "runtime",
     "undecoded": "decode",
     "watch_streams": "metrics",
@@ -67,8 +71,10 @@ __all__ = [
     "dead_letters",
     "decoded",
     "profile_topics",
+    "read_added",
     "read_archive",
     "read_jobs",
+    "read_merged",
     "read_table",
     "record_lag",
     "register",

@@ -202,9 +202,17 @@ def _text(schema: str) -> str:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError("schema", schema, f"a registry's answer with `schema` ({error!r})") from None
         return found if isinstance(found, str) else json.dumps(found)
-    if "\n" not in schema and len(schema) < 4096 and Path(schema).is_file():
+    if _is_file(schema):
         return Path(schema).read_text("utf-8")
     return schema
+
+
+def _is_file(text: str) -> bool:
+    """Whether a text is the path of a file, and no schema: a schema may be too long for a path."""
+    try:
+        return "\n" not in text and Path(text).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _bytes(schema: str) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.server
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
@@ -17,7 +18,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from rmq.errors import ConfigError
 from rmq.metrics import CONTENT_TYPE, Kind, Metric, page_of
-from rmq.spark.offsets import Offsets, away_of, offsets_of
+from rmq.spark.offsets import Offsets, away_of, offsets_of, places_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,6 +45,10 @@ class StreamMetrics(StreamingQueryListener):
         self._behind: dict[str, dict[tuple[str, str], int]] = {}
         self._away: dict[str, dict[str, bool]] = {}
         """Of each query the brokers that it ever skipped, and whether it skips them now."""
+        self._stored: dict[str, dict[tuple[str, str], float | None]] = {}
+        """Of each query the store time, in seconds, of the last message that it read of a broker's topic;
+        None where nothing waits."""
+        self._rejected: dict[tuple[str, str], int] = {}
         self._server: http.server.ThreadingHTTPServer | None = None
         self._spark: SparkSession | None = None
 
@@ -62,7 +67,13 @@ class StreamMetrics(StreamingQueryListener):
         for source in progress.sources:
             behind.update(_behind(source.endOffset, source.latestOffset))
         away = {broker for source in progress.sources for broker in away_of(_json(source.latestOffset))}
+        stored = [
+            one
+            for source in progress.sources
+            for one in _stored(source.endOffset, source.latestOffset).items()
+        ]
         with self._lock:
+            self._stored[name] = dict(stored)
             seen = self._away.setdefault(name, {})
             seen |= {broker: broker in away for broker in away | seen.keys()}
             self._rows[name] += progress.numInputRows
@@ -80,6 +91,14 @@ class StreamMetrics(StreamingQueryListener):
             self._running[name] -= 1
             self._failures[name] += event.exception is not None
 
+    # --- what batches tell ---
+
+    def count_rejected(self, query: str, found: Mapping[str, int]) -> None:
+        """Count rows of a batch that could not be read, or do not meet an expectation."""
+        with self._lock:
+            for reason, count in found.items():
+                self._rejected[query, reason] = self._rejected.get((query, reason), 0) + count
+
     # --- for those who look ---
 
     def collect(self) -> Iterator[Metric]:
@@ -90,6 +109,13 @@ class StreamMetrics(StreamingQueryListener):
                 for name, found in self._behind.items()
                 for place, lag in found.items()
             ]
+            now = time.time()
+            ages = [
+                ((name, *place), 0.0 if stored is None else max(now - stored, 0.0))
+                for name, found in self._stored.items()
+                for place, stored in found.items()
+            ]
+            rejected = [(place, float(count)) for place, count in self._rejected.items()]
             away = [
                 ((name, broker), float(is_away))
                 for name, brokers in self._away.items()
@@ -113,6 +139,10 @@ class StreamMetrics(StreamingQueryListener):
             yield Metric(name, kind, help, rows, ("query",))
         text = "Messages that the brokers had beyond the end of the last batch."
         yield Metric("offsets_behind_latest", "gauge", text, behind, ("query", "topic", "broker"))
+        text = "Time since the last message that was read was stored; 0 where nothing waits."
+        yield Metric("age_seconds", "gauge", text, ages, ("query", "topic", "broker"))
+        text = "Rows that could not be read (decode), or do not meet the expectation of that name."
+        yield Metric("rejected_rows_total", "counter", text, rejected, ("query", "reason"))
         text = "Whether the last batch skipped the broker; of brokers that any batch skipped."
         yield Metric("broker_away", "gauge", text, away, ("query", "broker"))
 
@@ -140,7 +170,9 @@ class StreamMetrics(StreamingQueryListener):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _serve(self, host: str, port: int, health: Health | None) -> None:
+    def serve(self, host: str, port: int, health: Health | None = None) -> None:
+        """Serve the metrics, and the result of `health`, as `watch_streams` does. Raises ConfigError when the
+        port is not available."""
         metrics = self
 
         class Page(http.server.BaseHTTPRequestHandler):
@@ -181,7 +213,7 @@ def watch_streams(
     """
     metrics = StreamMetrics()
     if port is not None:
-        metrics._serve(host, port, health)
+        metrics.serve(host, port, health)
     spark.streams.addListener(metrics)
     metrics._spark = spark
     return metrics
@@ -201,6 +233,24 @@ def _offsets(text: str | None) -> Offsets:
         return offsets_of(_json(text))
     except ConfigError:
         return {}
+
+
+def _stored(end: str | None, latest: str | None) -> Mapping[tuple[str, str], float | None]:
+    """By topic and broker the oldest store time, in seconds, of the last messages that were read of queues
+    that have more; None where no queue has."""
+    found: dict[tuple[str, str], float | None] = {}
+    ends = _offsets(end)
+    try:
+        places = places_of(_json(end))
+    except ConfigError:
+        places = {}
+    for queue, newest in _offsets(latest).items():
+        at = queue.topic, queue.broker_name
+        known = found.setdefault(at, None)
+        if queue in places and newest > ends.get(queue, newest):
+            stored = places[queue][1] / 1000
+            found[at] = stored if known is None else min(stored, known)
+    return found
 
 
 def _json(text: str | None) -> Any:

@@ -41,7 +41,8 @@ def run_command(
     when a stream fails, and nothing is started again.
     """
     with job.one_line_errors():
-        from rmq.spark.pipelines.streams import names_of, read_jobs, run_once, run_streams
+        from rmq.spark.jobs.run import run_once, run_streams
+        from rmq.spark.jobs.spec import names_of, read_jobs
 
         try:
             jobs = read_jobs(_tree(file), source_options(target))

@@ -90,7 +90,7 @@ def archive_table(
     frame = spark.readStream.format("rmq").options(**given).load().withColumn("date", F.expr(DATE_UTC))
     if lacking := set(partition) - set(frame.columns):
         raise ConfigError("partition", ", ".join(sorted(lacking)), f"some of {', '.join(frame.columns)}")
-    job = _Job(spark, target, to, checkpoint, tuple(partition))
+    job = TableJob(spark, target, to, checkpoint, tuple(partition))
     writer = frame.writeStream.option("checkpointLocation", checkpoint).foreachBatch(job.take)
     writer = writer.queryName(f"rmq archive into {to}")
     try:
@@ -127,7 +127,7 @@ def read_table(spark: SparkSession, target: str, *, to: Form) -> DataFrame:
 
 
 @define
-class _Job:
+class TableJob:
     """A run: takes batches from the query."""
 
     spark: SparkSession
@@ -141,18 +141,24 @@ class _Job:
 
     def take(self, frame: DataFrame, batch_id: int) -> None:
         """Write a batch of the query, unless it is there."""
-        query = self._query()
+        query = self.query_id(self.spark, self.checkpoint)
         done = {"parquet": self._parquet, "delta": self._delta, "iceberg": self._iceberg}[self.to]
         if done(frame, query, batch_id):
             self.batches += 1
         else:
             self.skipped += 1
 
-    def _query(self) -> str:
+    @staticmethod
+    def query_id(spark: SparkSession, checkpoint: str) -> str:
         """The id that Spark gave the query, by its checkpoint: it stays over restarts."""
-        first = self.spark.read.text(f"{self.checkpoint}/metadata").first()
+        first = spark.read.text(f"{checkpoint}/metadata").first()
         assert first is not None
         return str(json.loads(first[0])["id"])
+
+    @staticmethod
+    def whole_batches(spark: SparkSession, target: str) -> list[str]:
+        """The batches of a Parquet target that are whole, each row of them once."""
+        return _Folder(spark, target).whole()
 
     def _counted(self, frame: DataFrame, write: Callable[[DataFrame], object]) -> None:
         """Write a frame and count its rows on the way, without reading it twice."""

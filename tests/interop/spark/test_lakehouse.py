@@ -82,7 +82,7 @@ def test_a_topic_becomes_a_table_each_message_once(
 
     pair.send("Lake", 40)
     assert run().rows == 40
-    take = tables._Job.take
+    take = tables.TableJob.take
 
     def die_after_writing(job: Any, frame: Any, batch_id: int) -> None:
         take(job, frame, batch_id)
@@ -90,7 +90,7 @@ def test_a_topic_becomes_a_table_each_message_once(
 
     pair.send("Lake", 10, first=40)
     with monkeypatch.context() as patched:
-        patched.setattr(tables._Job, "take", die_after_writing)
+        patched.setattr(tables.TableJob, "take", die_after_writing)
         with pytest.raises(Exception, match="killed before Spark knows"):
             run()
     again = run()
@@ -99,7 +99,7 @@ def test_a_topic_becomes_a_table_each_message_once(
     # Where the history has forgotten it, Delta's log of transactions passes over it.
     pair.send("Lake", 5, first=50)
     with monkeypatch.context() as patched:
-        patched.setattr(tables._Job, "take", die_after_writing)
+        patched.setattr(tables.TableJob, "take", die_after_writing)
         with pytest.raises(Exception, match="killed before Spark knows"):
             run()
     with monkeypatch.context() as patched:
@@ -119,3 +119,51 @@ def test_a_topic_becomes_a_table_each_message_once(
         spark.catalog.refreshTable(target)
     spark.sql(f"MERGE INTO {name} t USING coming s ON {same} WHEN NOT MATCHED THEN INSERT *")
     assert bodies() == sorted(f"b{number}" for number in range(61))
+
+
+def test_changes_are_merged_with_deletes_and_new_columns(
+    spark: SparkSession, pair: Pair, tmp_path: pathlib.Path
+) -> None:
+    from tests.spark.test_jobs import FORMS, maxwell, run_file, send
+
+    name = "lake.shop.customers" if FORM == "iceberg" else f"delta.`{tmp_path}/customers`"
+    to = {"table": name} if FORM == "iceberg" else {"path": f"{tmp_path}/customers"}
+
+    def run(schema: str = "id int, name string", **more: Any) -> Any:
+        stream = {
+            "source": pair.options("Merged", startingOffsets="earliest"),
+            "cdc": {"form": "maxwell", "schema": schema},
+            "key": ["id"],
+            "dlq": "merged",
+            "to": {"format": FORM, **to},
+            "checkpoint": str(tmp_path / "cp"),
+            "compact": 2,
+            **more,
+        }
+        return run_file(spark, {"streams": {"customers": stream}})
+
+    def rows(*columns: str) -> list[tuple[Any, ...]]:
+        found = spark.table(name).where("not rmq_deleted").select(*columns).collect()
+        return sorted(tuple(row) for row in found)
+
+    pair.make_topic("%DLQ%merged", 1)
+    first, second = FORMS["maxwell"]
+    send(pair, "Merged", *first)
+    assert not run().errors
+    assert rows("id", "name") == [(1, "a2"), (2, "b")]
+    send(pair, "Merged", *second)
+    assert not run().errors
+    assert rows("id", "name") == [(1, "a2"), (3, "c")]
+    send(pair, "Merged", maxwell("insert", 60, {"id": 4, "name": "d", "city": "Ulm"}))
+    failed = run("id bigint, name string, city string")
+    assert "evolve" in failed.errors["customers"]
+    ran = run("id bigint, name string, city string", evolve="widen")
+    assert not ran.errors
+    assert rows("id", "city") == [(1, None), (3, None), (4, "Ulm")]
+    removes = {
+        "cdc": {"form": "maxwell", "schema": "id bigint, name string, city string", "deletes": "remove"}
+    }
+    send(pair, "Merged", maxwell("delete", 70, {"id": 4}))
+    assert not run(**removes, evolve="widen").errors
+    assert rows("id") == [(1,), (3,)]
+    assert spark.table(name).where("id = 4").count() == 0

@@ -54,6 +54,8 @@ def test_json_by_text_file_and_registry(frame: DataFrame, tmp_path: pathlib.Path
     path = tmp_path / "schema.ddl"
     path.write_text(SCHEMA)
     assert values(decoded(frame, str(path))) == GOOD
+    wide = ", ".join([SCHEMA, *(f"column_{number} string" for number in range(300))])
+    assert len(values(decoded(frame, wide))) == len(GOOD), "longer than a path may be"
 
     class Registry(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

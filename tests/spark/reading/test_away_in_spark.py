@@ -14,8 +14,7 @@ from pyspark.errors import PySparkException
 
 from rmq.client import blocking
 from rmq.protocol.bodies import TopicConfig
-from rmq.spark import archive, run_once
-from rmq.spark.pipelines.streams import read_jobs
+from rmq.spark import archive, read_jobs, run_once
 from tests.spark.cluster import Pair, another_broker, running
 from tests.spark.reading.test_slaves_behind import SLAVE
 

@@ -18,7 +18,8 @@ import yaml
 from rmq.client import blocking
 from rmq.errors import ConfigError
 from rmq.spark import read_jobs, run_once, run_streams
-from rmq.spark.pipelines.streams import LONGEST_PAUSE_SECONDS, Kept, Stream, names_of
+from rmq.spark.jobs.run import LONGEST_PAUSE_SECONDS, Kept
+from rmq.spark.jobs.spec import Stream, names_of
 from tests.spark.cluster import Pair, counting, running
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def test_a_file_is_read() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"more": 1}, r"streams\.orders\.more.*one of source, where"),
+        ({"more": 1}, r"streams\.orders\.more.*one of source, decode"),
         ({"to": {"path": "/x"}}, r"streams\.orders\.to\.format"),
         ({"to": {"format": "rmq", "topics": "T"}}, r"streams\.orders\.to: option topics"),
         ({"checkpoint": ""}, r"streams\.orders\.checkpoint"),

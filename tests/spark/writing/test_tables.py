@@ -43,7 +43,7 @@ def test_batches_on_a_hadoop_path_are_there_once_and_merged(
 
     pair.send("Tabled", 40)
     assert (run(maxOffsetsPerTrigger="20").rows, len(list((tmp_path / "table").glob("batch=*")))) == (40, 2)
-    take = tables._Job.take
+    take = tables.TableJob.take
 
     def die_after_writing(job: Any, frame: DataFrame, batch_id: int) -> None:
         take(job, frame, batch_id)
@@ -51,7 +51,7 @@ def test_batches_on_a_hadoop_path_are_there_once_and_merged(
 
     pair.send("Tabled", 10, first=40)
     with monkeypatch.context() as patched:
-        patched.setattr(tables._Job, "take", die_after_writing)
+        patched.setattr(tables.TableJob, "take", die_after_writing)
         with pytest.raises(Exception, match="killed before Spark knows"):
             run()
     again = run()

@@ -1,0 +1,1 @@
+"""Streams of a file: their description, the steps on their rows, and their targets."""
