@@ -91,8 +91,8 @@ def grpc(session: nox.Session) -> None:
     """RocketMQ's official 5.x clients on the gRPC door: Java (Maven), Python (PyPI), Node (npm), Rust
     (crates.io) and Go (its module proxy)."""
     session.install("-e", ".[test]")
-    clients = "tests/interop/clients/test_grpc_clients.py"
-    session.run("python", "-m", "pytest", "-n", "0", "-m", "interop", clients, *session.posargs)
+    tests = [f"tests/interop/clients/test_grpc_{name}.py" for name in ("clients", "failures")]
+    session.run("python", "-m", "pytest", "-n", "0", "-m", "interop", *tests, *session.posargs)
 
 
 @nox.session

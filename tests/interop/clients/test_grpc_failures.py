@@ -1,0 +1,150 @@
+"""RocketMQ's official Java client of 5.x while our broker is killed, and while a proxy harms its calls: what
+the checker says of either.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from attrs import define
+
+from tests.interop.clients5 import BUILDS, HERE, SECONDS, Broker, Job, Jobs, Missing, client_of
+from tests.interop.rocketmq import wait_for_port
+from tests.ports import free_ports
+
+pytest.importorskip("h2")
+pytestmark = pytest.mark.interop
+
+KILLS = 4
+SLOW_SECONDS = 0.4
+"""A send that took longer was tried again, and may have been stored twice."""
+INVISIBLE = 10.0
+
+
+@define
+class Verdict:
+    """What went wrong with messages, by their bodies."""
+
+    lost: list[str]
+    """Acknowledged to the producer, and never delivered."""
+    doubled: list[str]
+    """Delivered a second time as a first attempt."""
+    again: list[str]
+    """Delivered after their acknowledgement was answered."""
+    swapped: list[str]
+    """Delivered for the first time after one that was sent later."""
+
+
+def judge(sender: Job, consumers: list[Job], every: float = 0.0) -> Verdict:
+    """Judge what the programs have said. Bodies are numbered in the order in which they were sent."""
+    sent = [row[0] for row in sender.told("sent")]
+    unsure, before = set(), None
+    for body, at in zip(sent, sender.times("sent"), strict=True):
+        if before is not None and at - before > SLOW_SECONDS + every:
+            unsure.add(body)
+        before = at
+    events = sorted(
+        (at, row[0], row[1], row[2] if row[0] == "message" else "")
+        for job in consumers
+        for row, at in zip(list(job.rows), list(job.at), strict=False)
+        if row and row[0] in ("message", "acked")
+    )
+    firsts, acked, again = [], set(), []
+    for _, kind, body, attempt in events:
+        if kind == "acked":
+            acked.add(body)
+        elif attempt == "1":
+            firsts.append(body)
+        elif body in acked and body not in unsure:
+            again.append(body)
+    counts = Counter(firsts)
+    doubled = [body for body, count in counts.items() if count > 1 and body not in unsure]
+    places = {body: place for place, body in enumerate(sent)}
+    order = [places[body] for body in dict.fromkeys(firsts) if body in places]
+    swapped = [sent[late] for early, late in itertools.pairwise(order) if late < early]
+    return Verdict([body for body in sent if body not in set(firsts) | acked], doubled, again, swapped)
+
+
+@pytest.fixture(scope="module")
+def folder(request: pytest.FixtureRequest) -> pathlib.Path:
+    return pathlib.Path(request.config.cache.mkdir("grpc-clients")).resolve()
+
+
+@pytest.fixture
+def broker(tmp_path: pathlib.Path) -> Iterator[Broker]:
+    made = Broker(tmp_path, flushDiskType="SYNC_FLUSH")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def jobs(folder: pathlib.Path, broker: Broker) -> Iterator[Jobs]:
+    try:
+        made = Jobs(client_of("java", folder), broker.env)
+    except Missing as why:
+        pytest.skip(str(why))
+    yield made
+    made.close()
+
+
+def finished(sender: Job, consumers: list[Job], seconds: float) -> None:
+    """Wait until everything was acknowledged, and for what comes again after that."""
+    sent = {row[0] for row in sender.told("sent")}
+    end = time.monotonic() + seconds
+    while not sent <= {row[0] for job in consumers for row in job.told("acked")} and time.monotonic() < end:
+        time.sleep(0.2)
+    time.sleep(INVISIBLE + 3)
+
+
+def test_nothing_is_lost_or_comes_again_when_the_broker_is_killed(jobs: Jobs, broker: Broker) -> None:
+    topic = broker.topic("Kept")
+    options = {"topic": topic, "consumer": "g", "seconds": 600, "batch": 8}
+    consumers = [jobs(broker.address, "simple", **options).started() for _ in range(2)]
+    bodies = ",".join(f"m{number}" for number in range(1_500))
+    sender = jobs(broker.address, "send", topic=topic, bodies=bodies, retry="yes", every=10).started()
+    for number in range(KILLS):
+        acked = sum(len(job.told("acked")) for job in consumers)
+        consumers[0].until(
+            lambda job, least=acked + 150: sum(len(one.told("acked")) for one in consumers) >= least
+        )
+        time.sleep(0.05 * number)
+        broker.kill()
+        broker.start()
+    sender.until(lambda job: job.child.poll() is not None)
+    finished(sender, consumers, SECONDS)
+    assert len(sender.told("sent")) == 1_500
+    verdict = judge(sender, consumers, 0.01)
+    assert (verdict.lost, verdict.again, verdict.doubled) == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [("none", None), ("drop", "lost"), ("double", "doubled"), ("swap", "swapped"), ("forget", "again")],
+)
+def test_the_checker_sees_what_a_proxy_does(
+    jobs: Jobs, broker: Broker, folder: pathlib.Path, fault: str, found: str | None
+) -> None:
+    python = BUILDS["python"](folder)[0]
+    (port,) = free_ports(1)
+    command = [python, str(HERE / "proxy.py"), str(port), broker.address, fault]
+    proxy = subprocess.Popen(command)
+    try:
+        wait_for_port(port)
+        address = f"127.0.0.1:{port}"
+        topic = broker.topic("Harmed", queues=1)
+        consumer = jobs(address, "simple", topic=topic, consumer="g", seconds=600, batch=1).started()
+        bodies = ",".join(f"m{number}" for number in range(30))
+        sender = jobs(address, "send", topic=topic, bodies=bodies, group="one", every=20).done()
+        finished(sender, [consumer], 10)
+        verdict = judge(sender, [consumer], 0.02)
+    finally:
+        proxy.kill()
+        proxy.wait()
+    harms = {name for name in ("lost", "doubled", "swapped", "again") if getattr(verdict, name)}
+    assert harms == ({found} if found else set()), verdict
