@@ -256,6 +256,14 @@ class Broker:
         """Start the broker, again after it has ended."""
         self._start("rmq.broker", "broker.conf", self.grpc_port)
 
+    def set(self, name: str, value: str) -> None:
+        """Stop the broker, change a setting, and start it again."""
+        self.stop()
+        file = self._folder / "broker.conf"
+        lines = [one for one in file.read_text().splitlines() if not one.startswith(f"{name}=")]
+        file.write_text("\n".join([*lines, f"{name}={value}", ""]))
+        self.start()
+
     @property
     def pid(self) -> int:
         """Process id of the broker."""

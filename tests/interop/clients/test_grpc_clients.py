@@ -368,10 +368,30 @@ def test_accounts(jobs: Jobs, guarded: Broker) -> None:
     assert job.bodies() == ["one"], job.rows
 
 
-@of(tuple(language for language in ALL if language != "rust"))
-def test_tls(run: Run, topic: str) -> None:
-    run("send", topic=topic, bodies="one", tls="yes").done()
-    assert receive(run, topic, 1, tls="yes").done().bodies() == ["one"]
+@pytest.fixture(scope="module")
+def enforcing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker that refuses whoever does not speak TLS."""
+    made = Broker(tmp_path_factory.mktemp("enforcing"))
+    for language in ALL:
+        made.topic(f"Tls-{language}")
+    made.set("tlsMode", "enforcing")
+    yield made
+    made.close()
+
+
+@of(ALL)
+def test_tls(client: Client, enforcing: Broker) -> None:
+    topic, jobs = f"Tls-{client.language}", Jobs(client, enforcing.env)
+    try:
+        if client.language != "go":  # which has nothing but TLS
+            job = jobs(enforcing.address, "send", topic=topic, bodies="plain")
+            job.until(lambda job: job.told("error") or job.child.poll() is not None)
+            assert not job.told("sent")
+        assert jobs(enforcing.address, "send", topic=topic, bodies="one", tls="yes").done().told("sent")
+        job = jobs(enforcing.address, "simple", topic=topic, consumer="g", seconds=60, count=1, tls="yes")
+        assert job.done().bodies() == ["one"]
+    finally:
+        jobs.close()
 
 
 # ---- a broker that goes away ----
