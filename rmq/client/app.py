@@ -227,9 +227,9 @@ class App(Generic[S]):
         open."""
         check_callable("check_back", function, "a function of a message that gives a decision")
         if self._producer is not None:
-            raise LocalProtocolError("the app is open already: name its check_back before")
+            raise LocalProtocolError("the app is already open: set check_back before it opens")
         if self._check_back is not None:
-            raise ConfigError("check_back", function, "one function in an app; it gets the message")
+            raise ConfigError("check_back", function, "one check_back function for the whole app")
         self._check_back = function
         return function
 
@@ -244,14 +244,18 @@ class App(Generic[S]):
     def client(self) -> Client:
         """The client. Raises LocalProtocolError while the app is not open."""
         if self._client is None:
-            raise LocalProtocolError("the app is not open: use it inside its block, or in its handlers")
+            raise LocalProtocolError(
+                "the app is not open: call this inside its `async with` block or in a handler"
+            )
         return self._client
 
     @property
     def producer(self) -> Producer:
         """The producer. Raises LocalProtocolError while the app is not open."""
         if self._producer is None:
-            raise LocalProtocolError("the app is not open: use it inside its block, or in its handlers")
+            raise LocalProtocolError(
+                "the app is not open: call this inside its `async with` block or in a handler"
+            )
         return self._producer
 
     @property
@@ -365,7 +369,9 @@ class App(Generic[S]):
         """
         producer = self.producer
         if not isinstance(producer, TransactionalProducer):
-            raise LocalProtocolError("the app has no check_back: name a function of a half message by it")
+            raise LocalProtocolError(
+                "transactions need a check-back: decorate a function with @app.check_back"
+            )
         message = Message(
             topic,
             body_of(body),
@@ -379,7 +385,7 @@ class App(Generic[S]):
         """Have the consumers finish their present work and leave, and `run` return. May be called repeatedly,
         and by handlers. Raises LocalProtocolError while the app is not open."""
         if self._stopping is None:
-            raise LocalProtocolError("the app is not open")
+            raise LocalProtocolError("the app is not open: there is nothing to stop")
         self._is_open = False
         self._stopping.set()
 
@@ -424,7 +430,7 @@ class App(Generic[S]):
     async def _open(self, client: Client) -> AsyncExitStack:
         """What is to be left at the end."""
         if self._stopping is not None:
-            raise LocalProtocolError("the app is open already")
+            raise LocalProtocolError("the app is already open")
         self._stopping = anyio.Event()
         async with AsyncExitStack() as stack:
             stack.callback(self._forget)

@@ -295,7 +295,9 @@ class Consumer(_Entered[async_consumer.Consumer]):
 def _consumer_of(portal: BlockingPortal, inner: Any) -> Consumer:
     """The twin of a consumer. Raises ConfigError with `per_message`: `simple_consumer` is its way here."""
     if not isinstance(inner, async_consumer.Consumer):
-        raise ConfigError("per_message", True, "not here: without async use client.simple_consumer")
+        raise ConfigError(
+            "per_message", True, "False in a blocking client: use client.simple_consumer for this mode"
+        )
     return Consumer(portal, inner)
 
 

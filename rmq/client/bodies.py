@@ -56,13 +56,13 @@ class Bodies:
         reason = reason_of(error)
         if not self._has_read and message.reconsume_times == 0:
             self._invalid += 1
-        text = f"{self.group}: the body of message {message.message_id} is none of its model: {reason}"
+        text = f"{self.group}: the body of message {message.message_id} does not fit the model: {reason}"
         if self.on_invalid == "raise":
             raise InvalidBody(text) from error
         if self._invalid >= FIRST_INVALID and not self._has_read:
             raise InvalidBody(
-                f"{text}; so were all bodies before, {self._invalid} in all: the model or the topic is wrong,"
-                " and the consumer stops"
+                f"{text}; all {self._invalid} bodies so far were invalid: check the model and the topic. "
+                "The consumer stops"
             ) from error
         if self.on_invalid == "dead-letter":
             log.error("%s", text)

@@ -119,7 +119,9 @@ def check_arguments(**arguments: Any) -> None:
     for plugin in arguments.get("plugins", ()):
         check_type("plugins", plugin, Observer, "a list of rmq.Observer")
     if not (network is None or all(callable(getattr(network, name, None)) for name in ("dial", "listen"))):
-        raise InvalidType("network", network, "a network, with dial and listen, such as rmq.testing's")
+        raise InvalidType(
+            "network", network, "an object with the methods dial and listen, such as a network of rmq.testing"
+        )
     if arguments.get("on_event") is not None:
         check_callable("on_event", arguments["on_event"], "a function of an event, such as rmq.Stalled")
 
@@ -277,7 +279,9 @@ class Client(AsyncResource):
     async def __aenter__(self) -> Client:
         """Start the client's tasks. A client is entered once."""
         if self._session is not None:
-            raise LocalProtocolError("a client is entered once; make another with rmq.connect")
+            raise LocalProtocolError(
+                "this client was opened before: a client opens once, make a new one with rmq.connect"
+            )
         if os.getpid() != self._made_by:  # made before a fork, in a web server's module: the copies differ
             self._chance.seed()
             if not self._is_named:

@@ -92,7 +92,7 @@ class Cluster:
             try:
                 return await self._ask(address, code, header)
             except NETWORK_ERRORS as error:
-                log.info("name server %s: %s", address, error)
+                log.info("name server %s does not answer, asking the next: %s", address, error)
                 failures[address] = error
         raise Unreachable("", failures)
 

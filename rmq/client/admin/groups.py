@@ -450,7 +450,9 @@ class Groups(Cluster):
             addresses.update(await self._brokers_of(topic))
         for queue, offset in offsets.items():
             if queue.broker_name not in addresses:
-                raise NoRoute(queue.topic, self.name_servers, f"broker {queue.broker_name} does not have it")
+                raise NoRoute(
+                    queue.topic, self.name_servers, f"the topic has no queues on broker {queue.broker_name}"
+                )
             await self._set_offset(addresses[queue.broker_name], group, queue, offset)
 
     async def clone_offsets(

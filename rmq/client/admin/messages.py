@@ -234,7 +234,7 @@ class Messages(Groups):
         header = QueryConsumeQueueRequestHeader(queue.topic, queue.queue_id, index, count, group or None)
         answer = await self._ask(address, RequestCode.QUERY_CONSUME_QUEUE, header)
         if not answer.body:
-            raise RemoteProtocolError(f"{address}: {answer.remark or 'an answer without units'}")
+            raise RemoteProtocolError(f"{address}: {answer.remark or 'the response has no queue entries'}")
         return QueryConsumeQueueResponseBody.from_json(answer.body)
 
 

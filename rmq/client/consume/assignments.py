@@ -104,7 +104,9 @@ class Assignments:
         finally:
             self._tasks = None  # brokers may still send requests to this member while it leaves
         if not self._is_stopped:  # the group has swallowed a cancellation of one of its tasks
-            raise StrayCancellation(f"{self._group}: a task that pulls or shares out queues was cancelled")
+            raise StrayCancellation(
+                f"{self._group}: a background task that pulls or rebalances was cancelled"
+            )
 
     @property
     def is_stopped(self) -> bool:
@@ -385,7 +387,9 @@ class Assignments:
     def _on_lock_lost(self, queue: MessageQueue) -> None:
         """Another member may have consumed the queue in between: begin at the group's present offset."""
         if queue in self.pullers and self._locks is not None:
-            log.warning("%s: lost the queue lock, starting again", queue)
+            log.warning(
+                "%s: lost the queue lock to another member, reading again from the committed offset", queue
+            )
             self._drop(queue)
             self._lost.append(queue)
             self._locks.forget(queue)

@@ -458,7 +458,7 @@ class Delivery:
     def begin(self) -> StoredMessage:
         """What the block begins with, for a block in another thread that has no loop."""
         if not self._is_open:
-            raise LocalProtocolError("a delivery is consumed once")
+            raise LocalProtocolError("this delivery was already used: enter each delivery once")
         deliveries = self._deliveries
         deliveries.hold(self._in_flight)
         self._requests = cancel_requests()

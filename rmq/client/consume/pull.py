@@ -320,7 +320,7 @@ class Puller:
             window.topic_created_ms = topic_created_ms
             return
         log.warning(
-            "%s: the topic was deleted and made again, offset %d is not of it: going on at %d",
+            "%s: the topic was deleted and created again: offset %d is not valid there, continuing at %d",
             window.queue,
             asked,
             next_offset,

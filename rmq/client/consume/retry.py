@@ -60,7 +60,7 @@ class Delay:
         if after is None:
             return cls(delay_level) if delay_level else None
         if delay_level:
-            raise ConfigError("after", after, "no delay_level beside it")
+            raise ConfigError("after", after, "no delay_level together with after")
         return cls.of(after)
 
     @property

@@ -104,9 +104,9 @@ class ConsumerOptions:
             raise ConfigError("consume_from", self.consume_from, "'first' or 'last' with per_message")
         for name in ("broadcasting", "on_assignment"):
             if getattr(self, name):
-                raise ConfigError(name, getattr(self, name), "nothing with per_message")
+                raise ConfigError(name, getattr(self, name), "unset: per_message does not support it")
         if self.max_reconsume_times is not None:
-            expected = "nothing with per_message: the group's retryMaxTimes says it"
+            expected = "unset: with per_message the group's retryMaxTimes decides"
             raise ConfigError("max_reconsume_times", self.max_reconsume_times, expected)
 
     @property

@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_NO_DEDUPLICATION: Final = (
+    "broker %s does not deduplicate sends (it has no idempotentSendKeepTime): a message that is sent again "
+    "may be stored twice"
+)
+
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 1.0
 DELAYING: Final = ("DELAY", PROPERTY_DELAY_MS, PROPERTY_DELAY_SEC, PROPERTY_DELIVER_MS)
@@ -82,7 +87,7 @@ class IdempotentSender(Sender):
                 seconds = max(min(self.timeout, left), 0.001)
                 return await super().send(numbered, chosen, None, seconds)
             except RequestCodeNotSupported:
-                log.info("%s may store a message twice: it has no idempotentSendKeepTime", chosen.broker_name)
+                log.info(_NO_DEDUPLICATION, chosen.broker_name)
                 self._without.add(chosen.broker_name)
                 return await super().send(outgoing, queue, sharding_key, max(left, 0.001))
             except AGAIN as error:

@@ -90,7 +90,7 @@ def delivery_time(
     """Raises InvalidType, and ConfigError when there are several, or for a datetime without a time zone."""
     if (delay_ms is not None) + (delay is not None) + (deliver_at is not None) > 1:
         given = {"delay_ms": delay_ms, "delay": delay, "deliver_at": deliver_at}
-        raise ConfigError("delay", given, "one of delay_ms, delay and deliver_at")
+        raise ConfigError("delay", given, "only one of delay_ms, delay and deliver_at")
     if delay is not None:
         seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
         check_number("delay", seconds, 0, whole=False)

@@ -313,7 +313,7 @@ class Producer(AsyncResource):
         self._check_open()
         if handle is None:
             raise LocalProtocolError(
-                "the send gave no recall handle: its message has no delay, or its broker takes none back"
+                "this send has no recall handle: the message is not delayed, or the broker cannot recall"
             )
         check_type("handle", handle, str, "the recall_handle of a SendResult")
         try:

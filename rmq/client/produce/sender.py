@@ -141,7 +141,11 @@ def _check_queue(queue: object, sharding_key: object) -> None:
     """Raises InvalidType for any type but a queue, ConfigError when a sharding key is given too."""
     check_type("queue", queue, MessageQueue, "an rmq.MessageQueue")
     if sharding_key is not None:
-        raise ConfigError("sharding_key", sharding_key, "none beside queue: both say to which queue")
+        raise ConfigError(
+            "sharding_key",
+            sharding_key,
+            "no sharding_key together with queue: each of them chooses the queue",
+        )
 
 
 def _is_unsent(error: RmqError) -> bool:
@@ -300,7 +304,7 @@ class Sender:
             return await self._found(topic, course)
         with anyio.move_on_after(course.patience_left(session.now())):
             return await self._found(topic, course)
-        raise no_route(topic, session.name_servers.addresses, f"none came within {course.limit:g} s")
+        raise no_route(topic, session.name_servers.addresses, f"no route was found within {course.limit:g} s")
 
     async def _found(self, topic: str, course: _SendAttempts) -> Rotation:
         """Of many sends that wait for a route a single send queries repeatedly, and the rest uses its
@@ -492,7 +496,7 @@ class Sender:
         session = self._session
         session.refresh_soon(topic)
         if session.health.failed(broker, now):
-            log.warning("sends to broker %s fail, other brokers are preferred: %s", broker, error)
+            log.warning("sends to broker %s fail, preferring other brokers for now: %s", broker, error)
             if rotation is not None and rotation.has_other(session.health.avoided(now)):
                 session.windows.of(broker).disperse()
 

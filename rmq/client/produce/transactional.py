@@ -141,7 +141,9 @@ class TransactionalProducer(Producer):
         address = self._session.routes.master(broker)
         if address is None:
             log.warning(
-                "no address of broker %s: the check-back will end transaction %s", broker, result.message_id
+                "broker %s has no known address: transaction %s ends by the broker's check-back",
+                broker,
+                result.message_id,
             )
             return
         header = EndTransactionRequestHeader(
@@ -161,7 +163,9 @@ class TransactionalProducer(Producer):
         try:
             await session.pool.notify(address, request, session.brokers.timeout)
         except ConnectFailed as error:
-            log.warning("the check-back will end transaction %s: %s", header.msg_id, error)
+            log.warning(
+                "cannot end transaction %s now, it ends by the broker's check-back: %s", header.msg_id, error
+            )
 
     # --- check-back ---
 
@@ -228,7 +232,7 @@ class Transaction:
 
     async def __aenter__(self) -> Transaction:
         if self._result is not None:
-            raise LocalProtocolError("a transaction is entered once")
+            raise LocalProtocolError("this transaction was already used: create one for each message")
         self._result = await self._producer._send_half(self.message, *self._where)
         self._producer._begin()
         return self

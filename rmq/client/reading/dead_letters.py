@@ -147,7 +147,9 @@ def message_again(letter: DeadLetter, topic: str) -> tuple[Message, dict[str, st
     """The message to send to `topic`, and the properties beside the application's own: the message keeps its
     id, and names its letter. Raises LocalProtocolError without a topic."""
     if not topic:
-        raise LocalProtocolError(f"nobody has noted where {letter.message_id} came from: say to which topic")
+        raise LocalProtocolError(
+            f"dead letter {letter.message_id} does not name its original topic: give `topic`"
+        )
     stored = letter.message
     own = {
         name: value

@@ -189,7 +189,9 @@ class PullConsumer(AsyncResource):
     async def _begin_polling(self, topics: Mapping[str, str | Sql], options: ConsumerOptions) -> None:
         self._check_open()
         if self._polling is not None:
-            raise LocalProtocolError(f"the pull consumer of {self.group} has its queues already")
+            raise LocalProtocolError(
+                f"the pull consumer of {self.group} has subscribed already: subscribe or assign once"
+            )
         polling = _Polling(self._session, self.group, topics, options)
         with unwrap_groups():
             await polling.member.join(self._scope)

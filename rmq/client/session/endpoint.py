@@ -169,7 +169,9 @@ class ClientEndpoint(Endpoint):
         producer = self._session.producers.get(group)
         if not isinstance(producer, Checker):
             log.warning(
-                "%s asks about a transaction of %s, not a transactional producer here", connection, group
+                "%s: check-back for producer group %s, which has no transactional producer in this client",
+                connection,
+                group,
             )
             return
         producer.check(message, header, connection.peer_address)

@@ -227,7 +227,9 @@ class Leaving:
         if not self.count:
             return timeout
         if address in self.silent:
-            raise ConnectFailed(address, "it did not answer before, and the client is leaving")
+            raise ConnectFailed(
+                address, "not asked: the broker did not answer before, and the client is closing"
+            )
         return min(timeout, LEAVING_SECONDS)
 
     def failed(self, address: str) -> None:

@@ -257,7 +257,7 @@ class Session:
                 failure = as_failure(error)
                 if failure is None:
                     raise
-                log.error("on_event failed", exc_info=failure)
+                log.error("the on_event callback failed", exc_info=failure)
 
     def _on_connection(self, address: str, cause: object) -> None:
         if cause is None:
@@ -484,7 +484,9 @@ class Session:
                 self._back.set()
                 self._back = anyio.Event()
         except NETWORK_ERRORS as error:
-            log.log(logging.DEBUG if address in self._silent else logging.WARNING, "heartbeat: %s", error)
+            log.log(
+                logging.DEBUG if address in self._silent else logging.WARNING, "heartbeat failed: %s", error
+            )
             self._silent.add(address)
         except ResponseError as error:
             parts = _by_group(data)
@@ -545,7 +547,7 @@ class Session:
         try:
             await self.brokers.unregister(address, self.client_id, producer=producer, consumer=consumer)
         except (*NETWORK_ERRORS, ResponseError) as error:
-            log.info("unregister: %s", error)
+            log.info("unregistering failed: %s", error)
 
 
 def _by_group(data: HeartbeatData) -> list[HeartbeatData]:

@@ -66,7 +66,7 @@ class LocalOffsets:
         try:
             self._save()
         except OSError as error:
-            log.error("%s: cannot save the offsets: %s", self.path, error)
+            log.error("%s: cannot save the local offsets: %s", self.path, error)
 
     def _save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ class LocalOffsets:
         except FileNotFoundError:
             return None
         except (OSError, RemoteProtocolError) as error:
-            log.warning("cannot read %s: %s", path, error)
+            log.warning("cannot read the local offsets in %s: %s", path, error)
             return None
 
 

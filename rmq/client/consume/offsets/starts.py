@@ -73,7 +73,11 @@ class Starts:
             for other in queues:
                 try:
                     if other != queue and await session.brokers.query_offset(self._group, other):
-                        log.info("%s is not new, %s is: it begins at the start", self._group, queue)
+                        log.info(
+                            "%s has offsets in the topic: reading its new queue %s from the start",
+                            self._group,
+                            queue,
+                        )
                         return True
                 except FAILURES as failure:
                     error = failure

@@ -254,7 +254,7 @@ def test_run_ends_by_stop_and_can_be_run_again(both: Play, cluster: Cluster) -> 
             async with anyio.create_task_group() as tasks:
                 assert await tasks.start(app.run) is app
                 await app.send("T", "x")
-                with pytest.raises(LocalProtocolError, match="open already"):
+                with pytest.raises(LocalProtocolError, match="already open"):
                     await app.run()
         assert seen == ["x", "finished True False"] * 2
         for call in (app.stop, lambda: app.client, lambda: app.producer):

@@ -88,7 +88,7 @@ def test_a_transaction(in_memory: Play, cluster: Cluster) -> None:
             with pytest.raises(RuntimeError, match="card refused"):
                 async with app.transaction("T", Order(2)):
                     raise RuntimeError("card refused")
-            with pytest.raises(LocalProtocolError, match="open already"):
+            with pytest.raises(LocalProtocolError, match="already open"):
                 app.check_back(check)
             await anyio.sleep(120)
             assert seen == [1]
@@ -129,7 +129,7 @@ def test_a_transaction_needs_somebody_who_is_asked(in_memory: Play, cluster: Clu
         with pytest.raises(LocalProtocolError, match="not open"):
             app.transaction("T", b"x")
         async with app.using(world.connect()):
-            with pytest.raises(LocalProtocolError, match="no check_back"):
+            with pytest.raises(LocalProtocolError, match="transactions need a check-back"):
                 app.transaction("T", b"x")
 
     in_memory(scenario, cluster)

@@ -24,7 +24,7 @@ from ..world import World
 
 MESSAGE = Message("T", b"x")
 QUEUE = MessageQueue("T", "a", 0)
-BOTH = ("sharding_key", "'k'", "none beside queue")
+BOTH = ("sharding_key", "'k'", "no sharding_key together with queue")
 
 
 def explains(error: BaseException, argument: str, given: str, allowed: str) -> None:
@@ -280,8 +280,8 @@ def test_addresses_with_a_scheme_or_in_brackets_are_taken(namesrv: str) -> None:
         (("h:1",), {"plugins": rmq.MessageTrace()}, "plugins", "a list of rmq.Observer"),
         (("h:1",), {"plugins": [rmq.MessageTrace]}, "plugins", "a list of rmq.Observer"),
         (("h:1",), {"on_event": 5}, "on_event", "a function of an event"),
-        (("h:1",), {"network": 5}, "network", "with dial and listen"),
-        (("h:1",), {"network": "tcp"}, "network", "with dial and listen"),
+        (("h:1",), {"network": 5}, "network", "the methods dial and listen"),
+        (("h:1",), {"network": "tcp"}, "network", "the methods dial and listen"),
         ((), {"context": 5}, "context", "the name of a context"),
     ],
 )

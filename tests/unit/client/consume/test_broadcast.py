@@ -59,7 +59,7 @@ class TestFile:
     ) -> None:
         (tmp_path / "file").write_text("")
         LocalOffsets(tmp_path / "file" / "offsets.json").update({T0: 5})
-        assert "cannot save the offsets" in caplog.text
+        assert "cannot save the local offsets" in caplog.text
 
     def test_where_it_is(self, own_home: pathlib.Path) -> None:
         assert offsets_path("", "1.2.3.4@DEFAULT", "g") == (

@@ -305,7 +305,7 @@ def test_of_listeners(in_memory: Play, cluster: Cluster, caplog: pytest.LogCaptu
             tasks.cancel_scope.cancel()
 
     in_memory(scenario, cluster)
-    for what in ("on_event failed", "g: on_assignment failed", "Failing failed"):
+    for what in ("the on_event callback failed", "g: on_assignment failed", "Failing failed"):
         assert what in errors(caplog)
 
 

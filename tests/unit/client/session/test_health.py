@@ -260,7 +260,7 @@ async def test_a_listener_that_fails_stops_nothing(
         client.producer("p") as producer,
     ):
         await producer.send(rmq.Message("T", b"x"))
-    assert "on_event failed" in caplog.messages
+    assert "the on_event callback failed" in caplog.messages
     with pytest.raises(rmq.InvalidType, match="on_event"):
         rmq.connect(setting.names, on_event="print")  # type: ignore[arg-type]
 
