@@ -148,6 +148,8 @@ def evolve_table(session: SparkSession, stream: Stream, batch: StructType) -> No
     if not table_exists(session, stream):
         return
     name = table_name(stream)
+    if stream.to["format"] == "iceberg":
+        session.catalog.refreshTable(name)  # sessions remember tables for half a minute
     found = evolution(session.table(name).schema, batch, stream.evolve, stream.name)
     if found.added:
         columns = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in found.added)

@@ -143,6 +143,8 @@ def test_changes_are_merged_with_deletes_and_new_columns(
         return run_file(spark, {"streams": {"customers": stream}})
 
     def rows(*columns: str) -> list[tuple[Any, ...]]:
+        if FORM == "iceberg":
+            spark.catalog.refreshTable(name)
         found = spark.table(name).where("not rmq_deleted").select(*columns).collect()
         return sorted(tuple(row) for row in found)
 
