@@ -8,6 +8,9 @@ import subprocess
 import sys
 from contextlib import suppress
 
+import trio
+
+import rmq
 from tests.interop.clients5 import SECONDS, Broker, _certificate
 from tests.interop.rocketmq import PYTHON_PATH, wait_for_port
 from tests.ports import free_ports
@@ -15,7 +18,8 @@ from tests.ports import free_ports
 
 class Proxied(Broker):
     """A name server, two brokers without a door of their own, and a proxy; `kill` and `stop` are about the
-    proxy. Topics and groups are made on both brokers."""
+    proxy. `topic` makes a topic on one of the brokers, `wide_topic` on both: a simple consumer asks brokers
+    in turn, and waits at each."""
 
     def __init__(self, folder: pathlib.Path, **settings: object) -> None:
         self._folder = folder
@@ -103,6 +107,23 @@ class Proxied(Broker):
         """End all, the proxy first."""
         for file in ("proxy.conf", "b.conf", "a.conf", "names.conf"):
             self._finish(file)
+
+    def topic(self, name: str, queues: int = 4, account: rmq.Credentials | None = None) -> str:
+        """Make a topic on one broker."""
+        return self._make(name, queues, "ab"[len(name) % 2], account)
+
+    def wide_topic(self, name: str, queues: int = 2) -> str:
+        """Make a topic on both brokers."""
+        return self._make(name, queues, "")
+
+    def _make(self, name: str, queues: int, broker: str, account: rmq.Credentials | None = None) -> str:
+        async def create() -> None:
+            async with rmq.connect(self.names, credentials=account) as ours:
+                with trio.fail_after(SECONDS):
+                    await ours.admin.create_topic(name, queues=queues, broker=broker)
+
+        trio.run(create)
+        return name
 
     def group(self, name: str, *, attempts: int = 17, delay_ms: int = 0, in_order: bool = False) -> str:
         """Make a group on both brokers."""

@@ -186,3 +186,35 @@ async def test_its_consumer_reads_where_it_is_guided(five: Processes, tmp_path: 
         await job.until(lambda: len(set(job.bodies)) >= 21, "all")
         runtime = await client.admin.broker_runtime(f"127.0.0.1:{slave.port}")
         assert int(runtime["msgGetTotalTodayNow"]) >= 16
+
+
+# ---- its push consumer that pops ----
+
+
+def bodies(process: Process) -> list[str]:
+    return [str(row["body"]) for row in process.rows if "body" in row]
+
+
+def test_its_pop_consumer_gets_the_messages_of_two_brokers_once(
+    five: Processes, tmp_path: pathlib.Path
+) -> None:
+    topic, group, count = "Popped", "poppers", 40
+    names = five.rmq_namesrv()
+    for name in ("a", "b"):
+        five.rmq_broker(names, tmp_path / name, brokerName=name)
+    made = five.mqadmin("updateTopic", "-n", names, "-c", "DefaultCluster", "-t", topic, "-r", "2", "-w", "2")
+    assert "success" in made
+    made = five.mqadmin("updateSubGroup", "-n", names, "-c", "DefaultCluster", "-g", group)
+    assert "success" in made
+    words = ("-n", names, "-c", "DefaultCluster", "-t", topic, "-g", group, "-m", "POP")
+    told = five.mqadmin("setConsumeMode", *words)
+    assert told.count("success") >= 2, told
+    consumers = [five.program("Consume", names, topic, group, options=("-Dask=true",)) for _ in range(2)]
+    five.program("Produce", names, topic, "sync", str(count), "m").finish()
+    wanted = {f"m-{number}" for number in range(count)}
+    wait_until(lambda: set(bodies(consumers[0]) + bodies(consumers[1])) == wanted, 120, "all messages")
+    assert len(bodies(consumers[0]) + bodies(consumers[1])) == count
+    brokers = {str(row["broker"]) for one in consumers for row in one.rows if "body" in row}
+    assert brokers == {"a", "b"}
+    progress = five.mqadmin("consumerProgress", "-n", names, "-g", group)
+    assert topic in progress, progress
