@@ -78,6 +78,7 @@ def test_controllers_show_their_sets_and_a_button_hands_the_master_over(
             assert time.monotonic() < end, main_of(page)
             page.wait_for_timeout(500)
             page.goto("/c/default")
+        assert "lease renewed 0 s ago" in main_of(page) or "lease renewed 1 s ago" in main_of(page)
         assert faults_of(page, "overview-set") == []
         page.context.close()
 

@@ -40,6 +40,7 @@ async def test_controllers_and_a_set_are_shown_and_its_master_is_handed_over(
             assert len(re.findall(r"(?<!not )in sync", text)) == 2
             overview = text_of((await admin.get("/c/test")).text)
             assert "2 of 2 in sync" in overview
+            assert re.search(r"lease renewed \d s ago", overview)
             slave = text_of((await admin.get("/c/test/brokers/s?id=2")).text)
             assert "slave 2" in slave or "master" in slave
 
