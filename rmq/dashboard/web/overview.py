@@ -11,7 +11,7 @@ from starlette.responses import Response
 from rmq.dashboard.checks import CheckKey
 from rmq.dashboard.web.page import Page, page
 
-PATIENCE_SECONDS: Final = 0.7
+PATIENCE_SECONDS: Final = 0.4
 """After so long the page shows without its figures, and loads again."""
 
 
