@@ -36,7 +36,6 @@ UNSPECIFIED: Final = int(cproton.PN_UNSPECIFIED)
 COPY: Final = int(cproton.PN_DIST_MODE_COPY)
 NEVER: Final = int(cproton.PN_EXPIRE_NEVER)
 COORDINATOR: Final = int(cproton.PN_COORDINATOR)
-_CHUNK: Final = 65_536
 _LINK_EVENTS: Final = frozenset({LINK_OPEN, LINK_CLOSE, LINK_DETACH, FLOW})
 
 symbol = proton.symbol
@@ -231,9 +230,9 @@ give_credit = cproton.pn_link_flow
 
 def receive(link: Any, inbox: bytearray) -> None:
     """Take the bytes of the current delivery of a link."""
-    while True:
-        size, data = cproton.pn_link_recv(link, _CHUNK)
-        if size <= 0:
+    while size := cproton.pn_delivery_pending(cproton.pn_link_current(link)):
+        count, data = cproton.pn_link_recv(link, size)
+        if count <= 0:
             return
         inbox += data
 

@@ -28,7 +28,7 @@ async def test_a_full_disk_holds_credit_back_and_loses_no_order(autojump_clock: 
         await producer.send(text("m0"))
         credit = producer.link.credit
         running.disks["a"].capacity = 1
-        sent = [begin(producer, f"m{number}" + "x" * 5_000) for number in range(1, credit + 1)]
+        sent = [begin(producer, f"m{number}" + "x" * 2_500) for number in range(1, credit + 1)]
         await one.flush()
         await anyio.sleep(60)
         assert producer.link.credit == 0
@@ -70,6 +70,7 @@ async def test_a_peer_whose_messages_wait_is_not_read_without_end(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "WAITING_BYTES", 20_000)
+    monkeypatch.setattr(connection, "SESSION_BYTES", 16 * connection.FRAME_BYTES)
     served: list[connection.Connection] = []
     opened = connection.Connection._opened
     monkeypatch.setattr(connection.Connection, "_opened", lambda self: (served.append(self), opened(self)))
