@@ -77,8 +77,12 @@ def simulate(scenario: Callable[[], Awaitable[None]], seed: int) -> None:
         patch.setattr(scheduler, "_r", random.Random(seed))
         # A loop that fails for another reason than its disk, and would be started again, is a fault.
         patch.setattr(service, "ENDURED", (StoreError, OSError))
-        with unwrap_groups():
-            trio.run(scenario, clock=MockClock(autojump_threshold=0))
+        trio.run(_unwrapped, scenario, clock=MockClock(autojump_threshold=0))
+
+
+async def _unwrapped(scenario: Callable[[], Awaitable[None]]) -> None:
+    with unwrap_groups():  # which asks the loop that runs what a cancellation is
+        await scenario()
 
 
 @define(eq=False)

@@ -27,7 +27,7 @@ from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rmq.store.files import scan
 from rmq.store.files.commitlog import CommitLog
 from rmq.store.files.config_files import ConfigFiles
-from rmq.store.files.queues import Queues
+from rmq.store.files.queues import Queues, Written
 from rmq.store.files.segments import Segments
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
@@ -216,8 +216,8 @@ def sync_of_the_last_file_only(patch: pytest.MonkeyPatch) -> None:
     """A flush over two log files syncs the second one."""
     real = Segments.sync
 
-    def sync(segments: Segments, start: int, stop: int) -> None:
-        real(segments, max(start, (stop - 1) - (stop - 1) % segments.file_size), stop)
+    def sync(segments: Segments, start: int, stop: int, **given: Any) -> None:
+        real(segments, max(start, (stop - 1) - (stop - 1) % segments.file_size), stop, **given)
 
     patch.setattr(Segments, "sync", sync)
 
@@ -226,9 +226,9 @@ def a_failed_sync_passes(patch: pytest.MonkeyPatch) -> None:
     """EIO of a sync is swallowed."""
     real = Segments.sync
 
-    def sync(segments: Segments, start: int, stop: int) -> None:
+    def sync(segments: Segments, start: int, stop: int, **given: Any) -> None:
         with suppress(StoreError):
-            real(segments, start, stop)
+            real(segments, start, stop, **given)
 
     patch.setattr(Segments, "sync", sync)
 
@@ -289,6 +289,7 @@ def crc_ignored(patch: pytest.MonkeyPatch) -> None:
 def damage_taken_for_the_end(patch: pytest.MonkeyPatch) -> None:
     """The first bad record ends the log, whatever follows."""
     patch.setattr(recovery, "check_end", lambda *args: None)
+    patch.setattr(recovery.Recoverer, "_check_reach", lambda *args: False)
 
 
 def tail_not_cut(patch: pytest.MonkeyPatch) -> None:
@@ -318,7 +319,8 @@ def new_log_file_not_synced(patch: pytest.MonkeyPatch) -> None:
 
 def unsynced_queues_vouched_for(patch: pytest.MonkeyPatch) -> None:
     """The checkpoint vouches for queue files that were not synced."""
-    patch.setattr(Queues, "sync", lambda queues: queues.written_ms + 1_000_000)
+    beyond = Written(1 << 60, 1 << 60)
+    patch.setattr(Queues, "sync", lambda queues: beyond)
     always = property(lambda log: 1 << 60, lambda log, value: None)
     patch.setattr(CommitLog, "flushed_timestamp", always, raising=False)
 
@@ -343,10 +345,10 @@ def recovered_log_not_synced(patch: pytest.MonkeyPatch) -> None:
     """What recovery found counts as synced, but is not."""
     real = Store._load
 
-    def load(store: Store, *args: Any) -> Any:
+    def load(store: Store, *args: Any, **given: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Segments, "sync", lambda *args: None)
-            return real(store, *args)
+            inner.setattr(Segments, "sync", lambda *args, **given: None)
+            return real(store, *args, **given)
 
     patch.setattr(Store, "_load", load)
 
@@ -365,10 +367,10 @@ def recovered_without_writing_again(patch: pytest.MonkeyPatch) -> None:
     """A broker killed after a failed sync finds its messages, and believes the next sync of them."""
     real = Store._load
 
-    def load(store: Store, *args: Any) -> Any:
+    def load(store: Store, *args: Any, **given: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(CommitLog, "write_again", lambda *args: None)
-            return real(store, *args)
+            inner.setattr(CommitLog, "write_again", lambda *args, **given: None)
+            return real(store, *args, **given)
 
     patch.setattr(Store, "_load", load)
 
@@ -396,11 +398,11 @@ def tables_saved_before_the_log_is_synced(patch: pytest.MonkeyPatch) -> None:
 
 def unknown_commits_dropped(patch: pytest.MonkeyPatch) -> None:
     """After a start, what is not known to be open counts as ended: its commit is answered and dropped."""
-    real = Transactions._settle
+    real = Transactions._decide
 
-    def decide(self: Transactions, header: Any, now_ms: int) -> None:
+    def decide(self: Transactions, header: Any, connection: Any, now_ms: int) -> None:
         if header.tran_state_table_offset >= self._next:
-            real(self, header, now_ms)
+            real(self, header, connection, now_ms)
 
     patch.setattr(Transactions, "_decide", decide)
 
@@ -429,7 +431,7 @@ def progress_of_deliveries_not_copied(patch: pytest.MonkeyPatch) -> None:
 
 def transactions_have_no_room_of_their_own(patch: pytest.MonkeyPatch) -> None:
     """Other groups' offsets leave no room for how far transactions are settled."""
-    patch.setattr(offsets, "TRANSACTION_GROUP", "")
+    patch.setattr(offsets, "_OF_TRANSACTIONS", frozenset())
 
 
 def timers_forgotten_at_a_start(patch: pytest.MonkeyPatch) -> None:
