@@ -70,8 +70,10 @@ def compile_engine(root: Path, work: Path) -> Path:
     from setuptools import Distribution, Extension
 
     source = root / PACKAGE / f"{NAME}.pyx"
-    flags = [] if sys.platform == "win32" else ["-O2", "-g0"]
-    extension = Extension(f"rmq.protocol.{NAME}", [os.path.relpath(source, root)], extra_compile_args=flags)
+    # The folder of the build differs each time, and must not be in the engine: two builds are the same.
+    flags = [] if sys.platform == "win32" else ["-O2", "-g0", f"-ffile-prefix-map={work}=."]
+    sources = [os.path.relpath(source, root)]
+    extension = Extension(f"rmq.protocol.{NAME}", sources, extra_compile_args=flags)
     before = Path.cwd()
     os.chdir(root)
     try:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 
 import pytest
@@ -148,3 +149,49 @@ def test_with_a_compiler_the_engine_is_in_the_wheel_and_nothing_of_the_build_in_
             text=True,
         )
         assert seen.split() == ["compiled", str(tree / "installed" / engine)]
+
+
+def content(made: pathlib.Path) -> list[str]:
+    """The names in a wheel or source distribution."""
+    if made.suffix == ".whl":
+        with zipfile.ZipFile(made) as archive:
+            return sorted(archive.namelist())
+    with tarfile.open(made) as archive:
+        return sorted(name.partition("/")[2] for name in archive.getnames())
+
+
+def test_the_source_distribution_has_what_a_wheel_is_built_of_and_no_tests(
+    tree: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    (tree / "tests").mkdir()
+    (tree / "tests" / "test_x.py").write_text("")
+    assert build(tree, "build_sdist").returncode == 0
+    assert build(tree, RMQ_ENGINE="pure").returncode == 0
+    (made,) = (tree / "dist").glob("*.tar.gz")
+    names = content(made)
+    assert {name.partition("/")[0] for name in names} == {
+        *(".gitignore", "LICENSE", "PKG-INFO", "README.md"),
+        *("examples", "hatch_build.py", "plugins", "pyproject.toml", "rmq"),
+    }
+    assert not [name for name in names if name.endswith((".so", ".pyc"))]
+    with tarfile.open(made) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (again,) = (tmp_path / "unpacked").iterdir()
+    assert build(again, RMQ_ENGINE="pure").returncode == 0
+    (of_tree,), (of_sources,) = (tree / "dist").glob("*.whl"), (again / "dist").glob("*.whl")
+    assert of_tree.read_bytes() == of_sources.read_bytes()
+
+
+@pytest.mark.packages
+@pytest.mark.skipif(not (COMPILER and HEADERS), reason="needs a C compiler and Python's headers")
+def test_two_builds_are_the_same_byte_by_byte(tree: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """In folders of other names, at other times."""
+    other = tmp_path / "quite-another-folder"
+    shutil.copytree(tree, other)
+    made = []
+    for folder in (tree, other):
+        assert build(folder, RMQ_ENGINE="compiled", SOURCE_DATE_EPOCH="1700000000").returncode == 0
+        made += (folder / "dist").glob("*.whl")
+    one, two = made
+    assert one.name == two.name
+    assert one.read_bytes() == two.read_bytes()
