@@ -168,8 +168,8 @@ def browser(session: nox.Session) -> None:
 def runbooks(session: nox.Session) -> None:
     """The drills of docs/runbooks.md on real processes, the long ones too."""
     session.install("-e", ".[test]")
-    names = ("runbooks", "failover_runbooks", "balance")
-    drills = tuple(f"tests/system/test_{name}.py" for name in names)
+    pages = ("tests/system/test_runbooks.py", "tests/system/test_failover_runbooks.py")
+    drills = (*pages, "tests/system/test_balance.py")
     session.run("python", "-m", "pytest", "-m", "runbooks or not runbooks", *drills, *session.posargs)
 
 
