@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -18,7 +21,7 @@ from rmq.remoting.loop import unwrap_groups
 from rmq.remoting.serving.acceptor import raise_descriptor_limit
 from rmq.server.health import Health
 from rmq.server.http import tell_supervisor
-from rmq.server.log_limit import start_log
+from rmq.server.log_limit import FORM, LogFormat, start_log
 from rmq.server.process import check_installation, return_large_blocks
 from rmq.server.profile import protect_files
 from rmq.server.settings import ServerSettings
@@ -117,22 +120,57 @@ class Program:
             start_log(start.config)
             trio.run(self.serve, start)
         except (ConfigError, PluginRefused) as error:
-            return self._failed(error, EXIT_SETTINGS)
+            return self._failed(error, EXIT_SETTINGS, options)
         except self.taken as error:
-            return self._failed(error, EXIT_TAKEN)
+            return self._failed(error, EXIT_TAKEN, options)
         except (RmqError, OSError) as error:
-            return self._failed(error, EXIT_FAILED)
+            return self._failed(error, EXIT_FAILED, options)
         except Exception:
             log.exception("the %s ends with an unexpected error", self.title)
             raise
         return 0
 
-    def _failed(self, error: Exception, status: int) -> int:
+    def _failed(self, error: Exception, status: int, options: argparse.Namespace) -> int:
         """Tell why the program ends, on the error output and in the log's file, where there is one."""
         print(f"rmq {self.title}: {error}", file=sys.stderr)
-        if any(isinstance(handler, logging.FileHandler) for handler in logging.getLogger().handlers):
+        if any(
+            isinstance(handler, logging.FileHandler) and isinstance(handler.formatter, LogFormat)
+            for handler in logging.getLogger().handlers
+        ):
             log.error("the %s ends: %s", self.title, error)
+        elif path := _log_file(options):
+            self._note(path, error)
         return status
+
+    def _note(self, path: str, error: Exception) -> None:
+        """Write an error of the settings to the log's file, which is not open yet."""
+        try:
+            handler = logging.FileHandler(path, encoding="utf-8")
+        except OSError:
+            return  # it is on the error output
+        handler.setFormatter(LogFormat(FORM))
+        handler.handle(
+            log.makeRecord(log.name, logging.ERROR, __file__, 0, "the %s ends: %s", (self.title, error), None)
+        )
+        handler.close()
+
+
+def _log_file(options: argparse.Namespace) -> str:
+    """The setting logFile, as far as it can be read where others are wrong; empty without one."""
+    found = ""
+    with suppress(ConfigError, OSError):
+        for entry in read_file(options.file) if options.file else ():
+            found = str(entry.value) if python_name(entry.key) == "log_file" else found
+    found = os.environ.get("RMQ_LOG_FILE", found)
+    for option in options.set:
+        key, _, value = option.partition("=")
+        found = value if python_name(key.strip()) == "log_file" else found
+    return found
+
+
+def python_name(key: str) -> str:
+    """The name of a setting's field: `logFile` and `log_file` are the same setting."""
+    return re.sub("([A-Z])", r"_\1", key).lower()
 
 
 def given_settings(options: argparse.Namespace, name_servers: str) -> dict[str, str]:

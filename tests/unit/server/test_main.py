@@ -114,3 +114,26 @@ def test_the_help_tells_the_exit_statuses(program: Program, capsys: pytest.Captu
     text = " ".join(capsys.readouterr().out.split())
     assert f"3 {program.taken_when}" in text
     assert ("--namesrvAddr" in text) == bool(program.name_servers)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: str(one.title))
+@pytest.mark.parametrize("where", ["option", "file", "environment"])
+def test_wrong_settings_reach_the_log_s_file(
+    program: Program,
+    arguments: list[str],
+    tmp_path: pathlib.Path,
+    where: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A service manager's operator looks there first."""
+    file, given = tmp_path / "server.log", list[str]()
+    if where == "option":
+        given = ["--set", f"logFile={file}"]
+    elif where == "file":
+        (tmp_path / "server.conf").write_text(f"logFile={file}\n")
+        given = ["-c", str(tmp_path / "server.conf")]
+    else:
+        monkeypatch.setenv("RMQ_LOG_FILE", str(file))
+    assert program.main([*arguments, *given, "--set", "listenPort=many"]) == 2
+    (line,) = file.read_text().splitlines()
+    assert f"ERROR rmq.server: the {program.title} ends: listenPort" in line
