@@ -120,7 +120,7 @@ def test_what_a_secure_server_writes_is_its_users_alone(
         os.umask(before)
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("open", "closed", "folder")]
     assert modes == [0o644, 0o600, 0o700]
-    assert "may read the store in" in caplog.text
+    assert "can read the store in" in caplog.text
 
 
 def test_the_banner_names_all_ports() -> None:

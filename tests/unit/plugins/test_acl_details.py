@@ -54,12 +54,12 @@ def test_a_file_that_others_may_read_is_told_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     guarded = Guarded(tmp_path)
-    assert "may read the secrets" not in caplog.text
+    assert "can read the secrets" not in caplog.text
     os.chmod(guarded.file, 0o644)
     for text in ("# one\n", "# two\n"):
         guarded.write(guarded.file.read_text() + text)
         guarded.plugin.files.load()
-    assert caplog.text.count("may read the secrets") == 1
+    assert caplog.text.count("can read the secrets") == 1
 
 
 def test_what_is_not_known_is_named_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
