@@ -138,6 +138,7 @@ class Network:
         moved = {name: self._moved(value) for name, value in given.items() if name != "PATH"}
         settings = moved | {"RMQ_METRICS_ADDRESS": own, "RMQ_BIND_ADDRESS": own}
         command = [word.replace("bindAddress=0.0.0.0", f"bindAddress={own}") for word in container.command]
+        command = [re.sub(r"=/data\b", f"={PLACE}/data", word) for word in command]
         with (self.folder / f"{container.name}.log").open("a") as log:
             process = subprocess.Popen(
                 self._words(self._data(container.name), ["-m", "rmq", *command]),

@@ -109,6 +109,12 @@ def test_the_cluster_of_compose(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.packages
+def test_the_set_with_controllers_of_compose(tmp_path: pathlib.Path) -> None:
+    """Name servers that are controllers too, and brokers whose master they elect."""
+    run_all(tmp_path, of_compose("failover"))
+
+
+@pytest.mark.packages
 def test_the_secure_cluster_of_the_chart(tmp_path: pathlib.Path) -> None:
     run_all(tmp_path, list(of_chart("secure")), secure=True)
 
