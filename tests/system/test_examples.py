@@ -1,5 +1,5 @@
 """Every example, on trio and on asyncio, runs against one embedded system, and ends by itself; tests/spark
-has the one with Spark.
+has those with Spark.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import trio
 from rmq import embedded
 
 FOLDER = pathlib.Path(__file__).parents[2] / "examples"
-EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if path.stem not in ("command_line", "spark_archive"))
+ELSEWHERE = ("command_line", "spark_archive", "spark_state")
+EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if path.stem not in ELSEWHERE)
 SAYS = {
     "app": "invoice 1: 20",
     "batch": "1000 in all",

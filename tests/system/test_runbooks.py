@@ -20,7 +20,7 @@ import pytest
 from tests.system.drill import PAGE, TOPIC, Drill, Server, drill, until
 
 TESTED_ELSEWHERE = {"Java in and out": "tests/interop/servers/test_runbook.py"}
-DRILLS = ("test_runbooks.py", "test_failover_runbooks.py")
+DRILLS = ("test_runbooks.py", "test_failover_runbooks.py", "test_balance.py")
 
 
 def test_every_section_has_its_drill() -> None:

@@ -173,7 +173,7 @@ async def test_a_client_is_entered_once(clock: MockClock) -> None:
         client = setting.connect()
         async with client:
             pass
-        with pytest.raises(LocalProtocolError, match="entered once"):
+        with pytest.raises(LocalProtocolError, match="opens once"):
             async with client:
                 pass
 

@@ -648,7 +648,7 @@ class TestDeliveries:
             delivery = await anext(consumer)
             async with delivery:
                 pass
-            with pytest.raises(LocalProtocolError, match="consumed once"):
+            with pytest.raises(LocalProtocolError, match="enter each delivery once"):
                 async with delivery:
                     pass
 

@@ -84,7 +84,7 @@ def test_the_first_bodies_that_are_all_invalid_end_the_consumer() -> None:
     for _ in range(2):
         error = refused(reader)
         assert isinstance(error, rmq.InvalidBody)
-        assert "the model or the topic is wrong" in str(error)
+        assert "check the model and the topic" in str(error)
 
 
 def test_one_valid_body_shows_that_the_model_is_right() -> None:

@@ -161,7 +161,7 @@ async def test_what_cannot_be_part_of_one(setting: World, clock: MockClock) -> N
             _ = transaction.result
         async with transaction:
             pass
-        with pytest.raises(LocalProtocolError, match="once"):
+        with pytest.raises(LocalProtocolError, match="already used"):
             async with transaction:
                 pass
 

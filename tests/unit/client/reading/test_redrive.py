@@ -61,7 +61,7 @@ def test_a_message_that_is_sent_again_is_the_applications_and_nothing_of_its_lif
         "DLQ_ORIGIN_MESSAGE_ID": "AC1",
         "DLQ_REDRIVE_KEY": "%DLQ%g@a-0-7",
     }
-    with pytest.raises(LocalProtocolError, match="say to which topic"):
+    with pytest.raises(LocalProtocolError, match="does not name its original topic"):
         message_again(letter({"UNIQ_KEY": "AC1"}), "")
 
 

@@ -15,6 +15,7 @@ class OneWay:
     """A connection whose peer sends nothing; its bytes are taken by the test."""
 
     peer = local = "10.0.0.1:1"
+    certificate_name = ""
 
 
 async def serve(stream: Any, host: Any) -> None:

@@ -126,6 +126,7 @@ def test_defaults_are_java_s(golden: Path) -> None:
         "durability",
         "haDivergedLog",
         "haCatchUpRate",
+        "fileReservedBytes",
         # more for who asks for more; RocketMQ's clients ask for 32
         "maxTransferBytesOnMessageInMemory",
         "maxTransferCountOnMessageInMemory",
