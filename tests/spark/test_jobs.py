@@ -123,6 +123,7 @@ def test_steps_that_cannot_be_are_named(parts: Mapping[str, Any], says: str) -> 
         read_jobs(tree(**parts))
 
 
+@pytest.mark.long
 def test_the_rule_says_what_may_change(spark: SparkSession) -> None:
     def schema(text: str) -> StructType:
         found = StructType.fromDDL(text)
@@ -185,6 +186,7 @@ def test_lineage_names_topic_target_and_errors() -> None:
 # --- on Spark ---
 
 
+@pytest.mark.long
 def test_bodies_are_decoded_checked_and_set_apart(
     spark: SparkSession, pair: Pair, tmp_path: pathlib.Path
 ) -> None:
@@ -294,6 +296,7 @@ FORMS: dict[str, list[list[Any]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_changes_of_a_table_are_merged_whatever_order_they_come_in(
     spark: SparkSession, pair: Pair, tmp_path: pathlib.Path, form: str
@@ -342,6 +345,7 @@ def test_rows_are_merged_by_key_and_the_table_grows_by_its_rule(
     assert rows(read_merged(spark, table).fillna(""), "id", "city") == [(1, ""), (2, "Ulm")]
 
 
+@pytest.mark.long
 def test_rows_that_come_twice_within_the_watermark_are_dropped(
     spark: SparkSession, pair: Pair, tmp_path: pathlib.Path
 ) -> None:
@@ -365,6 +369,7 @@ def test_rows_that_come_twice_within_the_watermark_are_dropped(
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 def test_the_whole_file_of_the_page_runs(spark: SparkSession, pair: Pair, tmp_path: pathlib.Path) -> None:
     page = (ROOT / "docs" / "spark_jobs.md").read_text("utf-8").split("## A whole file")[1]
     text = page.split("```yaml\n")[1].split("```")[0]
@@ -387,6 +392,7 @@ def test_the_whole_file_of_the_page_runs(spark: SparkSession, pair: Pair, tmp_pa
     )
 
 
+@pytest.mark.long
 def test_the_example_keeps_a_state_for_each_order(
     spark: SparkSession, pair: Pair, tmp_path: pathlib.Path
 ) -> None:
