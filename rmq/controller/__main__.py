@@ -9,26 +9,21 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
-import attrs
-
-from rmq.config import from_options, is_loopback, load_all
+from rmq.config import from_options, is_loopback
 from rmq.controller.config import ControllerConfig, check_reach
 from rmq.controller.service import run
 from rmq.errors import PortInUse, StoreLocked
-from rmq.remoting.transports.tls import TlsConfig, with_file
+from rmq.remoting.transports.tls import TlsConfig
 from rmq.server.health import Health
-from rmq.server.main import Program, Start, run_until_signalled
-from rmq.server.profile import applied, exposure
+from rmq.server.main import Program, Start, run_until_signalled, server_settings
+from rmq.server.profile import exposure
 
 log = logging.getLogger("rmq.controller")
 
 
 def settings(options: argparse.Namespace) -> tuple[ControllerConfig, TlsConfig]:
     """The settings that the options ask for. Raises ConfigError."""
-    config, tls = load_all((ControllerConfig, TlsConfig), options.file, from_options(options.set))
-    if options.file and not config.config_store_path:
-        config = attrs.evolve(config, config_store_path=options.file)
-    config, tls = applied(config, with_file(tls))
+    config, tls = server_settings(ControllerConfig, options.file, from_options(options.set))
     check_reach(config, tls)
     return config, tls
 

@@ -9,17 +9,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
-import attrs
-
-from rmq.config import is_loopback, load_all
+from rmq.config import is_loopback
 from rmq.controller.config import check_reach
 from rmq.errors import PortInUse
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.service import run
-from rmq.remoting.transports.tls import TlsConfig, with_file
+from rmq.remoting.transports.tls import TlsConfig
 from rmq.server.health import Health
-from rmq.server.main import Program, Start, given_settings, run_until_signalled
-from rmq.server.profile import applied, exposure
+from rmq.server.main import Program, Start, given_settings, run_until_signalled, server_settings
+from rmq.server.profile import exposure
 
 log = logging.getLogger("rmq.namesrv")
 
@@ -27,10 +25,7 @@ log = logging.getLogger("rmq.namesrv")
 def settings(options: argparse.Namespace) -> tuple[NamesrvConfig, TlsConfig]:
     """The settings that the options ask for. Raises ConfigError."""
     given = given_settings(options, "product_namesrv_addr")
-    config, tls = load_all((NamesrvConfig, TlsConfig), options.file, given)
-    if options.file and not config.config_store_path:
-        config = attrs.evolve(config, config_store_path=options.file)
-    config, tls = applied(config, with_file(tls))
+    config, tls = server_settings(NamesrvConfig, options.file, given)
     if config.controllers:
         check_reach(config, tls)
     return config, tls

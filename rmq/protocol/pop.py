@@ -31,6 +31,11 @@ failed. `BY_POLICY`: it comes again by the retry policy of its group, else after
 brokers do not look at it, and let the message come again after that time."""
 BY_POLICY: Final = "policy"
 UNSEEN: Final = "unseen"
+HANDLE: Final = "POP_CK"
+"""The property by which RocketMQ's brokers name a message that comes again."""
+POP_MAX_OF_ROCKETMQ: Final = 32
+"""RocketMQ's brokers refuse to pop more at a time, with the words `REFUSAL_OF_MORE` in the remark."""
+REFUSAL_OF_MORE: Final = "greater than 32"
 TAKEN: Final = "rmqTaken"
 WAITING: Final = "rmqWaiting"
 OLDEST_MS: Final = "rmqOldestMs"

@@ -9,16 +9,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
-import attrs
-
-from rmq.config import is_loopback, load_all
+from rmq.config import is_loopback
 from rmq.errors import PortInUse
 from rmq.proxy.config import ProxyConfig, account_of_proxy
 from rmq.proxy.service import run
-from rmq.remoting.transports.tls import TlsConfig, with_file
+from rmq.remoting.transports.tls import TlsConfig
 from rmq.server.health import Health
-from rmq.server.main import Program, Start, given_settings, run_until_signalled
-from rmq.server.profile import applied, exposure
+from rmq.server.main import Program, Start, given_settings, run_until_signalled, server_settings
+from rmq.server.profile import exposure
 
 log = logging.getLogger("rmq.proxy")
 
@@ -28,10 +26,7 @@ def settings(options: argparse.Namespace) -> tuple[ProxyConfig, TlsConfig]:
     given = given_settings(options, "namesrvAddr")
     if options.port:
         given["listenPort"] = options.port
-    config, tls = load_all((ProxyConfig, TlsConfig), options.file, given)
-    if options.file and not config.config_store_path:
-        config = attrs.evolve(config, config_store_path=options.file)
-    config, tls = applied(config, with_file(tls))
+    config, tls = server_settings(ProxyConfig, options.file, given)
     account_of_proxy(config)
     return config, tls
 

@@ -22,6 +22,9 @@ from rmq.protocol.command import Command
 from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader, encode
 from rmq.protocol.pop import (
     GIVES_BACK,
+    HANDLE,
+    POP_MAX_OF_ROCKETMQ,
+    REFUSAL_OF_MORE,
     UNSEEN,
     AckMessageRequestHeader,
     BatchAck,
@@ -44,10 +47,6 @@ if TYPE_CHECKING:
 else:
     from rmq.lazy_attrs import frozen
 
-HANDLE: Final = "POP_CK"
-"""The property by which RocketMQ's brokers name a message that comes again."""
-POP_MAX_OF_ROCKETMQ: Final = 32
-REFUSAL_OF_MORE: Final = "greater than 32"
 EMPTY: Final = (codes.POLLING_TIMEOUT, codes.POLLING_FULL, ResponseCode.PULL_NOT_FOUND)
 
 

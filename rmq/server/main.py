@@ -10,20 +10,22 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+import attrs
 import trio
 
-from rmq.config import dump_properties, from_options, read_file
+from rmq.config import dump_properties, from_options, load_all, read_file
 from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
 from rmq.plugin import PluginRefused
 from rmq.remoting.loop import unwrap_groups
 from rmq.remoting.serving.acceptor import raise_descriptor_limit
+from rmq.remoting.transports.tls import TlsConfig, with_file
 from rmq.server.health import Health
 from rmq.server.http import tell_supervisor
 from rmq.server.log_limit import FORM, LogFormat, start_log
 from rmq.server.process import check_installation, return_large_blocks
-from rmq.server.profile import protect_files
+from rmq.server.profile import applied, protect_files
 from rmq.server.settings import ServerSettings
 from rmq.server.signals import ignore_unused, obey, stop_without_parent
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from attrs import frozen
 else:
     from rmq.lazy_attrs import frozen
+
+C = TypeVar("C", bound=ServerSettings)
 
 log = logging.getLogger("rmq.server")
 
@@ -179,6 +183,15 @@ def given_settings(options: argparse.Namespace, name_servers: str) -> dict[str, 
     if options.namesrvAddr:
         given[name_servers] = options.namesrvAddr
     return given
+
+
+def server_settings(kind: type[C], file: str, given: Mapping[str, str]) -> tuple[C, TlsConfig]:
+    """The settings of a server and of TLS: of the file, the environment and `given`, as their profile says.
+    Raises ConfigError."""
+    config, tls = load_all((kind, TlsConfig), file, given)
+    if file and not config.config_store_path:
+        config = attrs.evolve(config, config_store_path=file)
+    return applied(config, with_file(tls))
 
 
 async def run_until_signalled(

@@ -6,7 +6,6 @@ import os
 import pathlib
 import subprocess
 import sys
-from contextlib import suppress
 
 import trio
 
@@ -78,35 +77,24 @@ class Proxied(Broker):
 
     def kill(self) -> None:
         """End the proxy by SIGKILL."""
-        self._finish("proxy.conf", is_hard=True)
+        self._end("proxy.conf", is_hard=True)
 
     def stop(self) -> None:
         """End the proxy in order."""
-        self._finish("proxy.conf")
+        self._end("proxy.conf")
 
     def kill_broker(self, name: str) -> None:
         """End a broker by SIGKILL."""
-        self._finish(f"{name}.conf", is_hard=True)
+        self._end(f"{name}.conf", is_hard=True)
 
     def start_broker(self, name: str) -> None:
         """Start a broker that has ended."""
         self._start("rmq.broker", f"{name}.conf", self.ports["ab".index(name)])
 
-    def _finish(self, file: str, *, is_hard: bool = False) -> None:
-        child = self._children.pop(file, None)
-        if child is None:
-            return
-        if not is_hard:
-            child.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(SECONDS)
-        child.kill()
-        child.wait()
-
     def close(self) -> None:
         """End all, the proxy first."""
         for file in ("proxy.conf", "b.conf", "a.conf", "names.conf"):
-            self._finish(file)
+            self._end(file)
 
     def topic(self, name: str, queues: int = 4, account: rmq.Credentials | None = None) -> str:
         """Make a topic on one broker."""

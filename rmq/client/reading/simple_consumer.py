@@ -35,6 +35,9 @@ from rmq.protocol.headers import encode
 from rmq.protocol.pop import (
     BY_POLICY,
     GIVES_BACK,
+    HANDLE,
+    POP_MAX_OF_ROCKETMQ,
+    REFUSAL_OF_MORE,
     UNSEEN,
     AckMessageRequestHeader,
     BatchAck,
@@ -54,14 +57,9 @@ if TYPE_CHECKING:
 else:
     from rmq.lazy_attrs import frozen
 
-HANDLE: Final = "POP_CK"
-"""The property by which RocketMQ's brokers name a message that comes again."""
 PAUSE_SECONDS: Final = 1.0
 """After a broker could not be asked."""
 RECEIVE_MAX: Final = 1_000
-POP_MAX_OF_ROCKETMQ: Final = 32
-"""RocketMQ's brokers refuse to pop more at a time, with these words in the remark."""
-REFUSAL_OF_MORE: Final = "greater than 32"
 FIRST_RETRY_MS: Final = 10_000
 """What RocketMQ's brokers are told when a message is given back by the policy of its group, which they do not
 apply here."""
