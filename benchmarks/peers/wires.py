@@ -86,6 +86,7 @@ class Rmq(Wire):
         code, body = RequestCode.SEND_MESSAGE_V2, self.body
         if self.is_batch:
             code, body = RequestCode.SEND_BATCH_MESSAGE, encode_batch([(0, body, properties)] * self.batch)
+            properties = "WAIT\x01true\x02"  # of the batch itself clients say no more
         self.requests = tuple(
             encode(
                 Command.request(

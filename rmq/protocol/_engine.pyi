@@ -154,10 +154,11 @@ def build_batch(
     reconsume_times: int,
     topic: bytes,
     is_indexed: bool,
+    is_marked: bool,
 ) -> tuple[bytes, list[int], bytes, Rows | None] | None:
     """As `rmq.protocol.record.build_batch`: the records, their physical offsets, the units of their queue,
-    and their rows for the index where it `is_indexed`. None for a batch that is not plain: not whole, to a
-    topic or with properties that are not ASCII, or long.
+    and their rows for the index where it `is_indexed`. `is_marked`: the suffix has tags or keys. None for a
+    batch that is not plain: not whole, to a topic or with properties that are not ASCII, or long.
     """
 
 def batch_ids(prefix: bytes, positions: list[int]) -> bytes:

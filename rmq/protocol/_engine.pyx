@@ -116,7 +116,7 @@ cdef extern from *:
 rmq_crc_start()
 cdef int FOLDS = rmq_crc_folds()
 
-SEAM = 9
+SEAM = 10
 
 cdef enum:
     LETTERS = 14  # a to n: the short names of a send's fields
@@ -1367,10 +1367,18 @@ cdef bint find_marks(const char* text, Py_ssize_t size, Marks* marks) noexcept n
 
 
 def build_batch(
-    bytes batch, bytes suffix, tuple place, tuple born, tuple stored, int32_t reconsumed, bytes topic, bint is_indexed
+    bytes batch,
+    bytes suffix,
+    tuple place,
+    tuple born,
+    tuple stored,
+    int32_t reconsumed,
+    bytes topic,
+    bint is_indexed,
+    bint is_marked,
 ):
     """As `rmq.protocol.record.build_batch`, but (bytes, positions, units, rows for the index), or None for a
-    batch that Python has to look at."""
+    batch that Python has to look at. `is_marked`: tags and keys are looked for in the suffix, too."""
     cdef const char* base = PyBytes_AS_STRING(batch)
     cdef const char* suffix_at = PyBytes_AS_STRING(suffix)
     cdef const char* topic_at = PyBytes_AS_STRING(topic)
@@ -1389,6 +1397,7 @@ def build_batch(
     cdef const char* p
     cdef const char* text
     cdef char* o
+    cdef char* text_at
     cdef Marks marks
     for size in range(topic_size):
         if topic_at[size] & 0x80:
@@ -1419,16 +1428,9 @@ def build_batch(
         length = <int32_t>get32(p + 16)
         text_size = get16(p + 20 + length)
         text = p + 22 + length
-        if not find_marks(text, text_size, &marks):
-            return None
         after_size = suffix_size + (text_size > 0 and text[text_size - 1] != 2)
         size = fixed + length + text_size + after_size
         positions.append(position)
-        put_unit(unit, position, <uint32_t>size, marks.code)
-        unit += 20
-        if rows is not None:
-            rows.add_keys(before, text, &marks, position, now)
-            rows.records += 1
         put32(o, <uint32_t>size)
         put32(o + 4, 0xDAA320A7u)
         put32(o + 8, rmq_crc(<const uint8_t*>p + 20, length, FOLDS) & 0x7FFFFFFFu)
@@ -1456,6 +1458,7 @@ def build_batch(
         o[0] = <char>((text_size + after_size) >> 8)
         o[1] = <char>(text_size + after_size)
         o += 2
+        text_at = o
         memcpy(o, text, text_size)
         o += text_size
         if after_size > suffix_size:
@@ -1463,6 +1466,13 @@ def build_batch(
             o += 1
         memcpy(o, suffix_at, suffix_size)
         o += suffix_size
+        if not find_marks(text_at, text_size + after_size if is_marked else text_size, &marks):
+            return None
+        put_unit(unit, position, <uint32_t>size, marks.code)
+        unit += 20
+        if rows is not None:
+            rows.add_keys(before, text_at, &marks, position, now)
+            rows.records += 1
         queue_offset += 1
         position += size
         at += 22 + length + text_size

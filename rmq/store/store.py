@@ -373,8 +373,9 @@ class Store(StoreSync, ReplicaStore):
             queue.topic_bytes,
         )
         is_marked = suffix != self._plain_suffix and self._is_marked(suffix)
-        if self._compiled is not None and not is_marked:
-            made = self._compiled.build_batch(batch, suffix, *fields, self.config.message_index_enable)
+        if self._compiled is not None:
+            is_indexed = self.config.message_index_enable
+            made = self._compiled.build_batch(batch, suffix, *fields, is_indexed, is_marked)
             if made is not None and made[1]:
                 return self._put_made(queue, *made)
         pieces, positions, sizes, texts = build_batch(batch, suffix, *fields)

@@ -33,7 +33,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.fields import java_name, short_name
 from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.headers import PullMessageRequestHeader, SendMessageRequestHeader
-from rmq.protocol.properties import TagsAndKeys
+from rmq.protocol.properties import MARKERS, TagsAndKeys
 from rmq.protocol.record import build_batch, encode_batch, host_bytes
 from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rmq.store.files.consumequeue import UNIT_FORM
@@ -110,6 +110,15 @@ def texts_of(chance: Random, *, odd: bool) -> str:
     return text + chance.choice(["", "", "", "\x02", "\x02\x02x"] if odd else ["", "\x02"])
 
 
+BATCH_OWN_TEXTS = [
+    "WAIT\x01true",
+    "",
+    "a\x01b\x02",
+    "UNIQ_KEY\x01AC11\x02WAIT\x01true",
+    "TAGS\x01T\x02KEYS\x01k1 k2",
+]
+
+
 def batch_of(chance: Random, *, odd: bool) -> bytes:
     """The body of a batch, now and then one that cannot be read."""
     body = b""
@@ -170,7 +179,7 @@ def send(kind: str, chance: Random, opaque: int) -> bytes:
             body = chance.randbytes(chance.choice([3_000, 5_000, 9_000]))
     is_batch = kind in ("batch", "bad batch")
     if is_batch:
-        body, text = batch_of(chance, odd=kind != "batch"), chance.choice(["WAIT\x01true", "", "a\x01b\x02"])
+        body, text = batch_of(chance, odd=kind != "batch"), chance.choice(BATCH_OWN_TEXTS)
     values: list[Any] = ["producers", topic, "TBW102", 4, queue_id, sys_flag, START - chance.randrange(9)]
     values += [chance.randrange(3), text, reconsumed, False, is_batch]
     code, names = chance.choice([(310, SHORT), (310, SHORT), (310, SHORT), (10, LONG)])
@@ -906,6 +915,8 @@ BATCH_TEXTS = [
 ]
 BATCH_TEXTS += ["TAGS\x01A\x02TAGS\x01", "KEYS\x01a b", "KEYS\x01 ", f"{KEY}\x02KEYS\x01 a  b ", "XTAGS\x01A"]
 BATCH_TEXTS += ["xUNIQ_KEY\x01A", "UNIQ_KEY\x01a\x01b", f"{KEY}\x02é\x01b", "b" * 9_000, "é", "a\0"]
+BATCH_SUFFIXES = [b"CLUSTER\x01Cluster", b"UNIQ_KEY\x01of-all\x02CLUSTER\x01c", b"TAGS\x01S\x02KEYS\x01x y"]
+BATCH_SUFFIXES += [b"XTAGS\x01S", b"TAGS\x01\x02CLUSTER\x01c", "KEYS\x01é".encode()]
 
 
 @HAS_COMPILED
@@ -915,10 +926,11 @@ BATCH_TEXTS += ["xUNIQ_KEY\x01A", "UNIQ_KEY\x01a\x01b", f"{KEY}\x02é\x01b", "b"
     ),
     st.integers(0, 300),
     st.sampled_from([8, 20]),
+    st.sampled_from(BATCH_SUFFIXES),
     st.randoms(),
 )
 def test_batches_are_built_the_same(
-    messages: list[tuple[int, bytes, str]], cut: int, host: int, chance: Random
+    messages: list[tuple[int, bytes, str]], cut: int, host: int, suffix: bytes, chance: Random
 ) -> None:
     assert COMPILED is not None
     data = bytearray(encode_batch(messages))
@@ -926,15 +938,19 @@ def test_batches_are_built_the_same(
         del data[len(data) - min(cut, len(data)) :]
     if data and chance.random() < 0.3:
         data[chance.randrange(len(data))] = chance.randrange(256)
-    batch, suffix = bytes(data), b"CLUSTER\x01Cluster"
+    batch, is_marked = bytes(data), any(marker in suffix for marker in MARKERS)
     place, born = (3, 7, 1_000, 16 * (host == 20)), (START, bytes(range(host)))
     fields = place, born, (START + 5, bytes(8)), 2, b"\x06Orders"
-    made = COMPILED.build_batch(batch, suffix, *fields, True)
+    made = COMPILED.build_batch(batch, suffix, *fields, True, is_marked)
     try:
         pieces, positions, sizes, texts = build_batch(batch, suffix, *fields)
     except RemoteProtocolError:
         assert made is None
         return
+    if is_marked:
+        texts = [
+            text + suffix if text[-1:] in (b"", b"\x02") else b"%b\x02%b" % (text, suffix) for text in texts
+        ]
     codes, keys = TagsAndKeys().of_all(texts)
     if made is not None:
         units = [UNIT_FORM.pack(*unit) for unit in zip(positions, sizes, codes, strict=True)]
@@ -949,7 +965,7 @@ def test_batches_are_built_the_same(
         assert list(parts[0]) == KeyHash().rows(entries[:count])
         again = parts[1].split(1)[0]
         assert list(again) == KeyHash().rows(entries[count : count + 1])
-        assert COMPILED.build_batch(batch, suffix, *fields, False)[3] is None
+        assert COMPILED.build_batch(batch, suffix, *fields, False, is_marked)[3] is None
     else:
         assert any(len(text) > 7_000 or not text.isascii() for text in texts)
 
