@@ -59,6 +59,13 @@ def types(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """The site of the documentation in build/site; a broken link is an error."""
+    session.install("-e", ".", "--group", "docs")
+    session.run("python", "docs/make_site.py")
+
+
+@nox.session
 def layers(session: nox.Session) -> None:
     """import-linter: imports go only downwards; trio, anyio and asyncio only where they may."""
     session.install("-e", ".[dev]")
