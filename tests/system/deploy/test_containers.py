@@ -7,10 +7,11 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import yaml
@@ -44,8 +45,10 @@ def run_all(
     secure: bool = False,
     published: str = "",
     installed: str = "",
+    killed: Sequence[str] = (),
 ) -> None:
-    """Starts them, sends and reads a message as a client beside them, and stops them."""
+    """Starts them, sends and reads a message as a client beside them, and stops them. With `killed`, pods of
+    sets, reads and sends once more after these were killed."""
     names = [one for one in containers if one.command[0] == "namesrv"]
     advertised = [one.environment.get("RMQ_BROKER_IP1", one.name) for one in containers]
     hosts = [one.name for one in containers]
@@ -57,13 +60,19 @@ def run_all(
             secret = make_secrets(net, ["localhost", *hosts, *aliases])
             environment |= {"RMQ_ACCESS_KEY": "manager", "RMQ_SECRET_KEY": secret}
             environment["RMQ_NAMESRV_ADDR"] = f"tls://{environment['RMQ_NAMESRV_ADDR']}"
-        for one in containers:
-            net.start(one)
+        processes = {one.name.partition(".")[0]: net.start(one) for one in containers}
         net.wait_until_ready()
         if published:
             net.run("-c", health_check())
-        send_and_read(net, environment, tls=["--tls-ca", f"{PLACE}/secrets/ca.pem"] if secure else [])
-        assert net.stop() == {0: len(containers)}, net.logs()
+        brokers = sum(one.command[0] == "broker" for one in containers)
+        tls = ["--tls-ca", f"{PLACE}/secrets/ca.pem"] if secure else []
+        send_and_read(net, brokers, environment, tls)
+        for pod in killed:
+            processes[pod].kill()
+        if killed:
+            read_after_election(net, environment, tls)
+        signalled = {-signal.SIGKILL: len(killed)} if killed else {}
+        assert net.stop() == {0: len(containers) - len(killed)} | signalled, net.logs()
         net.check_logs()
 
 
@@ -74,19 +83,33 @@ def health_check() -> str:
     return str(code)
 
 
-def send_and_read(net: Network, environment: dict[str, str], tls: list[str]) -> None:
+def send_and_read(net: Network, brokers: int, environment: dict[str, str], tls: list[str]) -> None:
     def rmq(*arguments: str) -> str:
         return net.run("-m", "rmq", *arguments, *tls, **environment)
 
-    brokers = sum("broker" in name for name in net.addresses) + sum(
-        "slave-" in name for name in net.addresses
-    )
     end = time.monotonic() + PATIENCE_SECONDS
     while (found := rmq("cluster", "list")).count("rmq 0.1") != brokers:  # ready: known to one name server
         assert time.monotonic() < end, (found, net.logs())
     rmq("topic", "create", "Orders")
     rmq("pub", "Orders", "paid 42")
     assert "paid 42" in rmq("sub", "Orders", "--group", "readers", "--from", "earliest", "--max", "1")
+
+
+def read_after_election(net: Network, environment: dict[str, str], tls: list[str]) -> None:
+    """Other masters have the message that was sent, and take another one."""
+
+    def rmq(*arguments: str) -> str:
+        return net.run("-m", "rmq", *arguments, *tls, **environment)
+
+    end = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            rmq("pub", "Orders", "paid 43")
+            break
+        except AssertionError:
+            assert time.monotonic() < end, net.logs()
+    read = rmq("sub", "Orders", "--group", "later", "--from", "earliest", "--max", "2")
+    assert all(body in read for body in ("paid 42", "paid 43")), (read, net.logs())
 
 
 def test_the_secure_cluster_of_compose(tmp_path: pathlib.Path) -> None:
@@ -117,6 +140,13 @@ def test_the_set_with_controllers_of_compose(tmp_path: pathlib.Path) -> None:
 @pytest.mark.packages
 def test_the_secure_cluster_of_the_chart(tmp_path: pathlib.Path) -> None:
     run_all(tmp_path, list(of_chart("secure")), secure=True)
+
+
+@pytest.mark.packages
+def test_the_sets_with_controllers_of_the_chart(tmp_path: pathlib.Path) -> None:
+    """Three name servers that are controllers too, and two sets of three replicas, under `profile=secure`."""
+    founders = [f"one-rmq-set-{number}-0" for number in range(2)]
+    run_all(tmp_path, list(of_chart("failover")), secure=True, killed=founders)
 
 
 def build_context(folder: pathlib.Path) -> None:
