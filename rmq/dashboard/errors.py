@@ -99,6 +99,13 @@ class UnknownName(DashboardError):
     hint = "check the name; the list of its page has all names"
 
 
+class NoAnswer(DashboardError):
+    """A member of a group has not answered in time."""
+
+    status = 504
+    hint = "the member hangs, its network does, or its client answers no such question; look at its own log"
+
+
 class TooMany(DashboardError):
     """A limit on logins, on open streams or on jobs is reached."""
 

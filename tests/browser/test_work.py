@@ -33,13 +33,23 @@ async def hang(address):
     return stream
 
 async def main():
-    async with rmq.connect(sys.argv[1], plugins=[rmq.MessageTrace()]) as client:
+    async with (
+        rmq.connect(sys.argv[1], plugins=[rmq.MessageTrace()]) as client,
+        rmq.connect(sys.argv[1], client_id="old@release") as old,
+        rmq.connect(sys.argv[1], client_id="new@release") as new,
+    ):
         await client.admin.create_topic("Crates", queues=2)
         async with client.producer("dock") as producer:
             sent = await producer.send(rmq.Message("Crates", b'{"crate": 1}', tags="fragile", keys="crate-1"))
             own = await producer.send(rmq.Message("Crates", b"late", delay_ms=3_600_000))
             level = await producer.send(rmq.Message("Crates", b"later", delay_level=14))
-            async with client.consumer("crew", {"Crates": "*"}, consume_from="first") as consumer:
+            async with (
+                client.consumer("crew", {"Crates": "*"}, consume_from="first") as consumer,
+                old.consumer("sorters", {"Crates": "fragile"}),
+                new.consumer("sorters", {"Crates": "fragile || heavy"}),
+            ):
+                await old.ready()
+                await new.ready()
                 async with trio.open_nursery() as nursery:
                     async def handle(message):
                         if message.reconsume_times == 0:
@@ -80,6 +90,34 @@ def test_a_check_names_the_member_that_hangs(crew: tuple[str, str], page: Any) -
     assert faults_of(page, "check-silent") == []
     page.get_by_role("link", name="Check again").click()
     page.get_by_text("members have answered").wait_for(timeout=5000)
+
+
+def test_a_check_names_members_that_subscribe_differently(crew: tuple[str, str], page: Any) -> None:
+    page.goto("/c/dev/groups/sorters/check")
+    page.get_by_text("2 members asked").wait_for(timeout=10_000)
+    text = main_of(page)
+    assert "Subscriptions that differ Crates" in text
+    assert "fragile old@release fragile || heavy new@release" in text
+    assert faults_of(page, "check-subscriptions") == []
+
+
+def test_a_broker_shows_its_clients_by_language_and_version(crew: tuple[str, str], page: Any) -> None:
+    page.goto("/c/dev/brokers")
+    page.locator("main table a").first.click()
+    page.get_by_role("heading", name="Connections").wait_for()
+    rows = page.locator("section", has=page.get_by_role("heading", name="Connections")).locator("tbody tr")
+    shown = [" ".join(row.split()) for row in rows.all_inner_texts()]
+    assert [row for row in shown if re.fullmatch(r"PYTHON V\S+ \d+", row)], shown
+    assert faults_of(page, "broker-versions") == []
+
+
+def test_a_member_that_hangs_is_given_up_while_its_page_is_there(crew: tuple[str, str], page: Any) -> None:
+    page.goto("/c/dev/groups/crew/member?client_id=10.0.0.9@stuck")
+    page.get_by_text("The member is asked for its state.").wait_for(timeout=2000)
+    assert faults_of(page, "member-asked") == []
+    page.get_by_role("alert").wait_for(timeout=10_000)
+    assert "10.0.0.9@stuck of crew has not answered within 3 s" in main_of(page)
+    assert faults_of(page, "member-silent") == []
 
 
 def test_a_member_shows_its_queues_and_its_stack(crew: tuple[str, str], page: Any) -> None:

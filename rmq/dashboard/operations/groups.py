@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from typing import Annotated, Literal
 
+import anyio
 import msgspec
 from attrs import frozen
 
 from rmq.client.admin import GroupProgress, QueueProgress
 from rmq.client.admin.reports import version_name
 from rmq.dashboard.access.roles import Role
-from rmq.dashboard.errors import NotConfirmed, UnknownName
+from rmq.dashboard.errors import NoAnswer, NotConfirmed, UnknownName
 from rmq.dashboard.operations import figures
 from rmq.dashboard.operations.operation import Call, operation
 from rmq.dashboard.operations.topics import Deleted, Page, Size
@@ -221,6 +222,10 @@ def _queue(row: QueueProgress) -> GroupQueue:
 
 # --- members ---
 
+AnswerSeconds = Annotated[
+    float, msgspec.Meta(ge=0.1, le=15, description="For how long each member is waited for.")
+]
+
 
 @frozen
 class MemberQueue:
@@ -249,13 +254,19 @@ class MemberDetail:
 
 
 @operation("GET", "/groups/{group}/member")
-async def member(call: Call, *, group: str, client_id: str, stack: bool = False) -> MemberDetail:
-    """A member's own account of itself: settings, queues, rates and, if asked for, its stack."""
-    try:
-        info = await call.admin.consumer_running_info(group, client_id, stack=stack)
-    except SystemFailure:
-        await check_member(call, group, client_id)
-        raise
+async def member(
+    call: Call, *, group: str, client_id: str, stack: bool = False, answer_seconds: AnswerSeconds = 3
+) -> MemberDetail:
+    """Ask a member for its state: settings, queues, rates and, if asked for, its stack."""
+    info = None
+    with anyio.move_on_after(answer_seconds):
+        try:
+            info = await call.admin.consumer_running_info(group, client_id, stack=stack)
+        except SystemFailure:
+            await check_member(call, group, client_id)
+            raise
+    if info is None:
+        raise NoAnswer(f"{client_id} of {group} has not answered within {answer_seconds:g} s")
     queues = [
         MemberQueue(
             queue.topic,
@@ -340,9 +351,7 @@ async def check_group(
     *,
     group: str,
     after_seconds: Annotated[float, msgspec.Meta(ge=0)] = 60,
-    answer_seconds: Annotated[
-        float, msgspec.Meta(ge=0.1, le=15, description="For how long each member is waited for.")
-    ] = 3,
+    answer_seconds: AnswerSeconds = 3,
 ) -> GroupCheck:
     """Ask the members of a group, and look for stalled queues and subscriptions that differ.
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import anyio
 from starlette.responses import Response
 
-from rmq.dashboard.checks import CheckKey
+from rmq.dashboard.checks import KEPT_SECONDS, Check, CheckKey
 from rmq.dashboard.web.page import Page, page
 from rmq.message import retry_topic
 
@@ -15,6 +15,8 @@ FORM = ("retries", "retry_queues", "consume", "broadcast", "broker")
 RESET = ("topic", "to", "at_ms", "broker", "queue", "offset")
 PATIENCE_SECONDS: Final = 0.3
 """A check that ends so soon is shown at once, without its progress."""
+MEMBER_KEPT_SECONDS: Final = 2.0
+"""The answer of a member is shown again for so long: the page that waits for it asks every half a second."""
 
 
 @page("/groups")
@@ -32,11 +34,14 @@ async def group(page: Page) -> Response:
 
 @page("/groups/{group}/member")
 async def member(page: Page) -> Response:
-    """A member, by its own account."""
+    """The state that a member reports. While it does not answer, the page says so, and asks for the rest."""
     name, client_id = page.path("group"), page.query.get("client_id", "")
     stack = page.query.get("stack", "") == "true"
-    found = await page.perform("member", group=name, client_id=client_id, stack=stack)
-    return page.show("member.html", name=name, member=found, stack=stack)
+    arguments = {"group": name, "client_id": client_id, "stack": stack}
+    run = await _start(page, "member", arguments, kept=MEMBER_KEPT_SECONDS)
+    if run.problem is not None and not page.is_part:
+        return page.failed(run.problem, run.status)
+    return page.show("member.html", name=name, client_id=client_id, run=run, member=run.result, stack=stack)
 
 
 @page("/groups/{group}/times")
@@ -127,20 +132,32 @@ async def check(page: Page) -> Response:
     """Stalled queues, and members that disagree. Members that do not answer take time: the page shows the
     progress, and asks for the rest."""
     name = page.path("group")
-    async with page.call() as call:
-        again = call.again
-    run = page.desk.checks.start(
-        CheckKey(page.caller.identity.key, (page.cluster, name)),
-        lambda progress: again(progress, "check_group", {"group": name}),
-        again=page.query.get("again", "") == "true",
-    )
-    if page.query.get("again"):
+    again = page.query.get("again", "") == "true"
+    run = await _start(page, "check_group", {"group": name}, again=again, kept=KEPT_SECONDS)
+    if again:
         return page.redirect("groups", name, "check")
-    with anyio.move_on_after(PATIENCE_SECONDS):
-        await run.ended.wait()
     if run.problem is not None and not page.is_part:
         return page.failed(run.problem, run.status)
     return page.show("check.html", name=name, run=run, check=run.result)
+
+
+async def _start(
+    page: Page, operation: str, arguments: dict[str, Any], *, kept: float, again: bool = False
+) -> Check:
+    """The viewer's check of this operation, new or as it runs, after a short wait for its end."""
+    async with page.call() as call:
+        repeat = call.again
+    subject = (page.cluster, operation, *arguments.values())
+    run = page.desk.checks.start(
+        CheckKey(page.caller.identity.key, subject),
+        lambda progress: repeat(progress, operation, arguments),
+        again=again,
+        kept=kept,
+    )
+    if not again:
+        with anyio.move_on_after(PATIENCE_SECONDS):
+            await run.ended.wait()
+    return run
 
 
 @page("/streams")

@@ -78,6 +78,28 @@ async def test_a_check_shows_its_progress_at_once_and_names_silent_members_after
         assert "All members that answered subscribe to the same." in text
 
 
+async def test_the_page_of_a_silent_member_is_there_at_once_and_gives_up_after_three_seconds(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    path = "/c/test/groups/billing/member?client_id=silent@0"
+    async with members("a@1", silent=1) as made:
+        browser = made.browser()
+        began = trio.current_time()
+        page = await browser.get(path)
+        assert page.status_code == 200
+        assert trio.current_time() - began < 1
+        assert "The member has 3 s." in text_of(page.text)
+
+        while "every 500ms" in (page := await browser.get(path, headers=PART)).text:
+            await anyio.sleep(0.5)
+        assert 3 <= trio.current_time() - began < 4
+        assert "silent@0 of billing has not answered within 3 s" in text_of(page.text)
+        answer = await browser.get(
+            "/api/v1/clusters/test/groups/billing/member?client_id=silent@0&answer_seconds=1"
+        )
+        assert (answer.status_code, answer.json()["error"]["name"]) == (504, "NoAnswer")
+
+
 async def test_members_are_asked_side_by_side(autojump_clock: trio.testing.MockClock) -> None:
     async with members(silent=30) as made:
         began = trio.current_time()
