@@ -337,6 +337,7 @@ VALUES: Final = {
 """Names of objects whose attributes others assign, since they are values and not parts."""
 ASSIGNED: Final = {
     "a counter": ("self._stats.failed_puts",),
+    "a field that applications assign": ("transaction.decision",),
     "a limit that a setting changes": ("self._shares.most", "self.shares.most"),
     "not mended yet": (
         "self._decoder.head",

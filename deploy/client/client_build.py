@@ -11,7 +11,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FOLDERS = ("rmq/client", "rmq/protocol")
+FOLDERS = ("rmq/client", "rmq/compat", "rmq/protocol")
 FILES = (
     "rmq/__init__.py",
     "rmq/clock.py",

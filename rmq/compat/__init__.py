@@ -1,0 +1,1 @@
+"""Names of other clients over the client of rmq: a program moves by a change of its imports."""
