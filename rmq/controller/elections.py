@@ -229,8 +229,10 @@ class Elections:
         in_sync = [number for number in in_sync if not self._heard[name, number][1].hangs]
         wanted = self._wants(broker_set)
         self._wanted.pop(name, None)
-        if wanted in in_sync:
+        if wanted in in_sync and evidence.was_seen(broker_set, wanted):
             return self._elect(broker_set, wanted, in_sync)
+        if evidence.doubts(name) and (wish := self._wanted_anyhow(broker_set, living)):
+            return self._elect_uncleanly(broker_set, wish)
         if self._has_stepped_down(broker_set):
             in_sync = [number for number in in_sync if number != broker_set.master] or in_sync
         elif broker_set.master in living and not self._heard[name, broker_set.master][1].hangs:
@@ -238,7 +240,11 @@ class Elections:
         if ready := [number for number in in_sync if self._is_ready(name, number, now)]:
             if not evidence.is_gathered(broker_set, ready, now):
                 return None
-            return self._elect(broker_set, self._best(name, ready), in_sync)
+            best = self._best(name, ready)
+            if evidence.doubts(name):  # another may not have been in sync any more
+                longest = self._heard_rank(name, best)
+                in_sync = [one for one in ready if self._heard_rank(name, one) == longest]
+            return self._elect(broker_set, best, in_sync)
         if in_sync:
             return None  # it opens its log, or was not heard for a while
         if living and not is_any_left:
@@ -247,15 +253,23 @@ class Elections:
 
     def _next_unclean(self, broker_set: BrokerSet, living: list[int], now: float) -> Elect | None:
         """No replica in sync lives: elect one that may lack messages, if a setting or an operator asks so."""
-        name, best = broker_set.name, self._best(broker_set.name, living)
-        wish = self._wanted_uncleanly.pop(name, (0, NOBODY))
-        if wish[0] == broker_set.epoch and wish[1] in living:
-            best = wish[1]
-        elif not self.is_unclean:
-            self.evidence.complain_of_stranded(broker_set, best, now)
-            return None
-        log.error("UNCLEAN ELECTION: %s of %s was not in sync, messages may be lost", best, name)
-        return Elect(name, broker_set.epoch, broker_set.version, best, (best,), is_unclean=True)
+        best = self._best(broker_set.name, living)
+        if wish := self._wanted_anyhow(broker_set, living):
+            return self._elect_uncleanly(broker_set, wish)
+        if self.is_unclean:
+            return self._elect_uncleanly(broker_set, best)
+        self.evidence.complain_of_stranded(broker_set, best, now)
+        return None
+
+    def _wanted_anyhow(self, broker_set: BrokerSet, living: list[int]) -> int:
+        """The replica that an operator wants as the master though messages may be lost, or NOBODY."""
+        epoch, number = self._wanted_uncleanly.pop(broker_set.name, (0, NOBODY))
+        return number if epoch == broker_set.epoch and number in living else NOBODY
+
+    def _elect_uncleanly(self, broker_set: BrokerSet, number: int) -> Elect:
+        name = broker_set.name
+        log.error("UNCLEAN ELECTION: replica %d of %s is the next master, messages may be lost", number, name)
+        return Elect(name, broker_set.epoch, broker_set.version, number, (number,), is_unclean=True)
 
     def _is_in_this_life(self, broker_set: BrokerSet, number: int) -> bool:
         """Whether a replica's last heartbeat came since its last start, which may have found another log."""
@@ -279,8 +293,8 @@ class Elections:
     def _best(self, name: str, numbers: list[int]) -> int:
         """The replica with the longest log of the latest epoch. Each replica in sync would do; this choice
         cuts least."""
-        return max(numbers, key=lambda number: self._rank(name, number))
+        return max(numbers, key=lambda number: (*self._heard_rank(name, number), -number))
 
-    def _rank(self, name: str, number: int) -> tuple[int, int, int]:
+    def _heard_rank(self, name: str, number: int) -> tuple[int, int]:
         heartbeat = self._heard[name, number][1]
-        return heartbeat.epoch, heartbeat.reach, -number
+        return heartbeat.epoch, heartbeat.reach

@@ -11,7 +11,10 @@ messages: a copy was put back. So the leader compares:
   their disks, by the master's word. A replica that lacks it has lost messages, and is not elected. The point
   is in the journal, too (`Confirmed`), at most `SAVE_SECONDS` old, so that the next leader knows it;
 - after a restart of everything, the logs of all replicas in sync with each other, for `gather_s` at most;
-- for a table in doubt, the logs of all replicas, however long that takes.
+- for a table in doubt, whose last frame was damaged, the logs of all replicas, however long that takes. The
+  frame may have changed who is in sync. It may not have begun an epoch, as a replica that led it or followed
+  in it knows the epoch. The master of the present epoch (`BrokerSet.led`) is always in sync and has all that
+  was acknowledged in this epoch, so the longest log of those in sync has it too.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ class Evidence:
     def __init__(self, gather_s: float = GATHER_SECONDS) -> None:
         self.gather_s = gather_s
         self.is_doubtful = False
-        """The table itself is in doubt: inherited sets are not elected for before all replicas were heard."""
+        """The table itself is in doubt: of inherited sets no master is elected before all replicas were
+        heard."""
         self._inherited: set[str] = set()
         self._since = 0.0
         self._heard: dict[tuple[str, int], Heartbeat] = {}
@@ -154,6 +158,16 @@ class Evidence:
         """Whether there are such sets."""
         return bool(self._inherited)
 
+    def doubts(self, name: str) -> bool:
+        """Whether the table may lack what the controllers agreed on about a set."""
+        return self.is_doubtful and name in self._inherited
+
+    def was_seen(self, broker_set: BrokerSet, number: int) -> bool:
+        """Whether a replica has led or followed in this epoch, in its present life, of a set that the table
+        does not doubt: it has what others in sync have."""
+        name = broker_set.name
+        return not self.doubts(name) and self._has_acted(name, number, broker_set.epoch)
+
     def all_heard(self, broker_set: BrokerSet, later: BrokerSet) -> bool:
         """Whether each replica of two versions of a set was heard, and none knows more than the later one."""
         numbers = {**broker_set.replicas, **later.replicas}
@@ -166,7 +180,7 @@ class Evidence:
         started each may have an old folder, so all in sync are waited for, `gather_s` at most."""
         name = broker_set.name
         self._forget_former_lives(broker_set)
-        if self.is_doubtful and name in self._inherited:
+        if self.doubts(name):
             return self._is_best_of_all(broker_set, ready, now)
         if any(self._has_acted(name, number, broker_set.epoch) for number in ready):
             return True
@@ -208,14 +222,34 @@ class Evidence:
     def _is_best_of_all(self, broker_set: BrokerSet, ready: Collection[int], now: float) -> bool:
         name = broker_set.name
         missing = [number for number in broker_set.replicas if not self._has_said(name, number)]
+        best = max(ready, key=lambda number: self._rank(name, number))
         if missing:
-            self._complain(name, now, "the table is in doubt: replicas %s are waited for", missing)
+            self._complain_of_doubt(name, now, best, "replicas %s were not heard: start them", missing)
             return False
-        best = max(self._rank(name, number) for number in broker_set.replicas)
-        if max(self._rank(name, number) for number in ready) < best:
-            self._complain(name, now, "the table is in doubt, and %s in sync lack what others have", ready)
+        has_master = broker_set.led in broker_set.in_sync
+        compared = broker_set.in_sync if has_master else tuple(broker_set.replicas)
+        longest = self._rank(name, best)
+        ranks = {number: self._rank(name, number) for number in broker_set.replicas}
+        ahead = [
+            number
+            for number, rank in ranks.items()
+            if rank[0] > longest[0] or (number in compared and rank > longest)
+        ]
+        if ahead:
+            text = f"replica {best} in sync lacks log that replicas %s have"
+            self._complain_of_doubt(name, now, best, text, ahead)
             return False
         return True
+
+    def _complain_of_doubt(
+        self, name: str, now: float, best: int, text: str, numbers: Collection[int]
+    ) -> None:
+        way_on = (
+            f". If a log is gone for good, `rmq controller elect {name} NUMBER --unclean` has the replica"
+            f" with most messages (of those in sync: {best}) go on as the master; messages that were"
+            " acknowledged, and that it lacks, are lost then"
+        )
+        self._complain(name, now, f"the controllers' journal was damaged, and {text}{way_on}", numbers)
 
     def _rank(self, name: str, number: int) -> tuple[int, int]:
         heard = self._heard[name, number]

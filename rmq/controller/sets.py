@@ -62,6 +62,8 @@ class BrokerSet:
     confirmed: tuple[int, int] = (0, 0)
     """An epoch, and the end of a record that all in sync had on their disks in it: a replica in sync that
     lacks it has lost messages. Behind what its master says by some seconds."""
+    led: int = NOBODY
+    """The master of the epoch, also after it was started again; NOBODY in a table of an earlier version."""
 
     def number_of(self, identity: str) -> int:
         """The number of the replica of that identity, or NOBODY."""
@@ -278,6 +280,7 @@ class BrokerSets:
                 epoch=max(0, command.epoch) + 1,
                 version=1,
                 master=number,
+                led=number,
                 in_sync=(number,),
                 began=f"{new.identity} {new.incarnation}",
             )
@@ -321,7 +324,12 @@ class BrokerSets:
         else:
             return Outcome(f"replica {command.master} of {command.name} is not in sync", known)
         changed = evolve(
-            known, epoch=known.epoch + 1, version=known.version + 1, master=command.master, in_sync=in_sync
+            known,
+            epoch=known.epoch + 1,
+            version=known.version + 1,
+            master=command.master,
+            led=command.master,
+            in_sync=in_sync,
         )
         if command.is_unclean:  # what was confirmed is lost
             changed = evolve(changed, confirmed=(0, 0))
@@ -345,6 +353,7 @@ class BrokerSets:
             next_number=max(known.next_number, told.next_number),
             # In the older table it may have been started again since: it leads no more.
             master=NOBODY if is_same and known.master == NOBODY else told.master,
+            led=told.led or told.master or (known.led if is_same else NOBODY),
             confirmed=max(known.confirmed, told.confirmed) if is_same else told.confirmed,
         )
         return self._done(adopted)

@@ -133,19 +133,77 @@ def test_one_that_was_seen_to_follow_is_elected_without_those_that_are_silent() 
         assert bool(elections.due({"s": without_master(known)}, 4.0)) is heard
 
 
+def in_doubt(
+    table: dict[str, BrokerSet], *beats: tuple[int, int] | None
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Masters that are elected by a table in doubt, and those in sync with them. `beats` are epochs and
+    reaches of replicas 1, 2, 3, None of a silent one."""
+    elections = Elections(3.0)
+    elections.begin(0.0, inherited=table)
+    elections.evidence.is_doubtful = True
+    for number, place in enumerate(beats, 1):
+        if place is not None:
+            elections.hear(evolve(heartbeat(number, *place), acted=1), table["s"], 99.0)
+    return [(one.master, one.in_sync) for one in elections.due(table, 99.0)]
+
+
 def test_by_a_table_in_doubt_nobody_is_elected_before_all_replicas_were_heard() -> None:
-    """It may lack that 3 is in sync no more: a longer log of one that it has not in sync says so."""
+    """It may lack that another was in sync, or was not any more: the master of the epoch was in any case."""
     sets, known = three()
     do(sets, AlterInSync("s", 1, known.version, (1, 3)))
     table = {"s": without_master(sets.sets["s"])}
-    for reaches, elected in (((9, 5, 5), [1]), ((5, 9, 5), []), ((5, None, 9), [])):
-        elections = Elections(3.0)
-        elections.begin(0.0, inherited=table)
-        elections.evidence.is_doubtful = True
-        for number, reach in enumerate(reaches, 1):
-            if reach is not None:
-                elections.hear(evolve(heartbeat(number, reach=reach), acted=1), table["s"], 99.0)
-        assert [one.master for one in elections.due(table, 99.0)] == elected
+    assert in_doubt(table, (1, 9), (1, 5), (1, 5)) == [(1, (1,))]  # 3 may not have been in sync any more
+    assert in_doubt(table, (1, 5), (1, 5), (1, 9)) == [(3, (3,))]
+    assert in_doubt(table, (1, 5), (1, 5), (1, 5)) == [(1, (1, 3))]
+    assert in_doubt(table, (1, 9), None, (1, 9)) == []
+    assert in_doubt(table, None, (1, 9), (1, 9)) == []
+
+
+def test_a_tail_that_only_a_replica_out_of_sync_has_was_not_acknowledged_by_the_master_of_the_epoch() -> None:
+    """The master lost it with its power, before its disk had it."""
+    sets, known = three()
+    do(sets, AlterInSync("s", 1, known.version, (1,)))
+    table = {"s": without_master(sets.sets["s"])}
+    assert in_doubt(table, (1, 5), (1, 9), (1, 4)) == [(1, (1,))]
+
+
+def test_by_a_table_in_doubt_the_master_of_the_epoch_counts_though_it_is_in_sync_no_more() -> None:
+    """It came back at another address, so that others in sync took its place: they may have been in sync no
+    more. A table of an earlier version does not say which replica that was."""
+    _, known = three()
+    moved = evolve(known, master=0, in_sync=(2, 3))
+    for table in (
+        {"s": moved},
+        {"s": evolve(moved, led=0)},
+        {"s": evolve(known, master=0, in_sync=(2,), led=0)},
+    ):
+        assert in_doubt(table, (1, 9), (1, 5), (1, 4)) == []
+        assert [master for master, _ in in_doubt(table, (1, 9), (1, 9), (1, 4))] == [2]
+
+
+def test_by_a_table_in_doubt_a_master_whose_folder_lacks_its_epoch_is_not_elected() -> None:
+    sets, known = three()
+    do(sets, Elect("s", 1, known.version, 1, (1, 2, 3)))
+    do(sets, AlterInSync("s", 2, known.version + 1, (1,)))
+    table = {"s": without_master(sets.sets["s"])}
+    assert in_doubt(table, (1, 9), (2, 5), (2, 4)) == []
+    assert in_doubt(table, (2, 5), (2, 9), (2, 4)) == [(1, (1,))]
+
+
+def test_of_replicas_that_have_all_just_started_the_wanted_one_is_waited_for_as_any_other() -> None:
+    """Its folder may be an old copy: an operator's wish for it is no reason to lose messages."""
+    _, known = three()
+    elections = Elections(3.0, gather_s=10.0)
+    table = {"s": without_master(known)}
+    elections.begin(0.0, inherited=table)
+    for now in (4.0, 5.0):
+        elections.hear(evolve(heartbeat(2, reach=600), acted=0), table["s"], now)
+        elections.want(table["s"], 2)
+        assert elections.due(table, now) == []
+    for number in (1, 3):
+        elections.hear(evolve(heartbeat(number, reach=900), acted=0), table["s"], 5.0)
+    elections.want(table["s"], 2)
+    assert [one.master for one in elections.due(table, 5.0)] == [1]
 
 
 def test_a_table_in_doubt_is_as_any_other_once_its_living_master_knows_no_more() -> None:
