@@ -229,7 +229,7 @@ class Controller:
         living = [one for one in living if not elections.evidence.has_lost(name, one)]
         if number not in known.replicas:
             return f"{name} has no replica {number}"
-        if living:
+        if living and not elections.evidence.doubts(name):
             there = ", ".join(map(str, living))
             return f"replica {there} of {name} is in sync and lives: nothing has to be lost"
         if now < max(elections.leased_until(name), elections.are_earlier_over_at):
@@ -302,13 +302,7 @@ class Controller:
         if isinstance(command, Adopt):
             return self._refused_adoption(known, command.broker_set, now)
         if isinstance(command, Remove):
-            one, number = known.replicas.get(command.number), command.number
-            if one is None or not self.elections.lives(known.name, number, now):
-                return ""
-            return (
-                f"replica {number} of {known.name} lives at {one.address}: stop it first; it counts as living"
-                f" for {self.elections.lease_s:g} s more"
-            )
+            return self._refused_removal(known, command.number, now)
         number = known.number_of(command.replica.identity)
         one, new = known.replicas.get(number), command.replica
         if one is None and self._may_be_old(known, now):
@@ -321,6 +315,22 @@ class Controller:
         return (
             f"replica {number} of {known.name} lives at {one.address}: where this store's folder is a copy of"
             " that one's, remove config/controller.json here"
+        )
+
+    def _refused_removal(self, known: BrokerSet, number: int, now: float) -> str:
+        """Why a replica is not removed; empty when it is. It may have a lease of an earlier leader, or hold
+        acknowledgements up."""
+        elections, one = self.elections, known.replicas.get(number)
+        if one is None or not elections.may_live(known.name, number, now):
+            return ""
+        if elections.lives(known.name, number, now):
+            return (
+                f"replica {number} of {known.name} lives at {one.address}: stop it first; it counts as living"
+                f" for {elections.lease_s:g} s more"
+            )
+        return (
+            f"replica {number} of {known.name} may live at {one.address}: this controller has led for too"
+            f" short a time to know; try again in {max(0.1, elections.are_earlier_over_at - now):.1f} s"
         )
 
     def _may_be_old(self, known: BrokerSet, now: float) -> bool:

@@ -250,7 +250,7 @@ class ControllerRequests:
         held = "Masters of broker sets that were elected while it led; unclean: who lacked messages"
         masterless = sum(not one.master for one in sets)
         if controller is not None and is_leading:  # it hears who lives
-            lives = controller.elections.lives
+            lives = controller.elections.may_live
             masterless += sum(one.master != NOBODY and not lives(one.name, one.master, now) for one in sets)
         return [
             single("controller_leading", "gauge", "Whether this controller leads", int(is_leading)),

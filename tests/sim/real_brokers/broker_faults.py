@@ -44,6 +44,7 @@ NAME_SERVER: Final = "10.0.0.1"
 TAKEN_SECONDS: Final = 30.0
 """A master's lease ends, another is elected, and who does not follow it is waited for ten seconds."""
 CLIENT: Final = "10.0.9.1"
+MENDED_SECONDS: Final = 60.0
 SETTLED_SECONDS: Final = 40.0
 """After the first failed sync the next tries are up to half a minute apart."""
 
@@ -342,17 +343,25 @@ class Faults:
             await self._until_taken(f"{node.host} is cut off one way")
 
     async def _alone(self) -> bool:
-        """Mend what is wrong; whether nothing is, that takes longer."""
+        """Mend what is wrong; whether nothing is, that takes longer. Raises Violation when the set has no
+        master that the name server knows, or not all are in sync, a minute later."""
         found, everyone = self._found, list(range(1, len(self._found.nodes) + 1))
         is_well = [one.stop is not None and one.host not in found.pauses for one in found.nodes]
         if self._struck or self._dying or self._mending or not all(is_well):
             return False
         self._disarm()
         self._mend()
-        with trio.move_on_after(20):  # a master that has resigned is in sync until another is elected
-            while not found.acting() or (await found.status())["inSync"] != everyone:
+        with trio.move_on_after(MENDED_SECONDS):
+            # A master that has resigned is in sync until another is elected.
+            while (
+                not found.acting()
+                or (await found.status())["inSync"] != everyone
+                or found.routed() not in [node.host for node in found.acting()]
+            ):
                 await trio.sleep(0.1)
-        return True
+            return True
+        seen = f"{await found.status()}, master by the name server: {found.routed() or 'none'}"
+        raise Violation(f"nothing is wrong, and the set is not well: {seen}")
 
     async def _until_taken(self, what: str) -> None:
         """Wait until messages are taken although this is wrong. Raises Violation."""

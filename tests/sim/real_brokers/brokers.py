@@ -33,8 +33,10 @@ from rmq.controller.controller import ElectRequest
 from rmq.controller.requests import answer_of, request_of
 from rmq.errors import RmqError, StoreError
 from rmq.message import Message, StoredMessage
-from rmq.protocol.codes import CONTROLLER_STATUS, LANGUAGE
+from rmq.protocol.bodies import TopicRouteData
+from rmq.protocol.codes import CONTROLLER_STATUS, LANGUAGE, RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from rmq.protocol.headers import GetRouteInfoRequestHeader
 from rmq.protocol.record import decode_record
 from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.pool import Pool
@@ -354,6 +356,15 @@ class Set:
         if node.stop is None or broker is None or broker.is_slave or not broker.role.is_in_set:
             return False
         return broker.role.manager.has_lease()
+
+    def routed(self) -> str:
+        """The host of the master by the name server's word; empty when it knows none."""
+        (front,) = self.cluster.name_servers
+        answer = front.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader("T"))
+        if answer.code != ResponseCode.SUCCESS:
+            return ""
+        (known,) = TopicRouteData.from_json(answer.body).broker_datas
+        return known.broker_addrs.get(0, "").partition(":")[0]
 
     async def send(self, producer: Producer, text: str) -> bool:
         try:

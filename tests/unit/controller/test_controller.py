@@ -167,6 +167,21 @@ def test_a_set_comes_about_loses_its_master_and_gets_another() -> None:
     assert "was removed: register" in rig.done(Heartbeat("s", 1, 1, 1)).refusal
 
 
+def test_a_new_leader_removes_no_replica_that_may_have_a_lease_of_the_leader_before() -> None:
+    rig = led(Rig("n0"))
+    assert rig.done(Heartbeat("s", 1, 1, 1, 10)).is_leased
+    rig.start(3.0)
+    while isinstance(rig.ask(ElectRequest("s", 9)), NotLeader):
+        rig.run(0.1)
+    began = rig.now
+    for number in (1, 2):
+        refusal = rig.done(Remove("s", number)).refusal
+        assert "has led for too short a time to know; try again in" in refusal
+    assert sorted(rig.sets.sets["s"].replicas) == [1, 2]
+    rig.run(began + 3.2 - rig.now)
+    assert not rig.done(Remove("s", 2)).refusal
+
+
 def test_an_identity_is_one_brokers_as_long_as_it_lives() -> None:
     rig = Rig("n0")
     rig.run(3.0)
@@ -400,7 +415,7 @@ def test_an_operator_has_a_replica_elected_that_is_not_in_sync(caplog: pytest.Lo
     rig.run(0.5)
     broker_set = rig.sets.sets["s"]
     assert (broker_set.master, broker_set.in_sync, broker_set.epoch) == (2, (2,), 2)
-    assert "UNCLEAN ELECTION: 2 of s" in caplog.text
+    assert "UNCLEAN ELECTION: replica 2 of s" in caplog.text
 
 
 def test_nobody_is_elected_uncleanly_while_a_replica_in_sync_lives() -> None:
@@ -523,6 +538,29 @@ def test_a_table_in_doubt_elects_who_has_the_longest_log_once_all_replicas_were_
         rig.done(told(2, 0, incarnation=2, reach=10, acted=0, knows=(0, 0)))
         rig.done(told(1, 0, incarnation=2, reach=90, acted=0, knows=(0, 0)))
     assert rig.sets.sets["s"].master == 1
+
+
+def test_an_operator_ends_the_wait_for_a_replica_by_a_table_in_doubt(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = led(Rig("n0"))
+    rig.done(AlterInSync("s", 1, 2, (1,)))
+    flip_last_frame(rig)
+    rig.run(6.0)
+    rig.done(evolve(register("b"), replica=replica_again("b")))
+    beat = told(2, 0, incarnation=2, reach=10, acted=0, knows=(0, 0))
+    rig.done(beat)
+    assert not rig.done(ElectRequest("s", 2)).refusal  # cleanly: as soon as nothing can be lost
+    for _ in range(20):
+        rig.run(0.5)
+        rig.done(beat)
+    assert rig.sets.sets["s"].epoch == 1
+    (text,) = {one.getMessage() for one in caplog.records if "no master is elected" in one.getMessage()}
+    assert "the controllers' journal was damaged, and replicas 1 were not heard: start them" in text
+    assert "`rmq controller elect s NUMBER --unclean`" in text
+    assert not rig.done(ElectRequest("s", 2, is_unclean=True)).refusal
+    rig.run(0.5)
+    assert rig.sets.sets["s"].master == 2
 
 
 def replica_again(name: str) -> Replica:
