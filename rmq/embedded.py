@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
-from attrs import frozen
+from attrs import field, frozen
 
 from rmq.broker.config import BrokerConfig
 from rmq.broker.runtime import service as broker_service
@@ -33,6 +33,7 @@ from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.loop import TaskGroupScope
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.pool import Pool
+from rmq.remoting.transports.tls import TlsConfig
 from rmq.store.config import StoreConfig
 
 REQUEST_SECONDS = 5.0
@@ -52,12 +53,14 @@ SETTINGS: Mapping[str, str] = {
 
 @frozen
 class System:
-    """A running pair: where clients connect and where the files lie."""
+    """A running pair: where clients connect and where the files lie. `also` are the other listeners of the
+    broker and their addresses, such as those of plug-ins' protocols."""
 
     namesrv_address: str
     broker_address: str
     data_dir: pathlib.Path
     store_dir: pathlib.Path
+    also: Mapping[str, str] = field(factory=dict)
 
     async def create_topic(self, topic: str, queues: int) -> None:
         """Make a topic, or change its number of queues. Raises InvalidName, ResponseError."""
@@ -80,10 +83,13 @@ async def open(
     namesrv_port: int = 0,
     broker_port: int = 0,
     settings: Mapping[str, str] | None = None,
+    plugin_settings: Mapping[str, str] | None = None,
+    tls: TlsConfig | None = None,
 ) -> AsyncIterator[System]:
     """Run the pair for the length of the block; it is registered and answers when the block begins.
 
-    `settings` are broker.conf keys over `SETTINGS`. Raises PortInUse, StoreLocked, ConfigError. Leaving the
+    `settings` are broker.conf keys over `SETTINGS`, `plugin_settings` those that only plug-ins know (they see
+    both); `tls` is the broker's. Raises PortInUse, StoreLocked, ConfigError. Leaving the
     block, also by an error or by cancellation, stops the broker cleanly (its files are flushed and closed)
     and then the name server; the block's own error is raised unwrapped. On asyncio a task may open the block
     and another task close it, as fixtures and notebooks do.
@@ -98,24 +104,33 @@ async def open(
     namesrv_config = load(NamesrvConfig, arguments=arguments, environment={})
     async with TaskGroupScope() as outer:
         (namesrv,) = await outer.tasks.start(partial(namesrv_service.run, namesrv_config))
-        async with _broker(folder / "store", namesrv, host, broker_port, settings or {}) as address:
-            yield System(namesrv, address, folder, folder / "store")
+        given = {
+            **(settings or {}),
+            "namesrvAddr": namesrv,
+            "brokerIP1": host,
+            "listenPort": str(broker_port),
+        }
+        also: dict[str, str] = {}
+        plugins = {**given, **(plugin_settings or {})}
+        async with _broker(folder / "store", given, plugins, tls, also) as address:
+            yield System(namesrv, address, folder, folder / "store", also)
 
 
 @asynccontextmanager
 async def _broker(
-    store: pathlib.Path, namesrv: str, host: str, port: int, settings: Mapping[str, str]
+    store: pathlib.Path,
+    settings: Mapping[str, str],
+    plugins: Mapping[str, str],
+    tls: TlsConfig | None,
+    also: dict[str, str],
 ) -> AsyncIterator[str]:
-    """Run the broker; yields its address."""
-    own = {
-        "namesrvAddr": namesrv,
-        "brokerIP1": host,
-        "listenPort": str(port),
-        "storePathRootDir": str(store),
-    }
+    """Run the broker; yields its address, and fills `also`."""
     config, store_config = load_all(
-        (BrokerConfig, StoreConfig), arguments={**SETTINGS, **settings, **own}, environment={}
+        (BrokerConfig, StoreConfig),
+        arguments={**SETTINGS, **settings, "storePathRootDir": str(store)},
+        environment={},
     )
+    running = partial(broker_service.run, config, store_config, tls=tls, plugin_settings=plugins, also=also)
     async with TaskGroupScope() as scope:
-        addresses = await scope.tasks.start(partial(broker_service.run, config, store_config))
+        addresses = await scope.tasks.start(running)
         yield addresses[0]

@@ -39,7 +39,7 @@ class Dev:
 def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
     """`rmq dev` on free ports."""
     folder = tmp_path_factory.mktemp("dev")
-    ports = ("--namesrv-port", "0", "--broker-port", "0", "--dashboard-port", "0")
+    ports = ("--namesrv-port", "0", "--broker-port", "0", "--dashboard-port", "0", "--grpc-port", "0")
     quick = ("transactionTimeOut=1000", "transactionCheckInterval=1000", "transactionCheckMax=1")
     settings = [part for one in quick for part in ("--set", one)]
     command = [sys.executable, "-m", "rmq", "dev", "--data-dir", str(folder / "data"), *ports, *settings]

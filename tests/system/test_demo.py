@@ -140,7 +140,8 @@ class running_dev:
         self.folder = folder
 
     def __enter__(self) -> tuple[list[str], subprocess.Popen[str]]:
-        command = [sys.executable, "-m", "rmq", "dev", "--namesrv-port", "0", "--broker-port", "0"]
+        ports = ("--namesrv-port", "0", "--broker-port", "0", "--grpc-port", "0")
+        command = [sys.executable, "-m", "rmq", "dev", *ports]
         env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(self.folder)}
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import pathlib
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -135,6 +138,13 @@ def controller(context: click.Context, arguments: tuple[str, ...]) -> None:
     help="Port of the dashboard, where the extra `dashboard` is installed.",
 )
 @click.option("--no-dashboard", is_flag=True, help="Do not serve the dashboard.")
+@click.option(
+    "--grpc-port",
+    type=click.IntRange(0, 65535),
+    default=8081,
+    show_default=True,
+    help="Port for RocketMQ's 5.x clients, where the extra `grpc` is installed; 0: the broker's port only.",
+)
 def dev(
     namesrv_port: int,
     broker_port: int,
@@ -143,10 +153,12 @@ def dev(
     given: tuple[str, ...],
     dashboard_port: int,
     no_dashboard: bool,
+    grpc_port: int,
 ) -> None:
     """Run a name server, a broker and the dashboard in one process, for development. Ctrl-C ends it cleanly.
 
-    Port 0 takes a free one; the banner says which. Topics are made on their first message.
+    Port 0 takes a free one; the banner says which. Topics are made on their first message. With the extra
+    `grpc` RocketMQ's 5.x clients are served too, plain or with TLS.
     """
     import trio
 
@@ -156,7 +168,7 @@ def dev(
     settings = {key.strip(): value for key, value in pairs(given, option="--set").items()}
     pages = None if no_dashboard or not is_installed() else dashboard_port
     try:
-        trio.run(_run_both, data_dir, host, ports, settings, pages)
+        trio.run(_run_both, data_dir, host, ports, settings, pages, grpc_port)
     except (RmqError, OSError, BaseExceptionGroup) as raised:
         error = first_of(raised)
         if not isinstance(error, (RmqError, OSError)):
@@ -166,15 +178,18 @@ def dev(
 
 
 async def _run_both(
-    data_dir: pathlib.Path, host: str, ports: dict[str, int], settings: dict[str, str], pages: int | None
+    data_dir: pathlib.Path,
+    host: str,
+    ports: dict[str, int],
+    settings: dict[str, str],
+    pages: int | None,
+    grpc_port: int,
 ) -> None:
     import trio
 
-    from rmq import embedded
-
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with (
-            embedded.open(data_dir, host=host, settings=settings, **ports) as system,
+            _opened(data_dir, host, ports, settings, grpc_port) as (system, grpc),
             trio.open_nursery() as nursery,
         ):
             told = ""
@@ -182,12 +197,33 @@ async def _run_both(
                 from rmq.cli.local.dashboard import serve_beside
 
                 told = await serve_beside(nursery, system.namesrv_address, pages, data_dir)
-            echo(banner(system, told))
+            echo(banner(system, told, grpc))
             async for _ in signals:
                 break
             echo("stopping ...")
             nursery.cancel_scope.cancel()
     echo(f"stopped; the messages stay in {system.store_dir}")
+
+
+@asynccontextmanager
+async def _opened(
+    data_dir: pathlib.Path, host: str, ports: dict[str, int], settings: dict[str, str], grpc_port: int
+) -> AsyncIterator[tuple[embedded.System, str]]:
+    """Run the pair; yields it, and where RocketMQ's 5.x clients connect (empty without the extra)."""
+    from rmq.cli.local import grpc
+
+    logging.getLogger("rmq.remoting.transports.tls").setLevel(logging.ERROR)  # of a certificate made up here
+    if grpc.is_installed():
+        async with grpc.opened(data_dir, host=host, settings=settings, port=grpc_port, **ports) as found:
+            yield found
+        return
+    from rmq import embedded
+
+    names, broker = ports["namesrv_port"], ports["broker_port"]
+    async with embedded.open(
+        data_dir, host=host, namesrv_port=names, broker_port=broker, settings=settings
+    ) as system:
+        yield system, ""
 
 
 def first_of(error: BaseException) -> BaseException:
@@ -197,12 +233,14 @@ def first_of(error: BaseException) -> BaseException:
     return error
 
 
-def banner(system: embedded.System, dashboard: str = "") -> str:
-    """The text that is printed once all listen. `dashboard` is its link, or why there is none."""
+def banner(system: embedded.System, dashboard: str = "", grpc: str = "") -> str:
+    """The text that is printed once all listen. `dashboard` is its link, or why there is none; `grpc` where
+    RocketMQ's 5.x clients connect."""
     pages = f"\n  dashboard    {dashboard}" if dashboard else ""
+    door = f"\n  5.x clients  {grpc}" if grpc else ""
     return f"""rmq is running (Ctrl-C ends it)
   name server  {system.namesrv_address}
-  broker       {system.broker_address}
+  broker       {system.broker_address}{door}
   files        {system.store_dir}{pages}
 
   from Python  async with rmq.connect("{system.namesrv_address}") as client: ...

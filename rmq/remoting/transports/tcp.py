@@ -257,7 +257,7 @@ class TcpListener:
                 raise closed("the listener is closed")
             if self._is_held:
                 self._is_held = False
-                self._socket.listen(BACKLOG)
+                self._listen()
             await self._loop.wait_readable(self._socket)
             try:
                 sock, _ = self._socket.accept()
@@ -267,6 +267,15 @@ class TcpListener:
                 return _stream(sock, self._loop)
             except OSError:  # gone already: nothing to serve
                 sock.close()
+
+    def _listen(self) -> None:
+        """Begin to listen. Raises PortInUse: two processes can bind a port before either of them listens."""
+        try:
+            self._socket.listen(BACKLOG)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUse(self._address) from error
+            raise
 
     async def aclose(self) -> None:
         if not self._is_closed:

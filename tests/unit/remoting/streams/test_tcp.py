@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
-from rmq.errors import ConnectFailed
+from rmq.errors import ConnectFailed, PortInUse
 from rmq.remoting import Limits, TcpNetwork, open_stream
 from rmq.remoting.address import split_address
 from rmq.remoting.transports import tcp
@@ -184,3 +185,16 @@ async def test_who_is_to_be_reset_is_so_when_it_is_closed_in_order_too() -> None
     with pytest.raises(trio.BrokenResourceError, match="reset"):
         await client.receive_some(1)
     await client.aclose()
+
+
+async def test_a_held_port_that_another_process_took_meanwhile_says_so() -> None:
+    held = [await tcp.listen(split_address("127.0.0.1:0"), held=True)]
+    held.append(await tcp.listen(split_address(held[0].address), held=True))  # both bound, none listens
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(held[0].accept)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(PortInUse, match=held[0].address):
+            await held[1].accept()
+        nursery.cancel_scope.cancel()
+    for listener in held:
+        await listener.aclose()
