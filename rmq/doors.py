@@ -327,7 +327,12 @@ class DoorHost(Protocol):
         """
 
     def append(
-        self, message: Message, on_done: OnAppended | None = None, *, queue_id: int | None = None
+        self,
+        message: Message,
+        on_done: OnAppended | None = None,
+        *,
+        queue_id: int | None = None,
+        holds: bool = False,
     ) -> None:
         """Store a message, by the rules of a send. Messages of one round of the loop are written at once.
         Without `queue_id` its topic's queues take turns.
@@ -336,6 +341,10 @@ class DoorHost(Protocol):
         outcome names it, and a producer that has joined by `produce` may be asked for its end.
 
         `on_done` is called with the outcome when the message is as safe as the broker's settings ask.
+        With `holds` a message of an account over its quota is stored when its time has come, within 2 s,
+        and may be refused then, to `on_done`; without, and for a longer wait, it is refused at once
+        (SYSTEM_BUSY, whose `wait_seconds` is the time).
+
         Raises AccessDenied, ResponseError for a refusal (too long, no such topic, the broker is busy or
         stops), InvalidMessage, and StoreError; `on_done` is not called then.
         """

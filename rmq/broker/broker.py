@@ -512,7 +512,7 @@ class Broker(Endpoint):
     def on_door_close(self, door: str, peer: MemberConnection) -> None:
         """A connection of a door has ended: forget its reads, its memberships and its calls."""
         self.door_connections[door] -= 1
-        self.deferrals.on_close(peer)
+        self.metered.on_close(peer)
         self._forget_peer(peer)
 
     def on_response(self, response: Command, connection: Connection) -> None:

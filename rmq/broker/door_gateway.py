@@ -58,7 +58,7 @@ class LocalGateway:
             is_stored = bool(outcome.error is None or outcome.message_id)
             on_sent(Sent(outcome.error, is_stored, outcome.queue_offset, name, handle))
 
-        host.append(message, done, queue_id=queue_id)
+        host.append(message, done, queue_id=queue_id, holds=True)  # clients try again much sooner
 
     def produce(self, topic: str, client_id: str, on_check: OnCheck) -> None:
         """As `rmq.gateway.Gateway.produce`."""

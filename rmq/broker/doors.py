@@ -18,6 +18,7 @@ from rmq.doors import (
     JOIN,
     PUBLISH,
     SUBSCRIBE,
+    Appended,
     DeliverySettings,
     ReadRequest,
     ReadResult,
@@ -30,6 +31,7 @@ from rmq.errors import (
     InvalidName,
     LocalProtocolError,
     ResponseError,
+    RmqError,
     StoreError,
     for_code,
 )
@@ -59,7 +61,7 @@ from rmq.protocol.record import decode_records
 if TYPE_CHECKING:
     from rmq.broker.consume.long_polling import Found
     from rmq.broker.consume.per_message.taking import Handed
-    from rmq.doors import Appended, OnAppended, OnCheck, OnCommitted, OnHandled, OnQuestion, OnRead, OnTaken
+    from rmq.doors import OnAppended, OnCheck, OnCommitted, OnHandled, OnQuestion, OnRead, OnTaken
     from rmq.gateway import Gateway
     from rmq.message import Message, StoredMessage
 
@@ -94,18 +96,33 @@ class DoorPeer(DoorClient):
         return view
 
     def append(
-        self, message: Message, on_done: OnAppended | None = None, *, queue_id: int | None = None
+        self,
+        message: Message,
+        on_done: OnAppended | None = None,
+        *,
+        queue_id: int | None = None,
+        holds: bool = False,
     ) -> None:
         """As `rmq.doors.DoorHost.append`."""
         self._check(PUBLISH, message.topic)
-        self._check_quota(len(message.body))
-        holders = self._broker.settings.holders_of(self)
         shares = self._broker.door_sends
         shares.most = self.config.send_thread_pool_queue_capacity
-        if full := shares.full(holders):
+        if full := shares.full(self._broker.settings.holders_of(self)):
             raise for_code(
                 ResponseCode.SYSTEM_BUSY, f"of the sends that wait (sendThreadPoolQueueCapacity) {full}"
             )
+        if self._broker.hooks.quotas:
+            size = len(message.body)
+            if not holds:
+                self._broker.quotas.produce(self, 1, size)
+            elif self._broker.metered.holds_send(
+                self, size, partial(self._append_late, message, on_done, queue_id)
+            ):
+                return
+        self._append(message, on_done, queue_id)
+
+    def _append(self, message: Message, on_done: OnAppended | None, queue_id: int | None) -> None:
+        shares, holders = self._broker.door_sends, self._broker.settings.holders_of(self)
 
         def done(outcome: Appended) -> None:
             shares.give(holders)
@@ -120,10 +137,16 @@ class DoorPeer(DoorClient):
         self._broker.append_soon(message, done, holders, queue_id=queue_id, account=account)
         shares.add(holders)
 
-    def _check_quota(self, size: int) -> None:
-        """Count a message. Raises ResponseError (SYSTEM_BUSY) while the account is over its quota."""
-        if self._broker.hooks.quotas:
-            self._broker.quotas.produce(self, 1, size)
+    def _append_late(self, message: Message, on_done: OnAppended | None, queue_id: int | None) -> None:
+        """Store a message that was held for its account's quota; a refusal is its outcome."""
+        try:
+            self._append(message, on_done, queue_id)
+        except (RmqError, StoreError) as error:
+            refusal = error
+            if not isinstance(refusal, ResponseError):
+                refusal = for_code(ResponseCode.SYSTEM_ERROR, str(error))
+            if on_done is not None:
+                self._call(on_done, Appended(message.topic, -1, -1, "", refusal))
 
     def _quota_wait(self) -> float:
         """For how many seconds the account is given no messages."""

@@ -20,6 +20,7 @@ from rmq.protocol.frames import encode_pull_reply_head
 from rmq.protocol.headers import PullMessageRequestHeader
 
 if TYPE_CHECKING:
+    from rmq.plugin import Peer
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
     from rmq.server.deferred import DeferredCalls
@@ -61,10 +62,10 @@ class MeteredRequests:
         self._deferrals = deferrals
         self._holders_of = holders_of
         self._run_late = run_late
-        self._held: dict[Connection, int] = {}
+        self._held: dict[Peer, int] = {}
         self._held_bytes = 0
 
-    def on_close(self, connection: Connection) -> None:
+    def on_close(self, connection: Peer) -> None:
         """A connection has ended: forget its requests."""
         self._deferrals.on_close(connection)
         self._held_bytes -= self._held.pop(connection, 0)
@@ -90,7 +91,22 @@ class MeteredRequests:
             self._count(connection, len(request.body))
         return wait > 0
 
-    def _count(self, connection: Connection, size: int) -> None:
+    def holds_send(self, peer: Peer, size: int, store: Callable[[], None]) -> bool:
+        """Whether a message of a door's client is held, and `store` called when its time has come; it counts
+        then. Raises ResponseError when it would be held too long, and when too many calls wait."""
+        most = HOLD_SEND_SECONDS if self._held_bytes + size <= HELD_BYTES else 0.0
+        wait = self.quotas.produce(peer, 1, size, most=most)
+        if wait:
+            late = partial(self._store_late, store, peer, size)
+            self._deferrals.add(peer, self._holders_of(peer), wait, late)
+            self._count(peer, size)
+        return wait > 0
+
+    def _store_late(self, store: Callable[[], None], peer: Peer, size: int) -> None:
+        self._count(peer, -size)
+        store()
+
+    def _count(self, connection: Peer, size: int) -> None:
         if held := self._held.get(connection, 0) + size:
             self._held[connection] = held
         else:

@@ -2,8 +2,9 @@
 
 An account over its quota has to wait. A request over RocketMQ's port is held, and handled when its time has
 come: RocketMQ's clients know no code on which they would wait, but each waits for its answer. A send that
-would be held for longer than its client waits is refused with SYSTEM_BUSY, and so is a send of a door, with
-the time to wait (`throttled`). What a consumer is given is counted afterwards, and its next pull is held for
+would be held for longer than its client waits is refused with SYSTEM_BUSY and the time to wait
+(`throttled`). A door says whether its clients' sends are held so (gRPC) or refused (AMQP, which holds the
+credit). What a consumer is given is counted afterwards, and its next pull is held for
 as long as that was too much.
 
 An account that used nothing for a second may send as much as for one second at once.

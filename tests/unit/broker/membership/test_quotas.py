@@ -9,7 +9,7 @@ import pytest
 from rmq.broker.admin.metrics_export import metrics_of
 from rmq.broker.membership import quotas as module
 from rmq.broker.tables.versioned import run_to_end
-from rmq.doors import ReadRequest, TakeRequest
+from rmq.doors import Appended, ReadRequest, TakeRequest
 from rmq.errors import ResponseError, SystemBusy, for_code
 from rmq.message import Message
 from rmq.plugin import ACCOUNT, Hooks
@@ -183,7 +183,7 @@ def open_to_all(rig: Rig) -> Rig:
 
 
 def test_a_door_s_message_beyond_the_quota_is_refused_with_the_time_to_wait() -> None:
-    """gRPC says TOO_MANY_REQUESTS then, and AMQP gives no credit."""
+    """AMQP gives no credit then."""
     rig = open_to_all(metered(produce_messages=2))
     peer = door(rig)
     for _ in range(3):
@@ -192,6 +192,51 @@ def test_a_door_s_message_beyond_the_quota_is_refused_with_the_time_to_wait() ->
         peer.append(Message("Orders", b"x"))
     rig.let_pass(600)
     peer.append(Message("Orders", b"x"))
+
+
+def test_a_door_may_have_messages_held_until_their_time() -> None:
+    """gRPC's clients would try again within milliseconds, three times, and give up."""
+    rig = open_to_all(metered(produce_messages=2))
+    peer = door(rig)
+    found: list[Appended] = []
+    for number in range(7):
+        peer.append(Message("Orders", b"%d" % number), found.append, queue_id=0, holds=True)
+    with pytest.raises(SystemBusy, match="retry in 2500 ms"):
+        peer.append(Message("Orders", b"7"), found.append, holds=True)
+    pass_by(rig, 0.0, Wire())
+    assert len(found) == 3
+    pass_by(rig, 2.1, Wire())
+    assert [one.error for one in found] == [None] * 7
+    assert rig.bodies("Orders") == [b"%d" % number for number in range(7)]
+    row = rig.broker.quotas.throttled["app", "produce"]
+    assert (row.held, row.refused) == (4, 1)
+    assert not any((rig.broker.metered._held, rig.broker.metered._held_bytes))
+
+
+def test_a_door_s_message_that_was_held_is_refused_later_when_the_broker_refuses_it() -> None:
+    rig = open_to_all(metered(produce_messages=1))
+    peer = door(rig)
+    found: list[Appended] = []
+    for _ in range(2):
+        peer.append(Message("Orders", b"x"), found.append, holds=True)
+    peer.append(Message("Orders", bytes(5 << 20)), found.append, holds=True)
+    pass_by(rig, 1.5, Wire())
+    assert [one.error is None for one in found] == [True, True, False]
+    assert (found[2].message_id, found[2].queue_offset) == ("", -1)
+    assert "maxMessageSize" in str(found[2].error)
+
+
+def test_a_door_s_messages_that_are_held_go_with_its_connection() -> None:
+    rig = open_to_all(metered(produce_messages=1))
+    peer = door(rig)
+    for _ in range(4):
+        peer.append(Message("Orders", b"x"), queue_id=0, holds=True)
+    assert rig.broker.metered._held_bytes == 2
+    rig.broker.on_door_open("test")
+    rig.broker.on_door_close("test", peer)
+    pass_by(rig, 5.0, Wire())
+    assert len(rig.bodies("Orders")) == 2
+    assert not any((rig.broker.metered._held, rig.broker.metered._held_bytes))
 
 
 def test_a_door_s_consumer_beyond_its_quota_is_given_nothing_for_a_while() -> None:
