@@ -363,6 +363,8 @@ RETENTION_MS: Final = "retention.ms"
 RETENTION_BYTES: Final = "retention.bytes"
 """Attribute of a topic: bytes that its newest messages may have together on each broker; older ones are given
 up."""
+RETENTION_GROUP: Final = "CID_RMQ_SYS_RETENTION"
+"""The broker's own group, whose offsets are the first messages that limits of topics leave."""
 PERM_READ: Final = 4
 PERM_WRITE: Final = 2
 PERM_INHERIT: Final = 1

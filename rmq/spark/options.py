@@ -343,6 +343,9 @@ class StoreOptions:
         help="Find records by the `commitlog`, or by the `consumequeue` of each topic that is named",
         validator=one_of("commitlog", "consumequeue"),
     )
+    topic_limits: bool = setting(
+        True, help="Leave out the messages that their topic's own limits gave up, as its broker does"
+    )
     broker_name: str = setting("", help="The value of the column `brokerName`; files do not tell it")
     verify_crc: bool = setting(False, help="Compare each body with its CRC")
     decompress: bool = setting(True, help="Decompress bodies")

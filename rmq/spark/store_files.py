@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from struct import Struct
@@ -18,15 +18,21 @@ import numpy as np
 import pyarrow as pa
 from attrs import frozen
 
-from rmq.errors import ConfigError, CorruptRecord, StoreError
+from rmq.errors import ConfigError, CorruptRecord, RemoteProtocolError, StoreError
+from rmq.protocol.bodies import ConsumerOffsetSerializeWrapper
+from rmq.protocol.codes import RETENTION_GROUP
 from rmq.protocol.record import offset_of
 from rmq.spark.formats.arrays import Array, at_every_byte
 from rmq.spark.formats.records import MAGIC, Batch, Records, Take, each_fitting, find_records
+from rmq.store.files.config_files import ConfigFiles
 from rmq.store.files.consumequeue import LEFT_INSIDE, UNIT, is_unit
+from rmq.store.files.disk import RealDisk
 from rmq.store.files.scan import is_blank, parse
 
 _NAME: Final = re.compile(r"[0-9]{20}")
 _BACKWARDS: Final = 1 << 20
+Floors: TypeAlias = Mapping[str, Mapping[int, int]]
+"""Topic -> queue id -> first queue offset that the topic's own limits leave."""
 _UNITS: Final = np.dtype([("physicalOffset", ">i8"), ("size", ">i4"), ("tagsCode", ">i8")])
 
 
@@ -94,6 +100,36 @@ def queue_topics(path: str) -> list[str]:
     if not folder.is_dir():
         return []
     return sorted(each.name for each in folder.iterdir() if each.is_dir() and each.name != LEFT_INSIDE)
+
+
+def first_kept(path: str, topics: Container[str] | None = None) -> Floors:
+    """The first queue offsets that limits of topics leave, as the broker saved them last in
+    config/consumerOffset.json; of all topics, or of these. Raises StoreError for a broken file."""
+    root = Path(path) if (Path(path) / "commitlog").is_dir() else Path(path).parent
+    text = ConfigFiles(RealDisk(), str(root / "config")).load("consumerOffset")
+    try:
+        rows = ConsumerOffsetSerializeWrapper.from_json(text).offset_table if text else {}
+    except RemoteProtocolError as error:
+        raise StoreError(f"{root}/config/consumerOffset.json is no table of offsets: {error}") from None
+    end = f"@{RETENTION_GROUP}"
+    found = {name.removesuffix(end): queues for name, queues in rows.items() if name.endswith(end)}
+    return {topic: queues for topic, queues in found.items() if topics is None or topic in topics}
+
+
+def kept(records: Records, floors: Floors) -> Array:
+    """For each record whether the limits of its topic leave it."""
+    topics = records.topics().dictionary_encode()
+    numbers, names = topics.indices.to_numpy(), topics.dictionary.to_pylist()
+    queue_ids, offsets = records.head["queue_id"], records.head["queue_offset"]
+    result = np.ones(len(numbers), bool)
+    for number, name in enumerate(names):
+        if queues := floors.get(name):
+            firsts = np.zeros(max(queues) + 2, np.int64)  # the last is of all queues without a row
+            firsts[list(queues)] = list(queues.values())
+            own = numbers == number
+            places = np.clip(queue_ids[own], 0, len(firsts) - 1)
+            result[own] = offsets[own] >= firsts[places]
+    return result
 
 
 def queue_units(path: str, first: int = 0, end: int | None = None) -> QueueUnits:

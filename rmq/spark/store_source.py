@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -28,10 +29,13 @@ from rmq.spark.runtime import prepare_worker
 from rmq.spark.store_files import (
     ChunkScan,
     Damage,
+    Floors,
     LogFile,
     QueueUnits,
     check_no_hole,
+    first_kept,
     give_back,
+    kept,
     log_end,
     log_files,
     queue_folders,
@@ -48,12 +52,14 @@ _UNITS_AT_ONCE: Final = 1 << 18
 
 @define(slots=False)
 class Chunk(InputPartition):
-    """A part of a file: the records that begin at begin <= place < end. The log ends at `limit`."""
+    """A part of a file: the records that begin at begin <= place < end. The log ends at `limit`; `floors` are
+    the first offsets that limits of topics leave."""
 
     file: LogFile
     begin: int
     end: int
     limit: int
+    floors: Floors
 
 
 @define(slots=False)
@@ -84,10 +90,11 @@ class StoreReader(DataSourceReader):
         if options.on_corrupt == "fail":
             check_no_hole(files)
         limit = log_end(files)
+        floors = first_kept(options.path, options.topics or None) if options.topic_limits else {}
         if options.via == "consumequeue":
-            return _queue_parts(options.path, options.topics, limit)
+            return _queue_parts(options.path, options.topics, limit, floors)
         size = options.chunk_bytes or chunk_size(limit - files[0].base if files else 0)
-        return [chunk for file in files for chunk in _chunks(file, limit, size)]
+        return [chunk for file in files for chunk in _chunks(file, limit, size, floors)]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The rows of one part. Raises CorruptRecord when onCorrupt=fail; an empty batch is never given."""
@@ -108,13 +115,15 @@ class StoreReader(DataSourceReader):
         buffer = chunk.file.map()
         limit = min(max(chunk.limit - chunk.file.base, 0), chunk.file.size)
         scan = ChunkScan(buffer, chunk.file.base, limit, self._batch)
-        for found in scan.batches(chunk.begin, chunk.end, partial(self._decode, buffer)):
+        for found in scan.batches(chunk.begin, chunk.end, partial(self._decode, buffer, floors=chunk.floors)):
             if isinstance(found, Damage):
                 yield from self._damaged(chunk.file, found)
             else:
                 yield found
 
-    def _decode(self, buffer: Array, starts: Array) -> tuple[pa.RecordBatch, int]:
+    def _decode(
+        self, buffer: Array, starts: Array, floors: Floors = MappingProxyType({})
+    ) -> tuple[pa.RecordBatch, int]:
         """A batch of the first records, and how many were looked at: as many as it may have bytes for."""
         options = self._options
         give_back(buffer, 0, int(starts[0]))
@@ -123,6 +132,8 @@ class StoreReader(DataSourceReader):
             topics = Records(buffer, starts, "").topics()
             wanted = pc.is_in(topics, value_set=pa.array(options.topics))
             chosen = starts[wanted.to_numpy(zero_copy_only=False)]
+        if floors and len(chosen):
+            chosen = chosen[kept(Records(buffer, chosen, ""), floors)]
         batch = decode_batch(
             buffer,
             chosen,
@@ -229,13 +240,13 @@ def chunk_size(stored: int) -> int:
     return min(max(stored // 8, 64 << 20), 256 << 20)
 
 
-def _chunks(file: LogFile, limit: int, size: int) -> Iterator[Chunk]:
+def _chunks(file: LogFile, limit: int, size: int, floors: Floors) -> Iterator[Chunk]:
     end = min(file.size, limit - file.base)
     for begin in range(0, max(end, 0), size):
-        yield Chunk(file, begin, min(begin + size, end), limit)
+        yield Chunk(file, begin, min(begin + size, end), limit, floors)
 
 
-def _queue_parts(path: str, topics: Sequence[str], limit: int) -> list[InputPartition]:
+def _queue_parts(path: str, topics: Sequence[str], limit: int, floors: Floors) -> list[InputPartition]:
     parts: list[InputPartition] = []
     for topic in topics:
         folders = queue_folders(path, topic)
@@ -243,6 +254,7 @@ def _queue_parts(path: str, topics: Sequence[str], limit: int) -> list[InputPart
             raise ConfigError("rmqstore option topic", topic, f"a topic with consume queues in {path}")
         for queue_id, folder in folders.items():
             first, end = queue_range(folder)
+            first = max(first, floors.get(topic, {}).get(queue_id, 0))
             for begin in range(first, end, _UNITS_AT_ONCE):
                 stop = min(begin + _UNITS_AT_ONCE, end)
                 parts.append(QueuePart(topic, queue_id, folder, begin, stop, limit))

@@ -40,7 +40,7 @@ from rmq.broker.tables.versioned import (
 from rmq.errors import ResponseError, for_code
 from rmq.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANSACTION_GROUP
 from rmq.protocol.bodies import ConsumerOffsetSerializeWrapper
-from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.codes import RETENTION_GROUP, RequestCode, ResponseCode
 from rmq.protocol.headers import (
     TOPIC_CREATED_MS,
     QueryConsumerOffsetRequestHeader,
@@ -134,9 +134,8 @@ _OF_TRANSACTIONS: Final = frozenset(
     f"{topic}@{TRANSACTION_GROUP}" for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
 )
 """Rows that say how far transactions are: the broker's own."""
-FLOORS: Final = "CID_RMQ_SYS_RETENTION"
-"""The broker's own group, whose offsets are the first messages that limits of topics leave
-(`admin.topic_retention`)."""
+FLOORS: Final = RETENTION_GROUP
+"""See `admin.topic_retention`."""
 OF_FLOORS: Final = f"@{FLOORS}"
 NONE: Final = -1
 COPY_FRESH: Final = 1_000
