@@ -1,6 +1,7 @@
 """What the compiled engine offers. What is not said here is as in the functions that it stands for."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from mmap import mmap
 from typing import Any, TypeAlias, overload
 
 from rmq.protocol.command import Command
@@ -180,6 +181,9 @@ def gather(view: memoryview, first: int, ranges: list[tuple[int, int]], total: i
     when they are not all in it."""
 
 # Of a client; they are in `_client.pxi`.
+
+def place_in(mapping: mmap, view: memoryview) -> int:
+    """Where in a mapping the bytes of a view begin; -1 when they are not all in it."""
 
 class PulledReader:
     """Reads pulled messages, as the functions of `rmq.client.consume.message_view` that it stands for."""

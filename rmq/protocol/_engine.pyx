@@ -116,7 +116,7 @@ cdef extern from *:
 rmq_crc_start()
 cdef int FOLDS = rmq_crc_folds()
 
-SEAM = 10
+SEAM = 11
 
 cdef enum:
     LETTERS = 14  # a to n: the short names of a send's fields
@@ -1578,6 +1578,22 @@ def gather(view, int64_t first, list ranges, int64_t total):
     finally:
         PyBuffer_Release(&buffer)
     return None if left else data
+
+
+def place_in(mapping, view):
+    """Where in a mapping the bytes of a view of it begin; -1 when they are not all in it."""
+    cdef Py_buffer whole, part
+    cdef Py_ssize_t at
+    PyObject_GetBuffer(mapping, &whole, PyBUF_SIMPLE)
+    try:
+        PyObject_GetBuffer(view, &part, PyBUF_SIMPLE)
+        try:
+            at = <const char*>part.buf - <const char*>whole.buf
+            return at if 0 <= at <= whole.len - part.len else -1
+        finally:
+            PyBuffer_Release(&part)
+    finally:
+        PyBuffer_Release(&whole)
 
 include "_client.pxi"
 include "_columns.pxi"

@@ -16,15 +16,17 @@ import fcntl
 import mmap
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Final, Protocol, Self
 
 from attrs import frozen
 
 from rmq.errors import DiskFull, StoreError, StoreLocked
 from rmq.files import replace_file, sync_folder
+from rmq.protocol import engine
 
 Bytes = bytes | bytearray | memoryview
 
@@ -193,6 +195,28 @@ def store_error(error: OSError, path: str) -> StoreError:
     return StoreError(f"{path}: {error.strerror or error}")
 
 
+class FileMap(mmap.mmap):
+    """A mapping whose bytes go from the page cache to a socket without a copy, by `send_to`: streams look for
+    this method at the object of a large view."""
+
+    def __new__(cls, descriptor: int, size: int, access: int, segment: RealSegment) -> Self:
+        return super().__new__(cls, descriptor, size, access=access)
+
+    def __init__(self, descriptor: int, size: int, access: int, segment: RealSegment) -> None:
+        self._segment = segment
+
+    def send_to(self, descriptor: int, view: memoryview) -> int:
+        """Give a non-blocking socket the bytes of a view of this mapping, as many as it takes at once; return
+        their number, or -1 when the bytes themselves must be sent. Raises OSError of the socket."""
+        at = -1 if engine.compiled is None else engine.compiled.place_in(self, view)
+        return -1 if at < 0 else self._segment.send_to(descriptor, at, len(view))
+
+
+_NOT_SENDABLE: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+SENDS_FILES: Final = sys.platform == "linux" and engine.compiled is not None
+"""Whether mappings are `FileMap`s: what finds a view's place is compiled."""
+
+
 class RealSegment:
     """A file: a descriptor, and a shared mapping that is made at the first read."""
 
@@ -249,9 +273,25 @@ class RealSegment:
         with _explained(self.path):
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             # Nobody closes the mapping by hand: it goes when the last view of it goes, so no view can dangle.
-            self._map = mmap.mmap(self._fd, self.size, access=access)
+            self._map = (
+                FileMap(self._fd, self.size, access, self)
+                if SENDS_FILES
+                else mmap.mmap(self._fd, self.size, access=access)
+            )
         self._view = memoryview(self._map)
         return self._view
+
+    def send_to(self, descriptor: int, at: int, size: int) -> int:
+        """As `FileMap.send_to`, for the bytes at a place of the file."""
+        with self._guard:  # another thread may close the file, and its descriptor become another file's
+            if self._fd < 0:
+                return -1
+            try:
+                return os.sendfile(descriptor, self._fd, at, size) or -1
+            except OSError as error:
+                if error.errno in _NOT_SENDABLE:
+                    return -1
+                raise
 
     def writable(self, size: int) -> memoryview:
         if size > self._reserved:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
+import os
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,8 @@ from rmq.errors import ConnectFailed, PortInUse
 from rmq.remoting import Limits, TcpNetwork, open_stream
 from rmq.remoting.address import split_address
 from rmq.remoting.transports import tcp
+from rmq.remoting.transports.stream import Outbox
+from rmq.store.files.disk import SENDS_FILES, RealDisk
 
 
 async def pair() -> tuple[tcp.TcpStream, tcp.TcpStream]:
@@ -198,3 +203,70 @@ async def test_a_held_port_that_another_process_took_meanwhile_says_so() -> None
         nursery.cancel_scope.cancel()
     for listener in held:
         await listener.aclose()
+
+
+NEEDS_FILE_MAPS = pytest.mark.skipif(not SENDS_FILES, reason="the compiled engine on Linux has it")
+
+
+async def moved(outbox: Outbox, client: tcp.TcpStream, server: tcp.TcpStream) -> bytes:
+    """Send all; return the bytes that came. A socket takes a part at a time."""
+    size, got = outbox.size, bytearray()
+    while len(got) < size:
+        if outbox.size:
+            outbox.consume(client.send_now(outbox.peek()))
+        got += await server.receive_some(50_000)
+    return bytes(got)
+
+
+@NEEDS_FILE_MAPS
+async def test_views_of_files_are_sent_by_the_system_between_other_buffers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 1 << 20
+    content = bytes(number % 251 for number in range(size))
+    segment = RealDisk().open(str(tmp_path / "log"), size)
+    segment.write(0, content)
+    calls: list[tuple[int, int]] = []
+
+    def sendfile(to: int, source: int, at: int, count: int) -> int:
+        calls.append((at, count))
+        return os_sendfile(to, source, at, count)
+
+    os_sendfile = os.sendfile
+    monkeypatch.setattr(os, "sendfile", sendfile)
+    client, server = await pair()
+    outbox = Outbox()
+    large, small = segment.read(1_000, 300_000), segment.read(500_000, 100)
+    outbox.add([b"head", large, b"between", small, segment.read(600_000, 400_000), b"end"])
+    wanted = (
+        b"head" + content[1_000:301_000] + b"between" + content[500_000:500_100] + content[600_000:1_000_000]
+    )
+    wanted += b"end"
+    assert await moved(outbox, client, server) == wanted
+    assert {at for at, _ in calls} >= {1_000, 600_000}
+    calls.clear()
+    segment.close()  # the bytes of a view are there all the same
+    outbox.add([b"a", large])
+    assert await moved(outbox, client, server) == b"a" + content[1_000:301_000]
+    assert not calls
+    await server.aclose()
+    await client.aclose()
+
+
+@NEEDS_FILE_MAPS
+async def test_a_file_that_the_system_cannot_send_is_sent_as_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sendfile(*_: object) -> int:
+        raise OSError(errno.EINVAL, "not on this file system")
+
+    monkeypatch.setattr(os, "sendfile", sendfile)
+    segment = RealDisk().open(str(tmp_path / "log"), 1 << 16)
+    segment.write(0, b"ab" * (1 << 15))
+    client, server = await pair()
+    outbox = Outbox()
+    outbox.add([segment.read(0, 1 << 16), b"end"])
+    assert await moved(outbox, client, server) == b"ab" * (1 << 15) + b"end"
+    await server.aclose()
+    await client.aclose()
+    segment.close()
