@@ -68,6 +68,10 @@ SUBCOMMANDS: Final = {
     "admin": ("rmq.cli.admin", "RocketMQ's mqadmin: the same 57 names, the same options."),
     "acl": ("rmq.cli.clusters.acl", "Accounts of a cluster or of a file: who may do what, and why."),
     "doctor": ("rmq.cli.clusters.doctor", "Look at a cluster: what is wrong and what to do."),
+    "migrate": (
+        "rmq.cli.clusters.migrate",
+        "Move a cluster of Apache RocketMQ: what would differ, and what to do.",
+    ),
     "export": (
         "rmq.cli.clusters.export_import",
         "Write topics, groups, offsets and accounts to one YAML file.",
@@ -82,7 +86,17 @@ SUBCOMMANDS: Final = {
 SECTIONS: Final = {
     "Run": ("dev", "namesrv", "broker", "controller", "proxy", "dashboard", "demo", "run"),
     "Messages": ("pub", "sub", "tail", "request", "reply", "bench", "msg", "dlq", "transactions", "spark"),
-    "A running cluster": ("cluster", "topic", "group", "acl", "doctor", "export", "import", "admin"),
+    "A running cluster": (
+        "cluster",
+        "topic",
+        "group",
+        "acl",
+        "doctor",
+        "migrate",
+        "export",
+        "import",
+        "admin",
+    ),
     "More": ("certs", "store", "backup", "context", "errors", "completion"),
 }
 """Headings of `rmq --help`, and what stands below each."""
@@ -107,6 +121,7 @@ OTHER_WORDS: Final[Mapping[str, Sequence[str]]] = {
     "messages": ["msg"],
     "nameserver": ["namesrv"],
     "mqadmin": ["admin"],
+    "migration": ["migrate"],
     "check": ["doctor"],
     "status": ["doctor", "cluster"],
     "add": ["create"],

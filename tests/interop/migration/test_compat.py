@@ -77,7 +77,7 @@ def test_a_java_consumer_gets_the_messages_of_a_moved_program(names: str, proces
     with producer:
         assert producer.send_sync(with_all).status is SendStatus.OK
         large = Message(TOPIC)
-        large.set_body("long " * 10_000)
+        large.set_body("long " * 10_000 + "end")
         batch = [Message(TOPIC) for _ in range(3)]
         for one in batch:
             one.set_body("batch")
@@ -93,7 +93,9 @@ def test_a_java_consumer_gets_the_messages_of_a_moved_program(names: str, proces
         delayed.set_body("delayed")
         delayed.set_delay_time_level(1)
         assert producer.send_orderly(delayed, 1).status is SendStatus.OK
-    expected = {"text", "long " * 10_000, "batch", "delayed"} | {f"async {number}" for number in range(20)}
+    expected = {"text", "long " * 10_000 + "end", "batch", "delayed"} | {
+        f"async {number}" for number in range(20)
+    }
     wait_until(lambda: expected <= {row.get("body") for row in consumer.rows}, 60, "the messages")
 
     puller = PullConsumer("moved-pullers")

@@ -75,6 +75,7 @@ OURS = (
     "export",
     "group",
     "import",
+    "migrate",
     "msg",
     "pub",
 )
