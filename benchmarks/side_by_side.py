@@ -7,7 +7,7 @@ each round runs every work on both, the order of the two rotated from round to r
 over the rounds of the ratio of the two rates (each pair of one round) and of the broker's own CPU time for a
 message (user + system, /proc/PID/stat, over the measured part). Rates by themselves move with the machine and
 are shown only for scale; on a machine that others use too, --realtime keeps them out. With --write the table
-goes into docs/performance.md, between its markers. With --against FOLDER the code of that checkout runs
+goes into docs/design/performance.md, between its markers. With --against FOLDER the code of that checkout runs
 too, and how the two differ is reported.
 """
 
@@ -32,7 +32,7 @@ import pytest
 from tests.interop.rocketmq import Java, Process, Processes, wait_until
 
 HERE = pathlib.Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "performance.md"
+PAGE = HERE.parent / "docs" / "design" / "performance.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 TICKS = os.sysconf("SC_CLK_TCK")
 KINDS = ("rmq", "java")
@@ -279,7 +279,7 @@ def conditions(rounds: int, seconds: float, flush: str, *, realtime: bool) -> st
 
 
 def write_page(text: str) -> None:
-    """Puts the generated part into docs/performance.md."""
+    """Puts the generated part into docs/design/performance.md."""
     page = PAGE.read_text("utf-8")
     head, rest = page.split(BEGIN)
     tail = rest.split(END)[1]
@@ -299,7 +299,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--sync-flush", action="store_true", help="SYNC_FLUSH at both brokers")
     parser.add_argument("--no-idle", action="store_true", help="leave start time and memory out")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/design/performance.md")
     parser.add_argument("--against", metavar="FOLDER", help="another checkout of ours to compare with")
     return parser.parse_args(arguments)
 

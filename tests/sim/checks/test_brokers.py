@@ -25,7 +25,7 @@ SEEDS = 6
 SECONDS = 20.0
 BUGS_OF_BROKERS = BROKER_BUGS | CONSUMER_BUGS
 CAUGHT_BY = BROKERS_CAUGHT_BY | CONSUMERS_CAUGHT_BY
-PAGE = pathlib.Path(__file__).parents[3] / "docs" / "reliability.md"
+PAGE = pathlib.Path(__file__).parents[3] / "docs" / "design" / "reliability.md"
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -1,0 +1,55 @@
+"""Links of the pages lead to headings that exist, by the anchors of a code host; drawings are current."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import runpy
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^ *```.*?^ *```", re.S | re.M)
+LINK = re.compile(r"\]\((?P<path>[^)#\s:]*)#(?P<anchor>[^)\s]+)\)")
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """The anchors of a page's headings."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text("utf-8")), re.M):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        anchor = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+        repeated = sum(1 for one in found if one == anchor or re.fullmatch(rf"{re.escape(anchor)}-\d+", one))
+        found.add(f"{anchor}-{repeated}" if repeated else anchor)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_headings(page: pathlib.Path) -> None:
+    missing = []
+    for link in LINK.finditer(FENCE.sub("", page.read_text("utf-8"))):
+        target = page.parent / link["path"] if link["path"] else page
+        if target.suffix == ".md" and link["anchor"] not in anchors(target):
+            missing.append(link[0])
+    assert missing == []
+
+
+def test_the_drawings_are_current() -> None:
+    folder = ROOT / "docs" / "images"
+    drawn = runpy.run_path(str(folder / "make_drawings.py"))["pictures"]()
+
+    written = {path.name: path.read_text("utf-8") for path in folder.glob("drawn-*.svg")}
+    assert written == drawn, "run docs/images/make_drawings.py"
+
+
+def test_a_drawing_has_a_light_and_a_dark_form() -> None:
+    site = runpy.run_path(str(ROOT / "docs" / "make_site.py"))
+    svg = (ROOT / "docs" / "images" / "drawn-topic.svg").read_text("utf-8")
+
+    light, dark = site["drawing_forms"](svg)
+
+    assert "@media" in svg
+    assert "@media" not in light + dark
+    assert "#e4e7eb" in dark
+    assert "#e4e7eb" not in light
