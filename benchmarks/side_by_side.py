@@ -7,8 +7,8 @@ each round runs every work on both, the order of the two rotated from round to r
 over the rounds of the ratio of the two rates (each pair of one round) and of the broker's own CPU time for a
 message (user + system, /proc/PID/stat, over the measured part). Rates by themselves move with the machine and
 are shown only for scale; on a machine that others use too, --realtime keeps them out. With --write the table
-goes into docs/design/performance.md, between its markers. With --against FOLDER the code of that checkout runs
-too, and how the two differ is reported.
+goes into docs/design/performance.md, between its markers. With --against FOLDER the code of that
+checkout runs too, and how the two differ is reported.
 """
 
 from __future__ import annotations
