@@ -158,15 +158,16 @@ def broken_text(properties: bytes) -> str:
         name, separator, _ = pair.partition(b"\x01")
         if not separator or not name or 0 in name:
             return f"after {len(text)} bytes its properties are no pairs of names and values"
-    zeroed = zeroed_id(properties)
-    return f"its property {zeroed} has zeros, which nobody sends" if zeroed else ""
+    return zeroed_text(properties)
 
 
-def zeroed_id(properties: bytes) -> str:
-    """The first property of a record with zeros that no sender can have sent; empty without such a
-    property."""
+def zeroed_text(properties: bytes) -> str:
+    """The reason why no sender can have sent the zeros in a record's properties, wherever the record stands;
+    empty without one."""
     for pair in properties.split(b"\x02"):
-        name, _, value = pair.partition(b"\x01")
+        name, separator, value = pair.partition(b"\x01")
+        if 0 in pair and not separator:
+            return "its properties have zeros where a name ends"
         if name in _NEVER_ZERO and 0 in value:
-            return name.decode()
+            return f"its property {name.decode()} has zeros, which nobody sends"
     return ""

@@ -23,7 +23,7 @@ from rmq.store.evidence import (
     broken_text,
     find_evidence,
     missing_start,
-    zeroed_id,
+    zeroed_text,
 )
 from rmq.store.files.checkpoint import Checkpoint
 from rmq.store.files.commitlog import CommitLog
@@ -314,7 +314,7 @@ class Recoverer:
                 assert held.position + held.size <= record.position, "records do not overlap"
                 self.restore(held)
                 held = None
-            if 0 in record.properties and (self._is_pierced(record) or self._has_zeroed_id(record)):
+            if 0 in record.properties and (self._is_pierced(record) or self._has_zeroed_text(record)):
                 return records, record.position, True
             held = record
             self._latest_ms = max(self._latest_ms, record.store_timestamp)
@@ -374,12 +374,12 @@ class Recoverer:
         why = broken_text(last.properties) or self._other_unit(last)
         return bool(why) and self._is_cut_at(last, f"it ends in zeros, and {why}")
 
-    def _has_zeroed_id(self, record: Scanned) -> bool:
-        """Whether to cut the log at a record that was synced and has zeros in a property that never has any.
-        Raises CorruptRecord unless damage is cut.
+    def _has_zeroed_text(self, record: Scanned) -> bool:
+        """Whether to cut the log at a record that was synced and has zeros in its properties where no record
+        has any. Raises CorruptRecord unless damage is cut.
         """
-        name = zeroed_id(record.properties) if self._is_whole(record) else ""
-        return bool(name) and self._is_cut_at(record, f"its property {name} has zeros, which nobody sends")
+        why = zeroed_text(record.properties) if self._is_whole(record) else ""
+        return bool(why) and self._is_cut_at(record, why)
 
     def _is_whole(self, record: Scanned) -> bool:
         """Whether all bytes of a record were synced. A slave may have stopped in order with a part of one."""

@@ -249,7 +249,10 @@ def test_zeros_that_nobody_sends_at_the_end_of_a_synced_record_are_damage(how: s
 
 
 @pytest.mark.parametrize("how", ["clean", "abort"])
-def test_zeros_that_nobody_sends_in_the_middle_of_the_log_are_damage(how: str) -> None:
+@pytest.mark.parametrize(
+    ("zeros", "why"), [(29, "UNIQ_KEY has zeros"), (37, "zeros where a name"), (49, "zeros where a name")]
+)
+def test_zeros_that_nobody_sends_in_the_middle_of_the_log_are_damage(how: str, zeros: int, why: str) -> None:
     disk = MemoryDisk()
     store = open_store(disk, **BIG)
     fill(store, 3)
@@ -260,10 +263,10 @@ def test_zeros_that_nobody_sends_in_the_middle_of_the_log_are_damage(how: str) -
     store.flush()
     store.close() if how == "clean" else store.abandon()
     log = disk.open(LOG, 1 << 16)
-    log.write(end - 29, bytes(29))
+    log.write(end - zeros, bytes(zeros))
     log.sync()
     assert {finding.kind for finding in checked(disk).findings} == {"record text"}
-    with pytest.raises(CorruptRecord, match="UNIQ_KEY has zeros"):
+    with pytest.raises(CorruptRecord, match=why):
         open_store(disk, **BIG)
     assert len(bodies(open_store(disk, truncate_damaged_log=True, **BIG))) == 3
 
