@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import Context, copy_context
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
@@ -207,6 +208,15 @@ def check_loop(opened_on: object | None, what: str) -> None:
             f"{what} was opened on another event loop, which has ended or runs in another thread: open one"
             " for each loop, and close it before its loop ends"
         )
+
+
+def task_context() -> Context:
+    """A copy of the context variables, in which a function that the loop calls outside of any task may start
+    tasks: on asyncio only a variable says there which library runs."""
+    context = copy_context()
+    if asyncio_loop() is not None:
+        context.run(sniffio.current_async_library_cvar.set, "asyncio")
+    return context
 
 
 def thread_safe_call() -> Callable[..., object]:

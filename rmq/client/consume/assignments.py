@@ -35,7 +35,7 @@ from rmq.errors import RmqError, StrayCancellation
 from rmq.message import RETRY_PREFIX, MessageQueue
 from rmq.protocol.bodies import SubscriptionData
 from rmq.remoting.cancellation import as_failure
-from rmq.remoting.loop import Wakeup
+from rmq.remoting.loop import Wakeup, task_context
 
 log = logging.getLogger("rmq.client.assignments")
 
@@ -94,7 +94,7 @@ class Assignments:
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; `started` when the first assignment has been tried."""
-        self._context = copy_context()
+        self._context = task_context()
         try:
             async with anyio.create_task_group() as self._tasks:
                 await self.rebalance()
@@ -349,7 +349,8 @@ class Assignments:
         )
         self._progress.set()
         self._set_limits()
-        # In the context of our own tasks: this may be called in a handler, by `seek`.
+        # In the context of our own tasks: this may be called in a handler, by `seek`, or outside of any task,
+        # by a broker's request.
         if pulls and self._tasks is not None:
             self._context.copy().run(self._tasks.start_soon, puller.run)
 

@@ -172,6 +172,29 @@ def test_a_client_of_a_loop_in_another_thread_is_told_too(cluster: Cluster) -> N
         asyncio.run(scenario())
 
 
+@RUNS
+def test_offsets_are_reset_where_the_loop_reads_in_functions(
+    run: Callable[..., Any], cluster: Cluster
+) -> None:
+    """asyncio calls them outside of any task, and under `asyncio.run` nothing says which library runs."""
+    with served_in_a_thread(cluster) as world:
+
+        async def scenario() -> None:
+            with anyio.fail_after(30):
+                async with rmq.connect(world.names) as client, client.producer("p") as producer:
+                    await client.admin.create_group("g")
+                    await producer.send(rmq.Message("T", b"x"))
+                    async with client.consumer("g", {"T": "*"}, consume_from="first") as consumer:
+                        async with await anext(consumer) as message:
+                            assert message.body == b"x"
+                        await consumer._member.assignments.commit()
+                        await client.admin.reset_offset("g", "T", 0)
+                        async with await anext(consumer) as message:
+                            assert message.body == b"x"
+
+        run(scenario)
+
+
 # --- what is never closed ---
 
 
