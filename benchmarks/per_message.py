@@ -132,11 +132,11 @@ class Bench:
         broker = self.broker
         broker.handle(self.requests.feed(data), self.sink)  # type: ignore[arg-type]
         if self.due():
-            broker.step_deadlines(time.monotonic())
+            broker.steps.deadlines(time.monotonic())
 
     def due(self) -> bool:
         """Whether the broker's loop would be woken now."""
-        return self.broker._next_deadline <= time.monotonic()
+        return self.broker.deadlines.next <= time.monotonic()
 
 
 def heartbeat(group: str) -> bytes:

@@ -1,104 +1,86 @@
-"""The broker without its event loop: its parts, the handlers of requests, and the end of every chunk.
+"""The broker without its event loop: its parts put together, and the handlers of requests.
 
-`handle` runs all requests of a chunk; `commit_pending` then commits their messages to the store with a single
-write, and only after that answers the senders and wakes the consumers that wait. Only the store's writes
-block. No function reads a clock except by `now_ms` (wall time, for stamps) and `clock` (seconds, for
-deadlines).
+`handle` runs all requests of a chunk; `GroupCommit.commit_pending` then commits their messages to the store
+with a single write, and only after that answers the senders and wakes the consumers that wait. Only the
+store's writes block. No function reads a clock except by `now_ms` (wall time, for stamps) and `clock`
+(seconds, for deadlines).
 """
 
 from __future__ import annotations
 
-import logging
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from rmq.broker.admin.assignments import Assignments
-from rmq.broker.admin.config_requests import ConfigRequests
-from rmq.broker.admin.consume_stats import ConsumeProgress, SlicedAnswers
-from rmq.broker.admin.expiry import Expiry
 from rmq.broker.admin.metrics_export import gauges_of
-from rmq.broker.admin.pending_changes import PendingChanges, as_it_is
-from rmq.broker.admin.query import Query
+from rmq.broker.admin.parts import make_admin_parts
+from rmq.broker.admin.pending_changes import PendingChanges
 from rmq.broker.admin.registration import Registration
-from rmq.broker.admin.topic_retention import TopicRetention
-from rmq.broker.admin.topics_and_groups import Admin
+from rmq.broker.chunk.copied_log import CopiedLog
+from rmq.broker.chunk.group_commit import Arrivals, Chunk, GroupCommit
+from rmq.broker.chunk.plugin_appends import PluginAppends
+from rmq.broker.chunk.steps import Deadlines, Steps
 from rmq.broker.config import Settings
 from rmq.broker.consume.metered import MeteredRequests
-from rmq.broker.consume.per_message.deliveries import Deliveries
-from rmq.broker.consume.per_message.pop_requests import PopRequests
-from rmq.broker.consume.pull import Pull
-from rmq.broker.consume.read import Reader
+from rmq.broker.consume.readers import make_readers
 from rmq.broker.decisions import Decisions
-from rmq.broker.delay.delay_levels import Schedule
-from rmq.broker.delay.recall import Recall
-from rmq.broker.delay.timers import Timers
 from rmq.broker.disk_work import DiskWork
-from rmq.broker.error_responses import error_response, large_body_refusal, not_written, unsupported
-from rmq.broker.filtering.filters import FilterTable
-from rmq.broker.membership.check_back import CheckBack
+from rmq.broker.error_responses import error_response, large_body_refusal, unsupported
 from rmq.broker.membership.client_requests import ClientRequests, PendingRequests, RequestReply
-from rmq.broker.membership.clients import Clients
+from rmq.broker.membership.door_peers import DoorPeers
 from rmq.broker.membership.quotas import Quotas
-from rmq.broker.produce.acks import Acknowledgement
-from rmq.broker.produce.admission import FlowControl
-from rmq.broker.produce.append import Append, OwnWrites, stored_events
-from rmq.broker.produce.delivery_records import DeliveryRecords
-from rmq.broker.produce.idempotent import IdempotentSends
-from rmq.broker.produce.send import Send
+from rmq.broker.produce.writers import Writers, make_writers
 from rmq.broker.replication.replica_state import TABLE_CODES, DeliveryProgress, ReplicaState, of_our_slave
 from rmq.broker.replication.table_replication import LOCKS, OFFSETS, TableReceiver
 from rmq.broker.role import Role, role_of
-from rmq.broker.state import Tables
+from rmq.broker.state import Tables, make_tables
 from rmq.broker.tables.files import TableFiles
-from rmq.broker.tables.groups import Groups
 from rmq.broker.tables.histograms import Histograms
-from rmq.broker.tables.offsets import Offsets
-from rmq.broker.tables.queue_locks import Locks
-from rmq.broker.tables.stats import Stats
-from rmq.broker.tables.topics import Topics
-from rmq.broker.tables.versioned import Changes, OnReplicated, Slices, at_once, response_when, run_to_end
-from rmq.broker.transactions import Transactions
+from rmq.broker.tables.versioned import Changes, OnReplicated, Slices, at_once, run_to_end
 from rmq.broker.wakeups import Wakeups
-from rmq.errors import StoreError
-from rmq.message import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq.plugin import Hooks, PulledEvent
 from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from rmq.protocol.command import SMALLEST_BODY_LIMIT, check_body
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import SENDS_OF_A_LOOK, MemoryBudget, turn_is_over
 from rmq.server.deferred import DeferredCalls, DeferredSaves
-from rmq.shares import Shares
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
     from rmq.broker.consume.long_polling import Reading, Wanted
     from rmq.broker.membership.members import MemberConnection
-    from rmq.message import Message
-    from rmq.plugin import OnAppended, Peer
     from rmq.protocol.auth.server_auth import ServerAuth
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
     from rmq.remoting.serving.acceptor import Acceptor
-    from rmq.shares import Holders, Holding
+    from rmq.shares import Holding
     from rmq.store.reader import GetResult
-    from rmq.store.store import Arrival, Store
+    from rmq.store.store import Store
 
 Handler = Callable[["Command", "Connection", int], "Command | None"]
-
-RETRY_MS: Final = 1_000
-SLAVE_IDLE_MS: Final = 60_000
-"""How long a slave's delivery and check-back sleep: its master does both, and the slave copies that."""
 
 SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
 HEART_BEAT: Final = int(RequestCode.HEART_BEAT)
 SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 
-log = logging.getLogger("rmq.broker")
+
+class Part(Protocol):
+    """A part of the broker that serves requests."""
+
+    def handlers(self) -> Mapping[RequestCode, Handler] | Mapping[int, Handler]:
+        """The handlers by their request codes."""
+
+
+def collected(parts: Iterable[Part], signed: Callable[[Handler], Handler]) -> dict[int, Handler]:
+    """The handlers of all parts. `signed(handler)` has the responses of a slave's questions signed."""
+    handlers: dict[int, Handler] = {}
+    for part in parts:
+        for code, handler in part.handlers().items():
+            assert code not in handlers, code
+            handlers[int(code)] = signed(handler) if code in TABLE_CODES else handler
+    return handlers
 
 
 class Broker(Endpoint):
@@ -143,28 +125,31 @@ class Broker(Endpoint):
         self.connections = 0
         self.acceptors: Mapping[str, Acceptor] = acceptors or {}
         self.budget = budget or MemoryBudget()
-        self._connection: Connection | None = None  # whose chunk is being handled
+        self.chunk = Chunk()
+        self.deadlines = Deadlines(self.wake.deadlines)
         self._chance = chance or Random()
-        self._chunk_at = self._next_warning_at = (
-            0.0  # when its handling began; from when on to complain again
-        )
-        self._next_deadline = math.inf  # when `step_deadlines` is to be called
         self.files = TableFiles(store)
-        agreed = self._agreed if self.role.awaits_replicas else as_it_is
+        replicated = self._when_replicated if self.role.awaits_replicas else None
         respond, wake, holders_of = self._respond, self.wake, self.settings.holders_of
-        self.changes = PendingChanges(self.files, respond, wake.new_topics, agreed, holders_of)
+        self.changes = PendingChanges(self.files, respond, wake.new_topics, replicated, holders_of)
         self.deferred_saves = DeferredSaves(respond, error_response, wake.deferred_saves, holders_of)
         tables = self._make_tables()
-        self._make_writers(tables)
-        self._make_readers(tables)
+        self.topics, self.groups, self.offsets = tables.topics, tables.groups, tables.offsets
+        self.clients, self.filters = tables.clients, tables.filters
+        self.stats, self.locks = tables.stats, tables.locks
+        writers = self._make_writers(tables)
+        self._make_readers(tables, writers)
+        self._make_admin(tables)
         self._make_callers(address)
+        self._make_ends(tables, writers)
         self.delivery = DeliveryProgress(self.schedule, self.timers, self.offsets)
         take_progress = self.delivery.take
-        save = self.wake.new_topics or self.save_topics
+        save = self.wake.new_topics or self.group_commit.save_topics
         self.followed = TableReceiver(self.files, tables, store, self.delivery, self._on_topics_change, save)
         self.replica = ReplicaState(
             store, address=address, chance=self._chance, take_progress=take_progress, role=self.role
         )
+        self.copied_log = CopiedLog(store, self.followed, self.replica, self.arrivals.arrived, self.wake)
         sign = sign or (lambda command: command)
         self.registration = Registration(
             self.settings,
@@ -176,7 +161,11 @@ class Broker(Endpoint):
         )
         self.settings.watch(self.wake.register)  # they are told the permission
         self._load()
-        self.handlers = self._collect_handlers()
+        readers = self.pull, self.offsets, self.clients, self.locks, self.query, self.admin, self.progress
+        senders = self.send, self.idempotent, self.transactions, self.recall
+        callers = self.client_requests, self.request_reply
+        of_5x = self.pop_requests, self.config_requests, self.assignments
+        self.handlers = collected((*readers, *senders, *callers, *of_5x), self.replica.signed)
 
     @property
     def config(self) -> BrokerConfig:
@@ -184,201 +173,110 @@ class Broker(Endpoint):
         return self.settings.broker
 
     def _make_tables(self) -> Tables:
-        settings, store, now_ms = self.settings, self.store, self.now_ms
-        self.stats = Stats(now_ms(), cluster=self.config.broker_cluster_name)
-        save = self.files.save
-        self.topics = Topics(
-            settings,
-            save=partial(save, "topics"),
-            now_ms=now_ms,
-            on_change=self._on_topics_change,
-            log_end=lambda: store.max_physical_offset,
-            log_start=lambda: store.min_physical_offset,
-            first_record=self._first_record,
-        )
-        self.groups = Groups(
-            settings, save=partial(save, "subscriptionGroup"), now_ms=now_ms, on_change=self._tell_slaves
-        )
         waits = self.role.awaits_replicas
-        self.offsets = Offsets(
-            settings,
-            self.topics,
-            store,
-            group_exists=self.groups.exists,
-            role=self.role,
-            when_replicated=partial(self._when_replicated, OFFSETS) if waits else at_once,
+        return make_tables(
+            self.settings,
+            self.store,
+            self.role,
+            save=self.files.save,
+            now_ms=self.now_ms,
+            clock=self.clock,
+            on_topics_change=self._on_topics_change,
+            on_groups_change=self._tell_slaves,
+            when_offsets_replicated=partial(self._when_replicated, OFFSETS) if waits else at_once,
+            when_locks_replicated=partial(self._when_replicated, LOCKS) if waits else at_once,
         )
-        self.filters = FilterTable(settings, now_ms, self.clock)
-        self.clients = Clients(
-            settings, groups=self.groups, topics=self.topics, filters=self.filters, clock=self.clock
-        )
-        self.locks = Locks(
-            self.clock,
-            settings.holders_of,
-            role=self.role,
-            when_replicated=partial(self._when_replicated, LOCKS) if waits else at_once,
-        )
-        tables = self.topics, self.groups, self.offsets, self.clients, self.filters, self.stats, self.locks
-        return Tables(*tables)
 
-    def _make_writers(self, tables: Tables) -> None:
+    def _make_writers(self, tables: Tables) -> Writers:
         """The parts that store messages."""
-        settings, store = self.settings, self.store
-        self.own_writes = OwnWrites(store, self.topics, self.clock)
-        put = self.own_writes.put
-        self.schedule = Schedule(
-            store.config.message_delay_level, store, self._commit, self.wake.schedule, self.clock, put
-        )
-        self.timers = Timers(store, self._commit, on_earlier=self.wake.schedule, put=put)
-        self.acknowledgement = Acknowledgement(
-            settings,
-            store,
-            self.topics,
+        writers = make_writers(
+            self.settings,
+            self.store,
+            tables,
             self.role,
             clock=self.clock,
+            chance=self._chance,
             histograms=self.histograms,
-            on_deadline=self._on_deadline,
-            on_sync_wanted=self.wake.flush,
-        )
-        check_back = CheckBack(self.clients, self._chance, lambda: self.hooks)
-        self.transactions = Transactions(
-            settings,
-            store,
-            self.offsets,
-            host=store.store_host,
-            ask=check_back.ask,
-            may_act_for=self._may_act_for,
-            put=put,
+            wake=self.wake,
+            hooks=lambda: self.hooks,
+            on_deadline=self.deadlines.add,
             commit=self._commit,
-            answer=self.acknowledgement.answer,
+            commit_pending=self._commit_pending,
+            sender=lambda: self.chunk.connection,
         )
-        self.flow = FlowControl(
-            settings, store, self.acknowledgement, self.clock, self.role, lambda: self._connection
-        )
-        self.append = Append(
-            settings,
-            store,
-            tables,
-            own=self.own_writes,
-            acknowledgement=self.acknowledgement,
-            timers=self.timers,
-            prepare=self.transactions.prepare,
-            gate=self.flow.refusal,
-            chance=self._chance,
-            keeps_records=lambda: bool(self.hooks.stored),
-        )
-        self.send = Send(
-            settings,
-            store,
-            tables,
-            append=self.append,
-            acknowledgement=self.acknowledgement,
-            timers=self.timers,
-            chance=self._chance,
-        )
-        self.idempotent = IdempotentSends(
-            settings,
-            store,
-            self.acknowledgement,
-            send=self.send.send,
-            commit_pending=self.commit_pending,
-            commit=self._commit,
-        )
-        self.recall = Recall(
-            settings,
-            timers=self.timers,
-            topics=self.topics,
-            store_host=store.store_host,
-            put=self.send.put,
-            may_act_for=self._may_act_for,
-        )
+        self.own_writes = writers.own_writes
+        self.schedule, self.timers = writers.schedule, writers.timers
+        self.acknowledgement = writers.acknowledgement
+        self.transactions = writers.transactions
+        self.flow, self.append, self.send = writers.flow, writers.append, writers.send
+        self.idempotent, self.recall = writers.idempotent, writers.recall
+        return writers
 
-    def _make_readers(self, tables: Tables) -> None:
-        """The parts that read messages and tables."""
-        settings, store = self.settings, self.store
-        self.reader = Reader(
-            settings,
-            store,
+    def _make_readers(self, tables: Tables, writers: Writers) -> None:
+        """The parts that give messages to consumers."""
+        records = writers.delivery_records
+        readers = make_readers(
+            self.settings,
+            self.store,
             tables,
+            self.role,
             now_ms=self.now_ms,
             clock=self.clock,
-            on_deadline=self._on_deadline,
+            on_deadline=self.deadlines.add,
             on_pulled=self._on_pulled,
             put=self.own_writes.put,
-            role=self.role,
-        )
-        self.parked_pulls = self.reader.parked_pulls
-        records = DeliveryRecords(self.topics, self.own_writes, self.append, self.acknowledgement)
-        self.deliveries = Deliveries(
-            settings,
-            store,
-            tables,
-            self.reader,
-            role=self.role,
-            clock=self.clock,
-            now_ms=self.now_ms,
-            on_deadline=self._on_deadline,
-            commit_soon=self.commit_soon,
-            put=records.put,
+            put_delivery=records.put,
             give_up=records.put_dead_letter,
+            commit_soon=self.commit_soon,
+            linked=self.acknowledgement.replicas.numbers,
         )
+        self.readers = readers
+        self.reader, self.deliveries = readers.reader, readers.deliveries
+        self.parked_pulls = self.reader.parked_pulls
+        self.pop_requests, self.pull = readers.pop_requests, readers.pull
         self.decisions = Decisions(
-            store,
+            self.store,
             self.transactions,
             self.deliveries,
             role=self.role,
             clock=self.clock,
             now_ms=self.now_ms,
-            on_deadline=self._on_deadline,
+            on_deadline=self.deadlines.add,
             commit_soon=self.commit_soon,
         )
-        self.pop_requests = PopRequests(settings, self.deliveries, self.now_ms)
-        replicas = self.acknowledgement.replicas
-        place = self.role.read_preference(lambda: settings.broker.read_at_slaves, replicas.numbers)
-        self.pull = Pull(settings, tables, self.reader, place=place)
-        self.query = Query(store, self.clients, self.filters, role=self.role)
-        self.admin = Admin(
-            settings,
-            store,
+
+    def _make_admin(self, tables: Tables) -> None:
+        """The parts that serve operators, and the housekeeping."""
+        parts = make_admin_parts(
+            self.settings,
+            self.store,
             tables,
-            role=self.role,
+            self.role,
             changes=self.changes,
             deferred_saves=self.deferred_saves,
-            commit_pending=self.commit_pending,
-            gauges=partial(gauges_of, self),
+            gauges=self._gauges,
             delay_offsets=lambda: self.schedule.progress,
+            commit_pending=self._commit_pending,
             on_deleted=self._on_topic_deleted,
-            wake_clean=self.wake.clean,
-        )
-        self.config_requests = ConfigRequests(settings, tables, self.changes)
-        self.assignments = Assignments(
-            settings,
-            tables,
-            self.clients,
-            clock=self.clock,
             respond=self._respond,
-            on_wanted=self.wake.routes,
+            is_slave=lambda: self.is_slave,
+            wake=self.wake,
+            clock=self.clock,
         )
-        self.sliced_answers = SlicedAnswers(self.wake.sliced_answers, settings.holders_of)
-        self.progress = ConsumeProgress(settings, store, tables, self.sliced_answers)
-        self.expiry = Expiry(settings, store, tables)
-        self.topic_retention = TopicRetention(
-            settings, store, self.topics, self.offsets, role=self.role, is_slave=lambda: self.is_slave
-        )
-        self._members_at = 0
+        self.query, self.admin, self.config_requests = parts.query, parts.admin, parts.config_requests
+        self.assignments, self.sliced_answers = parts.assignments, parts.sliced_answers
+        self.progress, self.expiry = parts.progress, parts.expiry
+        self.topic_retention = parts.topic_retention
 
     def _make_callers(self, address: str) -> None:
         """The parts that ask clients and wait for their answers."""
-        self.pending_requests = PendingRequests(self.clock, self._on_deadline, self.settings.holders_of)
-        self.deferrals = DeferredCalls(self.clock, self._on_deadline)
+        self.pending_requests = PendingRequests(self.clock, self.deadlines.add, self.settings.holders_of)
+        self.deferrals = DeferredCalls(self.clock, self.deadlines.add)
         self.quotas = Quotas(self.clock, lambda peer: self.hooks.quota_of(peer))
         self.metered = MeteredRequests(
             self.quotas, self.store, self.deferrals, self.settings.holders_of, self.run_late
         )
-        self.door_connections: dict[str, int] = {}
-        self.door_sends = Shares(0)
-        self.door_clients = Shares(0)
-        """Messages of doors that wait to be acknowledged."""
+        self.door_peers = DoorPeers()
         self.client_requests = ClientRequests(self.settings, self.store, self.clients, self.pending_requests)
         self.request_reply = RequestReply(
             self.settings,
@@ -387,6 +285,46 @@ class Broker(Endpoint):
             address=address,
             store=self.send.send,
             later=self.run_late,
+        )
+
+    def _make_ends(self, tables: Tables, writers: Writers) -> None:
+        """The end of each chunk, and the steps of the loops."""
+        self.arrivals = Arrivals(self.parked_pulls, self.deliveries, self.schedule, self.timers, self.now_ms)
+        self.group_commit = GroupCommit(
+            self.store,
+            self.chunk,
+            self.files,
+            tables,
+            writers,
+            self.deliveries,
+            self.decisions,
+            self.arrivals,
+            histograms=self.histograms,
+            wake=self.wake,
+            clock=self.clock,
+            work_clock=self.work_clock,
+        )
+        self.plugin_appends = PluginAppends(
+            self.store,
+            self.chunk,
+            self.append,
+            self.group_commit,
+            commit_soon=self.commit_soon,
+            now_ms=self.now_ms,
+            work_clock=self.work_clock,
+        )
+        waiting = self.parked_pulls, self.acknowledgement, self.pending_requests, self.deferrals
+        self.steps = Steps(
+            self.deadlines,
+            waiting=[part.step for part in (*waiting, self.deliveries, self.decisions)],
+            delayed=(self.schedule.step, self.timers.step),
+            check_back=self.transactions.step,
+            expiring=(self.clients.expire, self.locks.expire, self.expiry.step),
+            sample=self.stats.step,
+            commit_pending=self.group_commit.commit_pending,
+            is_slave=lambda: self.is_slave,
+            now_ms=self.now_ms,
+            clock=self.clock,
         )
 
     def _load(self) -> None:
@@ -407,18 +345,6 @@ class Broker(Endpoint):
         self.transactions.load(self.now_ms())
         self.decisions.load()
 
-    def _collect_handlers(self) -> dict[int, Handler]:
-        handlers: dict[int, Handler] = {}
-        readers = self.pull, self.offsets, self.clients, self.locks, self.query, self.admin, self.progress
-        writers = self.send, self.idempotent, self.transactions, self.recall
-        callers = self.client_requests, self.request_reply
-        of_5x = self.pop_requests, self.config_requests, self.assignments
-        for part in (*readers, *writers, *callers, *of_5x):
-            for code, handler in part.handlers().items():
-                assert code not in handlers, code
-                handlers[int(code)] = self.replica.signed(handler) if code in TABLE_CODES else handler
-        return handlers
-
     def use_handlers(self, handlers: dict[int, Handler]) -> None:
         """Serve requests by these handlers from now on."""
         self.handlers = handlers
@@ -428,6 +354,7 @@ class Broker(Endpoint):
         broker."""
         self.handlers = hooks.completing(self.handlers)
         self.hooks = hooks
+        self.group_commit.use_plugins(hooks)
         self.asks_early = bool(hooks.heads)
 
     # ---- requests ----
@@ -436,8 +363,8 @@ class Broker(Endpoint):
         """Run requests of a chunk for a turn, commit their messages, and answer; return the number of
         requests."""
         now, clock = self.now_ms(), self.work_clock
-        began = self._chunk_at = clock()
-        self._connection = connection
+        began = clock()
+        self.chunk.begin(connection, began)
         self.append.look(now)
         handlers, hooks = self.handlers, self.hooks
         sends, gates, total, count = handlers.get(SEND), hooks.requests, len(requests), 0
@@ -467,12 +394,12 @@ class Broker(Endpoint):
                     continue
                 if count < total and turn_is_over(clock() - began, count):
                     break
-            self.commit_pending()
+            self.group_commit.commit_pending()
         except BaseException:
-            self._forget()
+            self.group_commit.forget()
             raise
         finally:
-            self._connection = None
+            self.chunk.end()
         return count
 
     def on_head(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
@@ -507,11 +434,11 @@ class Broker(Endpoint):
     def on_door_open(self, door: str) -> None:
         """A peer has come to a door."""
         self.connections += 1
-        self.door_connections[door] = self.door_connections.get(door, 0) + 1
+        self.door_peers.opened(door)
 
     def on_door_close(self, door: str, peer: MemberConnection) -> None:
         """A connection of a door has ended: forget its reads, its memberships and its calls."""
-        self.door_connections[door] -= 1
+        self.door_peers.closed(door)
         self.metered.on_close(peer)
         self._forget_peer(peer)
 
@@ -521,8 +448,8 @@ class Broker(Endpoint):
 
     def run_late(self, handler: Handler, request: Command, connection: Connection) -> None:
         """Run a handler outside the chunk that its request came in, and answer."""
-        now, self._chunk_at = self.now_ms(), self.work_clock()
-        self._connection = connection
+        now = self.now_ms()
+        self.chunk.begin(connection, self.work_clock())
         self.append.look(now)
         try:
             try:
@@ -531,184 +458,17 @@ class Broker(Endpoint):
                 response = error_response(request, error)
             if response is not None:
                 self._respond(request, response, connection)
-            self.commit_pending()
+            self.group_commit.commit_pending()
         finally:
-            self._connection = None
-            self._forget()
-
-    # ---- the end of a chunk ----
-
-    def _forget(self) -> None:
-        """Drop the pending batch without answers."""
-        self.append.take_counts()
-        self.acknowledgement.forget()
-
-    def commit_pending(self) -> None:
-        """Commit the pending messages, answer their senders, and wake the consumers of their queues; also for
-        parts that put messages outside a chunk. After a failure all senders get the cause, and none gets
-        success."""
-        while self.store.has_pending or self.deliveries.has_pending:
-            try:
-                if self.deliveries.has_pending:
-                    self.deliveries.ledger.write()
-                self._commit()
-            except StoreError:
-                continue  # its senders have been told, and the log says it
-
-    def _commit(self) -> None:
-        """Commit now, also in the middle of a chunk. Raises StoreError, without success for any sender."""
-        clock = self.work_clock
-        began = clock()
-        try:
-            arrivals = self.store.commit()
-        except StoreError as error:
-            self._not_written(error)
-            raise
-        except BaseException:  # of a bug: it is not written either, so nobody may be told success by the next
-            self._forget()
-            raise
-        self._written(clock() - began)
-        if self.topics.unsaved:
-            (self.wake.new_topics or self.save_topics)()
-        self._arrived(arrivals)
-        self.acknowledgement.replicas.grown()
-        self.wake.reput()
-
-    def _written(self, seconds: float) -> None:
-        """Answer the senders and count."""
-        self.flow.wrote(seconds)
-        if self.deliveries.ledger.is_writing:
-            self.deliveries.ledger.written()
-        self.decisions.written()
-        (counts, plugin_counts), connection = self.append.take_counts(), self._connection
-        if self.acknowledgement.calls:
-            self.acknowledgement.calls_committed()
-        if not counts and not plugin_counts:
-            return
-        records = self.acknowledgement.records() if self.hooks.stored else []
-        if connection is not None:
-            self.acknowledgement.committed(connection)
-        total = self.append.count_stored(counts)
-        if plugin_counts:  # without an event: a plug-in may answer it by a message
-            total += self.append.count_stored(plugin_counts)
-        if self.hooks.stored:
-            for event in stored_events(counts, records, connection, self.store.store_host):
-                self.hooks.observe(self.hooks.stored, event)
-        self.stats.stored(seconds * 1000, total)
-        self.histograms.write.observe(self.work_clock() - self._chunk_at, total)
-
-    def _not_written(self, error: StoreError) -> None:
-        code, remark = not_written(error)
-        now = self.clock()
-        if now >= self._next_warning_at:  # a full disk refuses every chunk: once a second is enough
-            self._next_warning_at = now + 1
-            log.error("messages were not stored: %s", error)
-        self.append.count_failed()
-        if self._connection is not None:
-            self.acknowledgement.refused(self._connection, code, remark)
-        self.acknowledgement.calls_refused(code, remark)
-        self.deliveries.ledger.written(is_written=False)
-        self.transactions.rolled_back()
-        self.decisions.rolled_back()
-
-    def _arrived(self, arrivals: Sequence[Arrival]) -> None:
-        """Wake the waiting reads of these queues, once for each queue."""
-        held, takes = self.parked_pulls.count, len(self.deliveries.polls)
-        if held:
-            self.parked_pulls.turn()
-        for topic, queue_id, next_offset in arrivals:
-            if held:
-                self.parked_pulls.arrived(topic, queue_id, next_offset)
-            if takes:
-                self.deliveries.arrived(topic)
-            if topic == SCHEDULE_TOPIC:
-                self.schedule.arrived(queue_id, self.now_ms())
-            elif topic == TIMER_TOPIC:
-                self.timers.arrived(next_offset)
+            self.chunk.end()
+            self.group_commit.forget()
 
     # ---- what the service's loops call ----
-
-    def step_deadlines(self, now: float) -> float:
-        """Answer the waiting requests that are due; returns the next deadline, of `clock`."""
-        self._next_deadline = math.inf  # whoever begins to wait meanwhile says so by `_on_deadline`
-        waiting = self.parked_pulls, self.acknowledgement, self.pending_requests, self.deferrals
-        parts = *waiting, self.deliveries, self.decisions
-        steps = [part.step(now) for part in parts]
-        self._next_deadline = min(self._next_deadline, *steps)
-        self.commit_pending()
-        return self._next_deadline
-
-    def _may_act_for(self, peer: Peer, account: str) -> bool:
-        return self.hooks.may_act_for(peer, account)
-
-    def _on_deadline(self, deadline: float) -> None:
-        """Have `step_deadlines` called by `deadline`."""
-        if deadline < self._next_deadline:
-            self._next_deadline = deadline
-            self.wake.deadlines()
-
-    def read_on(self) -> None:
-        """Consumers may read further than before."""
-        self.reader.read_on()
-        self.deliveries.read_on()
-
-    def fall_silent(self) -> None:
-        """The broker stops soon: no read that waits is answered until `finish_last`."""
-        self.parked_pulls.fall_silent()
-        self.deliveries.polls.fall_silent()
-
-    def finish_last(self) -> None:
-        """Answer the reads that are answered at a stop."""
-        self.deliveries.polls.finish_last()
-        self.parked_pulls.finish_last()
-
-    def save_topics(self) -> None:
-        """Save created topics at once: the loop waits for the disk."""
-        made = self.topics.made
-        try:
-            run_to_end(self.files.saving("topics"))()
-        except StoreError as error:
-            self.acknowledgement.topics_not_saved(error)
-        else:
-            self.topics.saved(made)
-            self.acknowledgement.topics_saved()
 
     def on_synced(self, position: int) -> None:
         """The log is on the medium up to `position`."""
         self.acknowledgement.synced(position)
         self.wake.follower()
-
-    def step_schedule(self) -> int:
-        """Deliver the delayed messages that are due; returns when to come again, in ms of wall time."""
-        parts = self.schedule, self.timers
-        return self._step(
-            lambda now: min(part.step(now) for part in parts), "delayed messages cannot be delivered"
-        )
-
-    def step_transactions(self) -> int:
-        """Check back the half messages that are due; returns when to come again, in ms of wall time."""
-        return self._step(self.transactions.step, "half messages cannot be checked")
-
-    def _step(self, step: Callable[[int], int], failure: str) -> int:
-        now = self.now_ms()
-        if self.is_slave:
-            return now + SLAVE_IDLE_MS
-        try:
-            return step(now)
-        except StoreError as error:
-            log.error("%s now: %s", failure, error)
-            return now + RETRY_MS
-        finally:
-            self.commit_pending()
-
-    def expire(self) -> int:
-        """Drop silent members and expired locks, sample metrics; returns when to come again, in wall ms."""
-        now = self.now_ms()
-        clock = round(self.clock() * 1000)
-        if clock >= self._members_at:
-            parts = self.clients.expire(clock), self.locks.expire(clock), self.expiry.step(clock)
-            self._members_at = min(parts)
-        return min(self._members_at - clock + now, self.stats.step(now))
 
     def saves(self) -> dict[str, bytes]:
         """The texts of all config files to be written, by name, made at once: for tests without a service."""
@@ -731,64 +491,22 @@ class Broker(Endpoint):
         """Whether this broker copies another's log."""
         return self.store.config.broker_role is BrokerRole.SLAVE
 
-    def append_raw(self, physical_offset: int, data: memoryview) -> None:
-        """Append bytes of the master's log, and wake the pulls that wait for them. Raises StoreError."""
-        for at, part in self.followed.parts(physical_offset, data):
-            arrivals = self.store.append_raw(at, part)
-            self.followed.settle()
-            self._arrived(arrivals)
-        self.wake.reput()
-        if self.replica.flushes_copies:
-            self.wake.flush()
-
-    def _first_record(self, topic: str) -> int | None:
-        """Where the first record of a topic lies; None when its queues have none."""
-        store, queues = self.store, range(self.store.queue_end(topic))
-        units = (store.unit(topic, number, store.min_offset(topic, number)) for number in queues)
-        return min((unit[0] for unit in units if unit is not None), default=None)
-
-    def unlisted_topics(self) -> list[str]:
-        """The topics that have queues in the store and no row in the table."""
-        return sorted({topic for topic, _ in self.store.queues()} - self.topics.table.keys())
-
     # ---- for the parts and the plugins ----
-
-    def append_message(self, message: Message, on_done: OnAppended | None = None) -> None:
-        """As `rmq.plugin.Host.put`."""
-        self.append.look(self.now_ms())
-        self.append.message(message, self.now_ms(), on_done)
-        if self._connection is None:
-            with nullcontext() if on_done is None else suppress(StoreError):
-                self._commit()
-            self.commit_pending()
 
     def _when_replicated(self, table: str, changes: Changes, peer: Holding, on_done: OnReplicated) -> bool:
         return self.acknowledgement.rows.wait(table, changes, peer, on_done)
 
-    def _agreed(
-        self, table: str, request: Command, connection: Connection, response: Command
-    ) -> Command | None:
-        changes = self.files.versioned[table].changes
-        wait = partial(self._when_replicated, table)
-        return response_when(wait, changes, request, connection, response)
-
-    def append_soon(
-        self, message: Message, on_done: OnAppended, maker: Holders, *, queue_id: int | None, account: str
-    ) -> None:
-        """Store a message of a door's peer, with others of this round of the loop. Raises as
-        `rmq.plugin.Host.put`. A topic that is made for it counts as its makers'.
-        """
-        if not self.store.has_pending:
-            self._chunk_at = self.work_clock()
-        now = self.now_ms()
-        self.append.look(now)
-        self.append.message(message, now, on_done, maker, queue_id=queue_id, account=account)
-        self.commit_soon()
-
     def commit_soon(self) -> None:
-        """Have what was put committed: by the chunk that is handled now, or in the next round of the loop."""
-        if self._connection is None:
-            self._on_deadline(self.clock())
+        """Have the pending messages committed: by the chunk that is handled, or in the next round of the
+        loop."""
+        if self.chunk.connection is None:
+            self.deadlines.add(self.clock())
+
+    def _commit(self) -> None:
+        self.group_commit.commit()
+
+    def _commit_pending(self) -> None:
+        self.group_commit.commit_pending()
 
     def _on_topics_change(self) -> None:
         self.append.topics_changed()
@@ -800,6 +518,9 @@ class Broker(Endpoint):
         self.deliveries.arrived(topic)
         self.progress.topic_deleted(topic, queue_ids)
 
+    def _gauges(self) -> Mapping[str, str]:
+        return gauges_of(self)
+
     def _tell_slaves(self) -> None:
         self.acknowledgement.replicas.grown()
 
@@ -807,7 +528,7 @@ class Broker(Endpoint):
         if self.hooks.quotas:
             self.quotas.consumed(reading, result.count, result.size)
         if self.hooks.pulled:
-            seconds = self.work_clock() - self._chunk_at
+            seconds = self.work_clock() - self.chunk.began
             place = wanted.topic, wanted.consumer_group, wanted.queue_id
             event = PulledEvent(*place, result.count, result.size, reading, seconds)
             self.hooks.observe(self.hooks.pulled, event)

@@ -120,7 +120,7 @@ class DoorClient:
         """As `rmq.doors.DoorHost.another_client`."""
         first = self._connection or self
         holders = self._broker.settings.holders_of(first)
-        shares = self._broker.door_clients
+        shares = self._broker.door_peers.clients
         shares.most = CLIENTS_MAX
         if full := shares.full(holders):
             raise for_code(ResponseCode.SYSTEM_BUSY, f"of the clients that share connections {full}")
@@ -133,7 +133,7 @@ class DoorClient:
         """As `rmq.doors.DoorHost.end_client`."""
         first = self._connection
         if first is not None and not self._is_ended:
-            self._broker.door_clients.give(first._others.pop(self))
+            self._broker.door_peers.clients.give(first._others.pop(self))
             self._is_ended = True
             self.closed()
 

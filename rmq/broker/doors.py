@@ -105,7 +105,7 @@ class DoorPeer(DoorClient):
     ) -> None:
         """As `rmq.doors.DoorHost.append`."""
         self._check(PUBLISH, message.topic)
-        shares = self._broker.door_sends
+        shares = self._broker.door_peers.sends
         shares.most = self.config.send_thread_pool_queue_capacity
         if full := shares.full(self._broker.settings.holders_of(self)):
             raise for_code(
@@ -134,7 +134,7 @@ class DoorPeer(DoorClient):
                 self._call(on_done, outcome)
 
         account = account_of(self)
-        self._broker.append_soon(message, done, holders, queue_id=queue_id, account=account)
+        self._broker.plugin_appends.soon(message, done, holders, queue_id=queue_id, account=account)
         shares.add(holders)
 
     def _append_late(self, message: Message, on_done: OnAppended | None, queue_id: int | None) -> None:

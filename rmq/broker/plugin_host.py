@@ -33,7 +33,7 @@ class BrokerMessages:
 
     def put(self, message: Message, on_done: OnAppended | None = None) -> None:
         """As `rmq.plugin.Host.put`."""
-        self._broker.append_message(message, on_done)
+        self._broker.plugin_appends.now(message, on_done)
 
     def topic_of(self, physical_offset: int) -> str | None:
         """As `rmq.plugin.Host.topic_of`: the real topic of a message that waits. Raises CorruptRecord."""

@@ -76,6 +76,7 @@ class CompiledBroker(Broker):
         self._gathers = False
         self._gathered: list[tuple[SendRun, Connection]] = []
         self._gathered_bytes = 0
+        self._began = 0.0  # when the runs were put that are committed next
         super().__init__(config, store, **given)
         self.settings.derive(self._reset_lanes)
 
@@ -185,13 +186,13 @@ class CompiledBroker(Broker):
         except Exception as error:  # a bug: what of it is written is not known, so nobody is told success
             for _, connection in gathered:
                 _end(connection, error)
-            self.commit_pending()
+            self.group_commit.commit_pending()
 
     def _put_all(self, gathered: list[tuple[SendRun, Connection]]) -> int:
         """The number of runs, from the first, that were put."""
         if self.flow.refusal(self.now_ms()) is not None:
             return 0
-        self._chunk_at = self.work_clock()
+        self._began = self.work_clock()
         for count, (run, connection) in enumerate(gathered):
             if not self._put(run, connection):
                 return count
@@ -214,7 +215,7 @@ class CompiledBroker(Broker):
         """Put, commit and answer a run; False when that is not done, and it goes the long way."""
         if self.flow.refusal(self.now_ms()) is not None:
             return False
-        self._chunk_at = self.work_clock()
+        self._began = self.work_clock()
         if not self._put(run, connection):
             return False
         self._commit_runs([(run, connection)])
@@ -257,9 +258,9 @@ class CompiledBroker(Broker):
             self.stats.put(topic, count, size)
             total += count
         self.stats.stored(seconds * 1000, total)
-        self.histograms.write.observe(clock() - self._chunk_at, total)
+        self.histograms.write.observe(clock() - self._began, total)
         if self.parked_pulls.count:  # what else waits for arrivals waits for topics without lanes
-            self._arrived(arrivals)
+            self.arrivals.arrived(arrivals)
         self.acknowledgement.replicas.grown()
         self.wake.reput()
 
@@ -270,11 +271,7 @@ class CompiledBroker(Broker):
             self.append.count(topic, count, size)
         for run, connection in put:
             self.acknowledgement.pending.run = run
-            self._connection = connection
-            try:
-                self._not_written(error)
-            finally:
-                self._connection = None
+            self.group_commit.not_written(error, connection)
 
     def _open_lanes(self) -> None:
         """For the queues that sends look for, if such sends are plain."""

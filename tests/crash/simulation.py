@@ -406,9 +406,9 @@ class Left:
     def wait(self, until_ms: int) -> None:
         """Let what is due until then come."""
         while self.now_ms < until_ms:
-            at = min(self.broker.step_schedule(), until_ms)
+            at = min(self.broker.steps.schedule(), until_ms)
             self.now_ms = max(at, self.now_ms + 1)
-        self.broker.step_schedule()
+        self.broker.steps.schedule()
 
     def ask(self, request: Command) -> None:
         """Have a request handled; `answers` are what came of it."""

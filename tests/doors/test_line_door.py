@@ -323,7 +323,7 @@ async def test_a_peer_that_does_not_read_is_cut_off_and_its_bytes_are_counted(
         assert broker.budget.held > 5_000
         await running.advance(20)
         assert broker.budget.held == 0
-        assert broker.door_connections == {"line": 0}
+        assert broker.door_peers.connections == {"line": 0}
         assert broker.clients.consumer_ids("readers") == []
 
 
@@ -337,7 +337,7 @@ async def test_connections_of_a_door_are_bounded_by_name(autojump_clock: MockClo
         broker = running["a"].server
         assert isinstance(broker, Broker)
         assert broker.acceptors["line"].refused == {"address": 1}
-        assert broker.door_connections == {"line": 3}
+        assert broker.door_peers.connections == {"line": 3}
         assert await (await dial(running, host="10.0.8.2")).ask("PING") == "PONG"
 
 

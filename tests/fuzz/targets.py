@@ -182,10 +182,10 @@ class Requests:
         """What the loops of a broker do from time to time."""
         rig = self.rig
         broker = rig.broker
-        broker.step_deadlines(rig.seconds)
-        broker.step_schedule()
-        broker.step_transactions()
-        broker.expire()
+        broker.steps.deadlines(rig.seconds)
+        broker.steps.schedule()
+        broker.steps.transactions()
+        broker.steps.expire()
         for name, data in broker.saves().items():
             rig.store.save_config(name, data)
         while rig.store.dispatch():
@@ -290,8 +290,8 @@ class StoreFiles:
                 rig = Rig(disk=disk, store=SMALL)
                 rig.ask(send(), pull(), pull("Bills"))
                 rig.now_ms += 60_000
-                rig.broker.step_schedule()
-                rig.broker.step_transactions()
+                rig.broker.steps.schedule()
+                rig.broker.steps.transactions()
             except RmqError:
                 continue
             rig.store.close()
@@ -310,7 +310,7 @@ class Replication:
         chance, disk = mutator.chance, MemoryDisk(3)
         rig = Rig(disk=disk, store={**SMALL, "broker_role": BrokerRole.SLAVE}, broker_id=1)
         session = SlaveSession(
-            rig.broker.append_raw,
+            rig.broker.copied_log.append,
             lambda: rig.store.max_physical_offset,
             0.0,
             noted=rig.broker.replica.take_note,

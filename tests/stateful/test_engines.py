@@ -524,14 +524,14 @@ class Engines(RuleBasedStateMachine):
     @precondition(lambda self: self.waits in ("topics", "both"))
     @rule()
     def topics_saved(self) -> None:
-        self.both(lambda side: side.broker.save_topics())
+        self.both(lambda side: side.broker.group_commit.save_topics())
 
     @rule(ms=st.sampled_from([1, 40, 1_000, 6_000]), backwards=st.booleans())
     def time_passes(self, ms: int, backwards: bool) -> None:
         def step(side: Side) -> None:
             side.now_ms += 3 - ms if backwards and ms < 1_000 else ms
-            side.broker.step_deadlines(side.now_ms / 1000)
-            side.broker.step_schedule()
+            side.broker.steps.deadlines(side.now_ms / 1000)
+            side.broker.steps.schedule()
 
         self.both(step)
 
@@ -551,7 +551,7 @@ class Engines(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "sides"):
             return
-        self.both(lambda side: side.broker.save_topics())
+        self.both(lambda side: side.broker.group_commit.save_topics())
         self.both(lambda side: side.broker.changes.save_now())
         self.both(lambda side: side.broker.acknowledgement.stop())
         assert sorted(self.answered) == self.asked, "each gets one answer"
@@ -785,7 +785,7 @@ def test_runs_wait_for_disk_and_slave_and_are_told_when_neither_comes(
 ) -> None:
     pair = Pair(waits)
     machine = pair.machine
-    machine.both(lambda side: side.broker.save_topics())
+    machine.both(lambda side: side.broker.group_commit.save_topics())
     machine.time_passes(ms=6_000, backwards=False)
     pair.give(pair.frame())  # it opens the lanes where a topic had to be saved first
     machine.time_passes(ms=6_000, backwards=False)

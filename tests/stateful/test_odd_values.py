@@ -164,7 +164,7 @@ class Trial:
         self.requester = Wire("10.0.0.7:40007")
         self.session = MasterSession(self.rig.store, 0.0)
         self.follower = SlaveSession(
-            self.slave.broker.append_raw, lambda: self.slave.store.max_physical_offset, 0.0
+            self.slave.broker.copied_log.append, lambda: self.slave.store.max_physical_offset, 0.0
         )
         self.session.received(self.follower.report(0.0), 0.0)
         self.honest = 0
@@ -367,7 +367,7 @@ class Trial:
         rig = Rig(disk=disk)
         rig.now_ms = LATER
         for _ in range(2_000):
-            if rig.broker.step_schedule() > rig.now_ms:
+            if rig.broker.steps.schedule() > rig.now_ms:
                 break
         else:
             yield "delayed messages are delivered again and again"

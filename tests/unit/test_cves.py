@@ -183,7 +183,7 @@ def test_cve_2019_17572_a_slave_takes_no_such_topic_from_its_master() -> None:
         rig.broker.followed.copy("topics", body)
     record = Record("../../x", 0, b"body", born_host=bytes(8))
     with pytest.raises(CorruptRecord):
-        rig.broker.append_raw(0, memoryview(encode_record(record, bytes(8))))
+        rig.broker.copied_log.append(0, memoryview(encode_record(record, bytes(8))))
     rig.store.close()
     again = Rig(disk=rig.disk, store={"broker_role": BrokerRole.SLAVE}, broker_id=1)
     again.one(Command.request(RequestCode.CLEAN_UNUSED_TOPIC))

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rmq.broker.disk_work import DiskWork
     from rmq.broker.membership.client_requests import PendingRequests
     from rmq.broker.membership.clients import Clients
+    from rmq.broker.membership.door_peers import DoorPeers
     from rmq.broker.membership.quotas import Quotas
     from rmq.broker.produce.acks import Acknowledgement
     from rmq.broker.replication.replica_state import ReplicaState
@@ -78,7 +79,7 @@ class Measured(Protocol):
     disk_work: DiskWork
     histograms: Histograms
     acceptors: Mapping[str, Acceptor]
-    door_connections: dict[str, int]
+    door_peers: DoorPeers
     budget: MemoryBudget
     quotas: Quotas
     connections: int
@@ -373,7 +374,7 @@ def _clients(broker: Measured) -> Iterator[Metric]:
     )
     for name, help, value in rows_of_tables:
         yield single(name, "gauge", help, value)
-    doors: list[Row] = [((name,), count) for name, count in broker.door_connections.items()]
+    doors: list[Row] = [((name,), count) for name, count in broker.door_peers.connections.items()]
     help = "Open connections of a plug-in's protocol"
     yield Metric("door_connections", "gauge", help, doors, ("door",))
     yield from connection_metrics(broker.acceptors, broker.budget)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from rmq.broker.error_responses import error_response
-from rmq.broker.tables.versioned import run_to_end
+from rmq.broker.tables.versioned import response_when, run_to_end
 from rmq.errors import StoreError
 from rmq.server.deferred import Deferred
 from rmq.shares import NOBODY
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from attrs import frozen
 
     from rmq.broker.tables.files import TableFiles
+    from rmq.broker.tables.versioned import Changes, OnReplicated
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
-    from rmq.shares import HoldersOf
+    from rmq.shares import HoldersOf, Holding
 else:
     from rmq.lazy_attrs import frozen
 
@@ -33,12 +35,8 @@ log = logging.getLogger("rmq.broker")
 CHANGES_MAX: Final = 2_000
 """Changes that may wait to be saved."""
 
-Agreed = Callable[[str, "Command", "Connection", "Command"], "Command | None"]
-
-
-def as_it_is(table: str, request: Command, connection: Connection, response: Command) -> Command | None:
-    """Respond without waiting for replicas."""
-    return response
+WhenReplicated = Callable[[str, "Changes", "Holding", "OnReplicated"], bool]
+"""As `versioned.WhenReplicated`, of the table of a name."""
 
 
 @frozen
@@ -54,19 +52,19 @@ class _Change:
 
 class PendingChanges:
     """Changes that wait for their tables to be saved. `respond` sends a response; `on_wanted()` is called
-    when a change comes, and without `on_wanted` the table is saved at once. `agreed(name, request,
-    connection, response)` gives the response, or None when it is sent once the replicas of the set have the
-    change. `holders_of` gives the names under which the changes of a connection count."""
+    when a change comes, and without `on_wanted` the table is saved at once. `when_replicated` waits for the
+    replicas of the set; None: there are none. `holders_of` gives the names under which the changes of a
+    connection count."""
 
     def __init__(
         self,
         files: TableFiles,
         respond: Callable[[Command, Command, Connection], None],
         on_wanted: Callable[[], None] | None,
-        agreed: Agreed,
+        when_replicated: WhenReplicated | None,
         holders_of: HoldersOf,
     ) -> None:
-        self._agreed = agreed
+        self._when_replicated = when_replicated
         self._files = files
         self._respond = respond
         self._on_wanted = on_wanted
@@ -105,7 +103,10 @@ class PendingChanges:
         """The response to a request whose change of the table `name` is saved; None when the response comes
         once the replicas of the set have the change. Raises ResponseError when too many responses wait for
         replicas."""
-        return self._agreed(name, request, connection, response)
+        if self._when_replicated is None:
+            return response
+        wait = partial(self._when_replicated, name)
+        return response_when(wait, self._files.versioned[name].changes, request, connection, response)
 
     def later(self, name: str, undo: Callable[[], None] | None, then: Callable[[], None]) -> None:
         """As `answer`, for a change that nobody is told of."""
@@ -159,7 +160,7 @@ class PendingChanges:
             answer: Command | None
             try:
                 change.then()
-                answer = self._agreed(name, request, connection, request.reply())
+                answer = self.agreed(name, request, connection, request.reply())
             except Exception as error:
                 answer = error_response(request, error)
             if answer is not None:

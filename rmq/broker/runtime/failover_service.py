@@ -381,7 +381,7 @@ class FailoverService:
         """The store is open, and nobody is served yet."""
         self.has_opened = True
         manager, store = self._manager, broker.store
-        manager.opened(lambda: store.flushed_offset, broker.read_on)
+        manager.opened(lambda: store.flushed_offset, broker.readers.read_on)
         broker.clients.known_subscriptions.restore(self._announced)
         if self._led:
             store.flush()

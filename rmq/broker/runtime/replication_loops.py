@@ -50,6 +50,7 @@ from rmq.broker.runtime.replication_handshake import (
     with_all_epochs,
     within,
 )
+from rmq.broker.state import unlisted_topics
 from rmq.errors import (
     ConfigError,
     ConnectFailed,
@@ -174,7 +175,7 @@ class _SlaveLink:
         feed = TableSender(
             broker.followed.tables,
             lambda: broker.store.max_physical_offset,
-            unlisted=broker.unlisted_topics,
+            unlisted=partial(unlisted_topics, broker.store, broker.topics),
             deletions=broker.topics.deletions.all,
             offsets_s=CONTROLLED_OFFSETS_SECONDS if role.is_in_set else OFFSETS_SECONDS,
             is_awaited=broker.acknowledgement.rows.is_awaited,
@@ -569,7 +570,7 @@ class Follower:
 
         told = PollReporter(broker.pull, broker.clients, self._grown.set)
         session = SlaveSession(
-            broker.append_raw,
+            broker.copied_log.append,
             reach,
             anyio.current_time(),
             safe=on_disk if broker.replica.flushes_copies else reach,

@@ -390,17 +390,17 @@ class _Service:
         if not broker.replica.stays:
             await self._registrars.leave(pool)
         broker.deliveries.stop()
-        broker.commit_pending()
+        broker.group_commit.commit_pending()
         with suppress(StoreError):  # their senders have been told
             await self._saver.save_topics()
         try:
             broker.on_synced(await broker.disk_work.do(self.store.flush, SYNC))
         finally:
             broker.acknowledgement.stop()
-            broker.fall_silent()
+            broker.readers.fall_silent()
             if broker.acceptors[CLIENTS].open:
                 await anyio.sleep(QUIET_SECONDS)
-            broker.finish_last()
+            broker.readers.finish_last()
             if self._doors is not None:
                 self._doors.stop("this broker is stopping")
 
@@ -465,16 +465,16 @@ class _Service:
 
     async def _deadlines(self) -> None:
         while True:
-            await self._alarms.deadlines.wait(self.broker.step_deadlines(anyio.current_time()))
+            await self._alarms.deadlines.wait(self.broker.steps.deadlines(anyio.current_time()))
 
     async def _schedule(self) -> None:
-        await self._repeat(self.broker.step_schedule, self._alarms.schedule)
+        await self._repeat(self.broker.steps.schedule, self._alarms.schedule)
 
     async def _check_back(self) -> None:
-        await self._repeat(self.broker.step_transactions, Wakeup())
+        await self._repeat(self.broker.steps.transactions, Wakeup())
 
     async def _expire(self) -> None:
-        await self._repeat(self.broker.expire, Wakeup())
+        await self._repeat(self.broker.steps.expire, Wakeup())
 
     async def _repeat(self, step: Callable[[], int], alarm: Wakeup) -> None:
         while True:

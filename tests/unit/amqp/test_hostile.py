@@ -176,13 +176,13 @@ def test_any_frames_in_any_order_break_nothing_and_leave_nothing(chunks: list[by
                 one.feed(chunk)
                 one.flush()
                 rig.let_pass(1_000)
-                rig.broker.step_deadlines(rig.seconds)
+                rig.broker.steps.deadlines(rig.seconds)
                 if not stream.is_closed:
                     one.flush()
         stream.close()
         one.closed()
         peer.closed()
-        rig.broker.step_deadlines(rig.seconds)
+        rig.broker.steps.deadlines(rig.seconds)
     assert found == []
     assert (both.links.used, both.kept.used, len(both.halves)) == (0, 0, 0)
     assert both.temporaries == {}

@@ -60,7 +60,7 @@ class Consumer:
 
     def take(self, count: int = 32, seconds: float = 30.0, **more: Any) -> list[Taken]:
         found = self.rig.broker.deliveries.take(self.request(count, seconds, **more), self.wire)
-        self.rig.broker.commit_pending()
+        self.rig.broker.group_commit.commit_pending()
         return of(found)
 
     def bodies(self, count: int = 32, seconds: float = 30.0, **more: Any) -> list[bytes]:
@@ -81,7 +81,7 @@ class Consumer:
         outcomes: list[ResponseError | None] = []
         handles = [one if isinstance(one, str) else one.handle for one in taken]
         self.rig.broker.deliveries.acknowledge(self.group, self.topic, handles, outcomes.extend)
-        self.rig.broker.commit_pending()
+        self.rig.broker.group_commit.commit_pending()
         return outcomes
 
     def nack(
@@ -92,7 +92,7 @@ class Consumer:
         outcomes = self.rig.broker.deliveries.give_back(
             self.group, self.topic, handles, after_ms, counts=counts
         )
-        self.rig.broker.commit_pending()
+        self.rig.broker.group_commit.commit_pending()
         return outcomes
 
     def extend(self, taken: Taken | str, seconds: float) -> str:
@@ -104,14 +104,14 @@ class Consumer:
     def close(self) -> None:
         self.wire.close()
         self.rig.broker.deliveries.on_close(self.wire)
-        self.rig.broker.step_deadlines(self.rig.seconds)
+        self.rig.broker.steps.deadlines(self.rig.seconds)
 
 
 def step(rig: Rig, seconds: float = 0.0) -> None:
     """Turn the clocks on, and do what is due."""
     rig.let_pass(round(seconds * 1000))
     for _ in range(1000):
-        if rig.broker.step_deadlines(rig.seconds) > rig.seconds:
+        if rig.broker.steps.deadlines(rig.seconds) > rig.seconds:
             return
     raise AssertionError("there is no end of what is due")
 

@@ -617,7 +617,7 @@ def test_a_check_back_goes_to_who_may_send_to_the_topic(guarded: Guarded) -> Non
     checks = []
     for _ in range(8):
         rig.now_ms += 60_000
-        rig.broker.step_transactions()
+        rig.broker.steps.transactions()
         checks.append([len(wire.take()) for wire in (owner, other, white)])
         if len(checks) == 2:
             assert rig.one(signed(heartbeat("producers"), OWNER), wire=owner).code == 0
@@ -677,7 +677,7 @@ def test_a_half_message_belongs_to_the_account_that_sent_it(guarded: Guarded) ->
     for _ in range(5):
         rig.let_pass(60_000)
         for _ in range(4):
-            rig.broker.step_transactions()
+            rig.broker.steps.transactions()
     assert len(lines["owner01"].take()) == 5
     assert lines["other01"].take() == []
     white = Wire("10.5.5.9:1")

@@ -46,10 +46,10 @@ def test_sixteen_retries_each_later_than_the_one_before_then_a_dead_letter(rig: 
         assert rig.one(send_back(message.physical_offset)).code == 0
         wait_ms = LEVELS_S[3 + times - 1] * 1000
         rig.now_ms += wait_ms - 1
-        rig.broker.step_schedule()
+        rig.broker.steps.schedule()
         assert len(rig.messages("%RETRY%billing")) == times, "it came too early"
         rig.now_ms += 1
-        rig.broker.step_schedule()
+        rig.broker.steps.schedule()
         message = rig.messages("%RETRY%billing")[times]
         assert message.reconsume_times == times + 1
     assert rig.messages(LETTERS) == []
@@ -105,7 +105,7 @@ def test_retries_spread_over_the_groups_queues(rig: Rig) -> None:
     rig.broker.groups.update(SubscriptionGroupConfig("billing", retry_queue_nums=3))
     rig.ask(*(send_back(0, 1) for _ in range(50)))
     rig.now_ms += 1000
-    rig.broker.step_schedule()
+    rig.broker.steps.schedule()
     assert all(rig.messages("%RETRY%billing", queue_id) for queue_id in range(3))
 
 
@@ -174,20 +174,20 @@ def test_a_retry_in_any_time_that_its_consumer_names(rig: Rig) -> None:
     assert len(rig.messages(TIMER_TOPIC)) == 1
     assert rig.messages(SCHEDULE_TOPIC, 1) == [], "the level is for brokers that take no other"
     rig.now_ms += 2499
-    rig.broker.step_schedule()
+    rig.broker.steps.schedule()
     assert rig.messages("%RETRY%billing") == []
     rig.now_ms += 1
-    rig.broker.step_schedule()
+    rig.broker.steps.schedule()
     (message,) = rig.messages("%RETRY%billing")
     assert (message.body, message.reconsume_times, message.tags) == (b"hello", 1, "T")
     assert message.properties["RETRY_TOPIC"] == "Orders"
     # again, in another time: what the first one said of its time does not count any more
     assert rig.one(send_back(message.physical_offset, 4, delayMs="30001")).code == 0
     rig.now_ms += 30_000
-    rig.broker.step_schedule()
+    rig.broker.steps.schedule()
     assert len(rig.messages("%RETRY%billing")) == 1
     rig.now_ms += 1
-    rig.broker.step_schedule()
+    rig.broker.steps.schedule()
     assert [message.reconsume_times for message in rig.messages("%RETRY%billing")] == [1, 2]
 
 

@@ -77,7 +77,7 @@ def test_setting_the_wall_clock_hands_no_queue_over() -> None:
 
     assert lock("one") == {A}
     rig.now_ms += LOCK_MS + 1000
-    rig.broker.expire()
+    rig.broker.steps.expire()
     assert lock("two") == set()
     rig.now_ms -= 10 * LOCK_MS
     rig.seconds += LOCK_MS / 1000 + 1

@@ -360,9 +360,9 @@ def test_a_waiting_pull_is_answered_once_for_a_chunk_of_messages(rig: Rig) -> No
 def test_a_pull_that_finds_nothing_in_time_is_told_so(rig: Rig) -> None:
     fill(rig, "abc")
     assert rig.ask(pull(offset=3, sys_flag=WAITING)) == []
-    assert rig.broker.step_deadlines(rig.seconds + 14.9) == rig.seconds + 15
+    assert rig.broker.steps.deadlines(rig.seconds + 14.9) == rig.seconds + 15
     assert rig.wire.take() == []
-    rig.broker.step_deadlines(rig.seconds + 15)
+    rig.broker.steps.deadlines(rig.seconds + 15)
     (answer,) = rig.wire.take()
     assert (answer.code, answer.remark) == (ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE")
     assert offsets(answer) == (3, 0, 3)
@@ -385,7 +385,7 @@ def test_a_filtered_wait_that_ends_goes_on_behind_what_it_has_seen(rig: Rig) -> 
     reader = Wire()
     assert rig.ask(pull(sys_flag=WAITING, subscription="a"), wire=reader) == []
     fill(rig, "zzz")
-    rig.broker.step_deadlines(rig.seconds + 15)
+    rig.broker.steps.deadlines(rig.seconds + 15)
     (answer,) = reader.take()
     assert answer.code == ResponseCode.PULL_NOT_FOUND
     assert offsets(answer)[0] == 3
@@ -442,8 +442,8 @@ def test_long_expressions_of_waiting_pulls_count_and_are_given_back() -> None:
 
 def test_no_pull_waits_longer_than_the_setting_says(rig: Rig) -> None:
     assert rig.ask(pull(sys_flag=WAITING, suspend_timeout_millis=2**40)) == []
-    assert rig.broker.step_deadlines(rig.seconds) == rig.seconds + 30
-    rig.broker.step_deadlines(rig.seconds + 30)
+    assert rig.broker.steps.deadlines(rig.seconds) == rig.seconds + 30
+    rig.broker.steps.deadlines(rig.seconds + 30)
     assert [answer.code for answer in rig.wire.take()] == [ResponseCode.PULL_NOT_FOUND]
 
 
@@ -467,7 +467,7 @@ def test_a_send_looks_at_a_bounded_number_of_waiting_pulls() -> None:
         assert rig.ask(pull(sys_flag=WAITING), wire=reader) == []
     fill(rig, "a")
     assert sum(bool(reader.received) for reader in readers) == TRIES_OF_A_QUEUE
-    while rig.broker.step_deadlines(rig.seconds) <= rig.seconds:
+    while rig.broker.steps.deadlines(rig.seconds) <= rig.seconds:
         pass
     assert all(bodies(answer) == "a" for reader in readers for answer in reader.take())
     assert rig.broker.parked_pulls.count == 0
@@ -490,7 +490,7 @@ def test_without_long_polling_a_pull_waits_a_short_time_and_no_arrival_answers_i
     assert rig.ask(pull(sys_flag=WAITING), wire=reader) == []
     fill(rig, "a")
     assert reader.take() == []
-    rig.broker.step_deadlines(rig.seconds + 1)
+    rig.broker.steps.deadlines(rig.seconds + 1)
     assert [bodies(answer) for answer in reader.take()] == ["a"]
 
 

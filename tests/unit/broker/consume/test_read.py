@@ -90,10 +90,10 @@ def test_a_held_read_is_answered_by_a_message_by_its_deadline_or_by_the_stop(rig
 
     hold(rig, Peer(), by_time, seconds=5, offset=1)
     rig.let_pass(4_000)
-    rig.broker.step_deadlines(rig.seconds)
+    rig.broker.steps.deadlines(rig.seconds)
     assert by_time == []
     rig.let_pass(1_000)
-    rig.broker.step_deadlines(rig.seconds)
+    rig.broker.steps.deadlines(rig.seconds)
     ((_, result, code),) = by_time
     assert (code, result.count) == (ResponseCode.PULL_NOT_FOUND, 0)
 

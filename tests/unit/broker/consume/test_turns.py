@@ -237,7 +237,7 @@ def test_after_a_bug_while_writing_nobody_is_told_success_for_what_was_lost(
         raise MemoryError
 
     monkeypatch.setattr(Segments, "write", fail)
-    rig.broker.handlers[9999] = lambda request, connection, now: rig.broker._commit()
+    rig.broker.handlers[9999] = lambda request, connection, now: rig.broker.group_commit.commit()
     lost, kept = send(body=b"lost"), send(body=b"kept")
     answers = rig.ask(lost, Command.request(9999), kept)
     assert [answer.code for answer in answers if answer.opaque == kept.opaque] == [0]

@@ -26,7 +26,7 @@ def timed(name: str = "TIMER_DELIVER_MS", value: int | str = START + 5000, **mor
 
 def step_to(rig: Rig, now_ms: int) -> int:
     rig.now_ms = now_ms
-    return rig.broker.step_schedule()
+    return rig.broker.steps.schedule()
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_message_comes_at_its_time(name: str, value: int) -> None:
     answer = rig.one(timed(name, value, queue_id=2))
     assert (answer.code, answer.ext["queueId"]) == (0, "2")
     assert rung, "the loop must be woken"
-    assert rig.broker.step_schedule() == START + 5000
+    assert rig.broker.steps.schedule() == START + 5000
     assert step_to(rig, START + 4999) == START + 5000
     assert rig.bodies("Orders", 2) == []
     step_to(rig, START + 5000)

@@ -104,7 +104,7 @@ def test_no_success_is_told_when_the_replicas_do_not_get_it_in_time(kind: str) -
     manager.safe = rig.store.max_physical_offset
     assert rig.ask(request) == []
     rig.let_pass(60_000)
-    rig.broker.step_deadlines(rig.seconds)
+    rig.broker.steps.deadlines(rig.seconds)
     (answer,) = rig.wire.take()
     assert (answer.code, answer.opaque) == (ResponseCode.FLUSH_SLAVE_TIMEOUT, request.opaque)
 

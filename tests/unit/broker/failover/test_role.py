@@ -68,7 +68,7 @@ def test_a_replica_that_knows_no_high_watermark_shows_no_message() -> None:
     plain = Rig(store={"broker_role": BrokerRole.SYNC_MASTER})
     fresh = Rig(store={"broker_role": BrokerRole.SYNC_MASTER}, given={"role": replica(0)})
     for rig in (plain, fresh):
-        rig.broker.append_raw(0, memoryview(bytes(stored())))
+        rig.broker.copied_log.append(0, memoryview(bytes(stored())))
     largest, latest = GetMaxOffsetRequestHeader("Orders", 0), SearchOffsetRequestHeader("Orders", 0, 1 << 60)
     for rig, end in ((plain, "1"), (fresh, "0")):
         asked = Command.request(RequestCode.GET_MAX_OFFSET, largest)

@@ -543,7 +543,7 @@ def test_a_java_lite_pull_consumers_session(golden: Path) -> None:
     for queue_id in (1, 2):  # what came during session 3
         rig.ask(send("WireTopic", queue_id=queue_id, properties="TAGS\x01TagB"))
     rig.now_ms += 1000
-    rig.broker.step_schedule()
+    rig.broker.steps.schedule()
     session = Session(golden / "wire_sessions" / "5_lite_pull_sql.jsonl")
     java = session.answers()
     compared = 0

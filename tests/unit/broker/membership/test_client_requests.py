@@ -93,7 +93,7 @@ def test_a_client_that_is_not_online(rig: Rig) -> None:
 def test_a_client_that_is_silent_or_goes(rig: Rig) -> None:
     wire = consumer(rig)
     rig.ask(running_info())
-    rig.broker.step_deadlines(rig.seconds + CALL_SECONDS)
+    rig.broker.steps.deadlines(rig.seconds + CALL_SECONDS)
     (answer,) = rig.wire.take()
     assert answer.code == ResponseCode.CONSUME_MSG_TIMEOUT
     rig.ask(running_info())
@@ -148,7 +148,7 @@ def test_the_offsets_of_all_members_are_gathered(rig: Rig) -> None:
     assert dict(asked[0].ext) == {"topic": "Orders", "group": "billing"}
     assert tell(rig, wires[0], asked[0].reply(body=offsets(5))) == []
     assert tell(rig, wires[1], asked[1].reply(body=b"{nonsense")) == []
-    rig.broker.step_deadlines(rig.seconds + STATUS_SECONDS)
+    rig.broker.steps.deadlines(rig.seconds + STATUS_SECONDS)
     (answer,) = rig.wire.take()
     assert (answer.opaque, answer.code) == (request.opaque, 0)
     assert GetConsumerStatusBody.from_json(answer.body).consumer_table == {"c@0": {QUEUE: 5}}
@@ -179,7 +179,7 @@ def test_requests_on_their_way_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyP
     consumer(rig)
     rig.ask(running_info(), running_info())
     assert rig.one(running_info()).code == ResponseCode.SYSTEM_BUSY
-    rig.broker.step_deadlines(rig.seconds + CALL_SECONDS)
+    rig.broker.steps.deadlines(rig.seconds + CALL_SECONDS)
     rig.wire.take()
     assert rig.ask(running_info()) == []
 
@@ -199,10 +199,10 @@ def test_one_client_cannot_take_all_the_room_for_requests_on_their_way(
     refused = rig.one(running_info("c@1"), wire=other)
     assert "at 10.0.0.5:5000 2 of 6 are taken by 10.0.0.7, 1 are free" in (refused.remark or "")
     assert rig.ask(running_info("c@2"), wire=other) == []
-    rig.broker.step_deadlines(rig.seconds + CALL_SECONDS)
+    rig.broker.steps.deadlines(rig.seconds + CALL_SECONDS)
     rig.wire.take()
     assert rig.ask(running_info()) == []
-    rig.broker.step_deadlines(rig.seconds + 2 * CALL_SECONDS)
+    rig.broker.steps.deadlines(rig.seconds + 2 * CALL_SECONDS)
     pending = rig.broker.pending_requests
     assert (len(pending), pending._calls.bytes.used, pending._of_asker, pending._at) == (0, 0, {}, {})
     assert pending._rows == {}

@@ -267,10 +267,10 @@ def test_setting_the_wall_clock_makes_nobody_silent() -> None:
     rig.ask(Command.request(RequestCode.HEART_BEAT, body=body), wire=wire)
     for step_ms in (SILENT_MS + 1, -10 * SILENT_MS):
         rig.now_ms += step_ms
-        assert rig.broker.expire() <= rig.now_ms + module.SCAN_MS
+        assert rig.broker.steps.expire() <= rig.now_ms + module.SCAN_MS
         assert rig.broker.clients.consumer_ids("g") == ["c1"]
     rig.seconds += SILENT_MS / 1000 + 1
-    rig.broker.expire()
+    rig.broker.steps.expire()
     assert rig.broker.clients.consumer_ids("g") == []
 
 

@@ -72,7 +72,7 @@ def check(rig: Rig, times: int = 1) -> None:
     for _ in range(times):
         rig.let_pass(60_000)
         for _ in range(4):
-            rig.broker.step_transactions()
+            rig.broker.steps.transactions()
 
 
 def asked(of: Wire) -> list[Command]:
@@ -263,7 +263,7 @@ def test_its_own_account_and_an_administrator_recall_a_message(account: str) -> 
 
 def deliver(rig: Rig) -> None:
     rig.now_ms = START + 5000
-    while rig.broker.step_schedule() <= rig.now_ms:
+    while rig.broker.steps.schedule() <= rig.now_ms:
         pass
 
 

@@ -43,10 +43,10 @@ def of(account: str) -> Wire:
 def pass_by(rig: Rig, seconds: float, wire: Wire) -> list[Command]:
     """Let the time pass, as the service would; what came over the connection meanwhile."""
     end = rig.seconds + seconds
-    while (due := rig.broker.step_deadlines(rig.seconds)) <= end:
+    while (due := rig.broker.steps.deadlines(rig.seconds)) <= end:
         rig.let_pass(round(1000 * max(0.001, due - rig.seconds)))
     rig.let_pass(round(1000 * (end - rig.seconds)))
-    rig.broker.step_deadlines(rig.seconds)
+    rig.broker.steps.deadlines(rig.seconds)
     return wire.take()
 
 

@@ -109,9 +109,9 @@ def test_an_asker_that_is_silent(requester: Wire) -> None:
     rig.ask(reply())
     assert rung, "the loop that ends requests on their way must be woken"
     deadline = rig.seconds + PUSH_SECONDS
-    assert rig.broker.step_deadlines(deadline - 0.001) == deadline
+    assert rig.broker.steps.deadlines(deadline - 0.001) == deadline
     assert rig.wire.take() == []
-    rig.broker.step_deadlines(deadline)
+    rig.broker.steps.deadlines(deadline)
     (answer,) = rig.wire.take()
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "within 10 s" in (answer.remark or "")

@@ -116,7 +116,7 @@ def test_wherever_the_log_ends_a_commit_holds_as_a_whole_or_not_at_all() -> None
     rig, peer, halves, taken = prepared()
     before = rig.store.max_physical_offset
     peer.commit_all(halves, taken[:2])
-    rig.broker.commit_pending()
+    rig.broker.group_commit.commit_pending()
     after = rig.store.max_physical_offset
     found = []
     for end in range(before, after + 1):
@@ -136,7 +136,7 @@ def test_a_start_that_is_cut_off_too_commits_nothing_twice() -> None:
     rig, peer, halves, taken = prepared()
     before = rig.store.max_physical_offset
     peer.commit_all(halves, taken[:2])
-    rig.broker.commit_pending()
+    rig.broker.group_commit.commit_pending()
     messages = [rig.messages(topic)[0].physical_offset for topic in TARGETS]
     assert before < min(messages)
     for first in (min(messages), max(messages), max(messages) + rig.messages(TARGETS[1])[0].size):
@@ -175,10 +175,10 @@ def test_a_large_commit_is_written_in_steps_and_survives_a_failed_one(
     rig, peer, halves, taken = prepared(5)
     before = rig.store.max_physical_offset
     peer.commit_all(halves, taken)
-    rig.broker.commit_pending()
+    rig.broker.group_commit.commit_pending()
     assert peer.outcomes == []
     rig.disk.fail("write", "commitlog")
-    rig.broker.step_deadlines(rig.seconds)
+    rig.broker.steps.deadlines(rig.seconds)
     rig.disk.heal()
     step(rig, decisions.RETRY_SECONDS)
     assert peer.outcomes == [None]
@@ -218,8 +218,8 @@ def test_nothing_to_commit_is_done_at_once() -> None:
 def test_a_half_message_that_was_checked_meanwhile_is_committed_once() -> None:
     rig, peer, halves, taken = prepared(1)
     rig.let_pass(3_600_000)
-    rig.broker.step_transactions()
-    while rig.broker.step_transactions() <= rig.now_ms:
+    rig.broker.steps.transactions()
+    while rig.broker.steps.transactions() <= rig.now_ms:
         pass
     assert len(rig.messages(TRANS_HALF_TOPIC)) == 4  # two of them are copies
     before = rig.store.max_physical_offset
@@ -237,9 +237,9 @@ def test_no_check_takes_a_half_message_from_its_decision(monkeypatch: pytest.Mon
     rig, peer, halves, _ = prepared()
     rig.let_pass(3_600_000)
     peer.commit_all(halves)
-    rig.broker.commit_pending()
+    rig.broker.group_commit.commit_pending()
     for _ in range(3):
-        rig.broker.step_transactions()
+        rig.broker.steps.transactions()
     refused: list[ResponseError | None] = []
     peer.end_transaction(PRODUCERS, *halves[-1], False, refused.append)
     assert "is being committed" in str(refused[0])
@@ -253,10 +253,10 @@ def test_a_snapshot_leaves_out_no_open_decision(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ledger, "SNAPSHOT_RECORDS", 1)
     rig, peer, halves, taken = prepared()
     peer.commit_all(halves, taken[:2])
-    rig.broker.commit_pending()
+    rig.broker.group_commit.commit_pending()
     journal = len(rig.messages("rmq_sys_delivery_journal"))
     rig.broker.deliveries.step(rig.seconds)
-    rig.broker.commit_pending()
+    rig.broker.group_commit.commit_pending()
     assert len(rig.messages("rmq_sys_delivery_journal")) == journal
     assert state(restarted(rig)) == ALL
 

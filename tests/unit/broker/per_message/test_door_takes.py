@@ -99,7 +99,7 @@ def test_a_peer_may_forward_a_message_to_the_dead_letters(rig: Rig) -> None:
     peer = Peer(rig)
     peer.dead_letter(GROUP, TOPIC, [one.handle for one in peer.take(REQUEST)], peer.handled)
     step(rig)
-    rig.broker.save_topics()
+    rig.broker.group_commit.save_topics()
     step(rig)
     assert peer.outcomes == [None]
     assert rig.bodies(dlq_topic(GROUP)) == [b"0"]

@@ -491,7 +491,7 @@ def test_a_stop_of_the_broker_counts_no_attempt_of_an_ordered_message() -> None:
     (taken,) = Consumer(rig).take(in_order=True)
     assert (taken.body, taken.attempt) == (b"0", 1)
     rig.broker.deliveries.stop()
-    rig.broker.commit_pending()
+    rig.broker.group_commit.commit_pending()
     (again,) = Consumer(restarted(rig)).take(in_order=True)
     assert (again.body, again.attempt) == (b"0", 1)
 

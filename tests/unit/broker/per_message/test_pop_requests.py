@@ -329,7 +329,7 @@ DELAYED, HALF = "UNIQ_KEY\x01AC\x02DELAY\x011\x02", "UNIQ_KEY\x01AC\x02TRAN_MSG\
 )
 def test_a_topic_takes_messages_of_its_type_only(rig: Rig, kind: str, accepted: list[bool]) -> None:
     make_topic(rig, "Typed", f"+message.type={kind}")
-    rig.broker.commit_pending()
+    rig.broker.group_commit.commit_pending()
     found = []
     for text in (PLAIN, KEYED, DELAYED, HALF):
         for _ in range(3):  # the third would be a run of the compiled engine

@@ -82,9 +82,9 @@ def test_the_timed_task_is_told_only_of_an_earlier_deadline() -> None:
     rig.seconds += 1
     rig.ask(send())
     assert rung == [100]
-    assert rig.broker.step_deadlines(101) == 105
+    assert rig.broker.steps.deadlines(101) == 105
     rig.broker.on_synced(rig.store.flush())
-    assert rig.broker.step_deadlines(105) == math.inf
+    assert rig.broker.steps.deadlines(105) == math.inf
     rig.ask(send())
     assert rung == [100, 101]
 

@@ -64,7 +64,7 @@ def test_a_plugin_s_delayed_message_is_delayed() -> None:
     plugin_host(rig.broker).put(Message("T", b"x", delay_level=3))
     assert (rig.bodies("T"), rig.store.max_offset(SCHEDULE_TOPIC, 2)) == ([], 1)
     rig.let_pass(10_000)
-    rig.broker.step_schedule()
+    rig.broker.steps.schedule()
     assert rig.bodies("T") == [b"x"]
 
 
@@ -75,7 +75,7 @@ def test_a_plugin_s_message_with_a_time_waits_for_it(times: dict[str, int]) -> N
     plugin_host(rig.broker).put(Message("T", b"x", **times))  # type: ignore[arg-type]
     assert rig.bodies("T") == []
     rig.let_pass(5000)
-    rig.broker.step_schedule()
+    rig.broker.steps.schedule()
     assert rig.bodies("T") == [b"x"]
 
 
@@ -127,7 +127,7 @@ def test_a_plugin_is_told_once_the_disk_has_its_message() -> None:
     assert [one.error for one in outcomes] == [None]
     host.put(Message("T", b"y"), outcomes.append)
     rig.let_pass(rig.store_config.sync_flush_timeout)
-    rig.broker.step_deadlines(rig.seconds)
+    rig.broker.steps.deadlines(rig.seconds)
     error = outcomes[1].error
     assert error is not None
     assert error.code == ResponseCode.FLUSH_DISK_TIMEOUT
@@ -154,7 +154,7 @@ def test_a_plugin_is_told_once_its_new_topic_is_saved() -> None:
     rig, outcomes = Rig(given={"wake": Wakeups(new_topics=lambda: None)}), list[Appended]()
     plugin_host(rig.broker).put(Message("New", b"x"), outcomes.append)
     assert outcomes == []
-    rig.broker.save_topics()
+    rig.broker.group_commit.save_topics()
     assert [one.error for one in outcomes] == [None]
 
 
@@ -201,7 +201,7 @@ def test_a_delayed_message_for_a_queue_that_is_gone_goes_to_one_that_is_there(
         assert rig.one(send("T", queue_id=7, properties="DELAY\x011")).code == 0
     shrunk(rig, "T", 2)
     rig.let_pass(1000)
-    rig.broker.step_schedule()
+    rig.broker.steps.schedule()
     assert [len(rig.bodies("T", queue_id)) for queue_id in (0, 1, 7)] == [0, 3, 0]
     lines = [line for line in caplog.messages if "queue 7" in line]
     assert len(lines) == 1
@@ -215,7 +215,7 @@ def test_a_timed_message_for_a_queue_that_is_gone_goes_to_one_that_is_there() ->
     rig.one(send("T", b"timed", queue_id=7, properties="TIMER_DELAY_MS\x015000"))
     shrunk(rig, "T", 2)
     rig.let_pass(5000)
-    rig.broker.step_schedule()
+    rig.broker.steps.schedule()
     assert (rig.bodies("T", 1), rig.bodies("T", 7)) == ([b"timed"], [])
 
 
@@ -241,7 +241,7 @@ def test_retries_go_to_queues_that_the_retry_topic_has() -> None:
         header = ConsumerSendMsgBackRequestHeader(at, "readers", 1)
         assert rig.call(RequestCode.CONSUMER_SEND_MSG_BACK, header).code == 0
     rig.let_pass(1000)
-    rig.broker.step_schedule()
+    rig.broker.steps.schedule()
     config = rig.topics.get("%RETRY%readers")
     assert config is not None
     found = [len(rig.bodies("%RETRY%readers", queue_id)) for queue_id in range(config.read_queue_nums)]

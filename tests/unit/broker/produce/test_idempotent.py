@@ -369,7 +369,7 @@ def test_a_slave_that_becomes_master_knows_by_its_copy_of_the_log() -> None:
     answers = [places(broker.one(numbered(first, 5))) for first in (0, 5)]
     slave = rig()
     slave.become_slave()
-    slave.broker.append_raw(0, broker.store.read_raw(0, 1 << 20))
+    slave.broker.copied_log.append(0, broker.store.read_raw(0, 1 << 20))
     promoted = restarted(slave)
     assert [places(promoted.one(numbered(first, 5))) for first in (0, 5)] == answers
     assert stored(promoted) == list(range(10))

@@ -27,7 +27,7 @@ def text(**properties: str) -> str:
 
 def step_to(rig: Rig, now_ms: int) -> None:
     rig.now_ms = now_ms
-    while rig.broker.step_schedule() <= now_ms:
+    while rig.broker.steps.schedule() <= now_ms:
         pass
 
 

@@ -302,10 +302,10 @@ def test_a_delayed_message_goes_round_by_the_schedule_topic(rig: Rig) -> None:
     assert unit is not None
     assert unit[2] == START + 10_000
     rig.now_ms += 9_999
-    rig.broker.step_schedule()
+    rig.broker.steps.schedule()
     assert rig.bodies("Orders", 3) == []
     rig.now_ms += 1
-    rig.broker.step_schedule()
+    rig.broker.steps.schedule()
     assert rig.bodies("Orders", 3) == [b"hello"]
 
 
@@ -357,7 +357,7 @@ def test_a_returned_message_is_tried_again_later(rig: Rig) -> None:
         "REAL_QID": "0",
     }
     rig.now_ms += 10_000
-    rig.broker.step_schedule()
+    rig.broker.steps.schedule()
     (again,) = rig.messages("%RETRY%billing")
     assert (again.body, again.reconsume_times) == (b"hello", 1)
 
@@ -366,7 +366,7 @@ def test_a_message_returned_again_keeps_its_origin_and_waits_longer(rig: Rig) ->
     rig.one(send())
     rig.one(send_back(0))
     rig.now_ms += 10_000
-    rig.broker.step_schedule()
+    rig.broker.steps.schedule()
     (first,) = rig.messages("%RETRY%billing")
     rig.one(send_back(first.physical_offset))
     (second,) = rig.messages("SCHEDULE_TOPIC_XXXX", 3)
@@ -448,9 +448,9 @@ def test_a_sender_that_does_not_want_to_wait_is_answered_at_once() -> None:
 def test_a_slow_disk_is_told_as_such_and_the_message_is_kept() -> None:
     rig = sync_rig()
     assert rig.ask(send(), batch()) == []
-    rig.broker.step_deadlines(rig.seconds + 4.9)
+    rig.broker.steps.deadlines(rig.seconds + 4.9)
     assert rig.wire.take() == []
-    rig.broker.step_deadlines(rig.seconds + 5)
+    rig.broker.steps.deadlines(rig.seconds + 5)
     single, several = rig.wire.take()
     assert (single.code, several.code) == (ResponseCode.FLUSH_DISK_TIMEOUT,) * 2
     assert single.ext["msgId"] == "0A00000900002A9F0000000000000000"
@@ -474,11 +474,11 @@ def test_nobody_of_a_chunk_is_told_success_when_its_new_topic_cannot_be_saved(ri
     """A message in a topic that a restart does not know would be lost with its queue."""
     rig.disk.replace = _no_space  # type: ignore[method-assign]
     rig.broker.topics.create_retry("%RETRY%billing", 6, 1)
-    rig.broker.step_schedule()  # finds nothing and would come back in a minute
+    rig.broker.steps.schedule()  # finds nothing and would come back in a minute
     new, delayed = rig.ask(send("New"), send("%RETRY%billing", properties="DELAY\x011"))
     assert new.code == delayed.code == ResponseCode.SYSTEM_ERROR
     rig.now_ms += 1000
-    assert rig.broker.step_schedule() > rig.now_ms  # what is stored all the same goes its way
+    assert rig.broker.steps.schedule() > rig.now_ms  # what is stored all the same goes its way
     assert rig.bodies("%RETRY%billing") == [b"hello"]
     del rig.disk.replace
     assert rig.one(send("New")).code == 0

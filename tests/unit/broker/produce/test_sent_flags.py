@@ -61,7 +61,7 @@ def check_all(rig: Rig, topic: str, wanted: list[bytes]) -> None:
 
 def step_to(rig: Rig, now_ms: int) -> None:
     rig.now_ms = now_ms
-    rig.broker.step_schedule()
+    rig.broker.steps.schedule()
 
 
 @pytest.mark.parametrize("peer", ["10.0.0.1:40001", "[2001:db8::7]:40001"])

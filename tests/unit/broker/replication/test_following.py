@@ -508,7 +508,7 @@ def beside_java(ours: list[bytes], theirs: list[bytes]) -> tuple[Rig, JavaMaster
         rig.ask(*[send("Orders", body) for body in texts])
         rigs.append(rig)
     mine = slave()
-    mine.broker.append_raw(0, rigs[0].store.read_raw(0, 1 << 20))
+    mine.broker.copied_log.append(0, rigs[0].store.read_raw(0, 1 << 20))
     master = JavaMaster(rigs[1].store)
     pool: Any = master
     return mine, master, follower_of(mine, pool)
@@ -574,7 +574,7 @@ async def test_a_log_set_aside_for_a_rocketmq_master_begins_anew_where_its_log_b
     rig, master, follower = beside_java([b"a", b"b", b"c"], [b"x"] * 5)
     rig.store.config = evolve(rig.store.config, ha_diverged_log=DivergedLog.aside)
     start = await follower._align(NO_STREAM, None)
-    rig.broker.append_raw(start, master.store.read_raw(start, 1 << 20))
+    rig.broker.copied_log.append(start, master.store.read_raw(start, 1 << 20))
     assert rig.bodies("Orders") == [b"x"] * 5
 
 

@@ -295,9 +295,9 @@ def test_a_slave_that_does_not_answer_in_time_is_told_of() -> None:
     rig = Rig(store={"broker_role": BrokerRole.SYNC_MASTER})
     rig.broker.acknowledgement.replicas.join(FakeSession(0), "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
     rig.ask(send())
-    assert rig.broker.step_deadlines(rig.seconds + 2.9) == pytest.approx(rig.seconds + 3)
+    assert rig.broker.steps.deadlines(rig.seconds + 2.9) == pytest.approx(rig.seconds + 3)
     assert rig.wire.take() == []
-    rig.broker.step_deadlines(rig.seconds + 3)
+    rig.broker.steps.deadlines(rig.seconds + 3)
     (answer,) = rig.wire.take()
     assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
 
@@ -351,7 +351,7 @@ def test_after_the_disk_the_slave_is_still_waited_for() -> None:
             slave.acknowledged = rig.store.max_physical_offset
             rig.broker.acknowledgement.replicas.acknowledged()
         else:
-            rig.broker.step_deadlines(rig.seconds + 3)
+            rig.broker.steps.deadlines(rig.seconds + 3)
         wanted = ResponseCode.SUCCESS if has_it else ResponseCode.FLUSH_SLAVE_TIMEOUT
         assert [answer.code for answer in rig.wire.take()] == [wanted]
 

@@ -31,7 +31,7 @@ def filled(golden: Path) -> Rig:
         if line["dir"] == "c2s" and line["code"] in (310, 320):
             rig.ask(command_of(line), wire=Wire())
     rig.now_ms += 1000
-    rig.broker.step_schedule()
+    rig.broker.steps.schedule()
     return rig
 
 
@@ -111,7 +111,7 @@ def test_two_namespaces_have_topics_and_groups_of_their_own() -> None:
         header = ConsumerSendMsgBackRequestHeader(message.physical_offset, f"{name}%billing", 1)
         assert rig.one(Command.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)).code == 0
     rig.now_ms += 1000
-    rig.broker.step_schedule()
+    rig.broker.steps.schedule()
     assert rig.bodies("%RETRY%a%billing") == [b"a"]
     assert rig.bodies("%RETRY%b%billing") == [b"b"]
     assert rig.broker.clients.consumer_ids("a%billing") == ["a@1"]

@@ -30,7 +30,7 @@ def slave(**store: Any) -> Rig:
 def copied(master: Rig, **store: Any) -> Rig:
     """A slave that has the master's log and topics."""
     made = slave(**store)
-    made.broker.append_raw(0, master.store.read_raw(0, 1 << 20))
+    made.broker.copied_log.append(0, master.store.read_raw(0, 1 << 20))
     made.broker.files.copy("topics", master.broker.topics.to_json())
     return made
 
@@ -72,7 +72,7 @@ def test_a_discarded_half_message_is_not_put_back_on_a_slave() -> None:
     master = Rig()
     record = Record(TRANS_CHECK_MAX_TIME_TOPIC, 0, b"half")
     master.broker.own_writes.put(record)
-    master.broker.commit_pending()
+    master.broker.group_commit.commit_pending()
     rig = copied(master)
     reach = rig.store.max_physical_offset
     name = offset_message_id(rig.store.store_host, record.physical_offset)
@@ -180,12 +180,12 @@ def test_transactions_are_where_the_log_says_not_where_the_master_is() -> None:
     master, rig = Rig(), slave()
     master.one(half(master))
     told = master.broker.delivery.now()
-    rig.broker.append_raw(0, master.store.read_raw(0, 1 << 20))
+    rig.broker.copied_log.append(0, master.store.read_raw(0, 1 << 20))
     rig.broker.replica.take_note({"progress": told})
     for _ in range(3):
         assert master.one(half(master)).code == 0
     master.now_ms += 100_000
-    while master.broker.step_transactions() <= master.now_ms:
+    while master.broker.steps.transactions() <= master.now_ms:
         pass
     ahead = master.broker.offsets.get("CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC", 0)
     assert ahead == 4

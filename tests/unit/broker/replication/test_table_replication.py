@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from rmq.broker.replication import table_replication
 from rmq.broker.replication.sessions import HELLO, REPORT, MasterSession, SlaveSession, encode_note
 from rmq.broker.replication.table_replication import OFFSETS_SECONDS, TableSender
+from rmq.broker.state import unlisted_topics
 from rmq.broker.tables import versioned
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import RemoteProtocolError
@@ -36,7 +38,7 @@ class Link:
         feed = TableSender(
             broker.followed.tables,
             lambda: master.store.max_physical_offset,
-            unlisted=broker.unlisted_topics,
+            unlisted=partial(unlisted_topics, broker.store, broker.topics),
             deletions=broker.topics.deletions.all,
         )
         self.session = MasterSession(master.store, now, greet=broker.replica.greeting, tables=feed.note)
@@ -44,7 +46,7 @@ class Link:
         self.session.frame(now)  # the greeting
         to.broker.followed.begin()
         self.slave = SlaveSession(
-            to.broker.append_raw,
+            to.broker.copied_log.append,
             lambda: to.store.max_physical_offset,
             now,
             safe=lambda: to.broker.followed.reportable(to.store.max_physical_offset),
@@ -431,7 +433,7 @@ def test_nothing_that_came_after_a_topic_is_reported_before_the_topic_is_saved()
     assert to.store.max_physical_offset > first
     assert link.slave.report(100.0) == REPORT.pack(first)
     to.disk.heal()
-    to.broker.save_topics()
+    to.broker.group_commit.save_topics()
     assert link.slave.report(101.0) == REPORT.pack(to.store.max_physical_offset)
     again = Rig(disk=to.disk.copy(), store={"broker_role": BrokerRole.SLAVE}, broker_id=1)
     assert "New" in again.topics.table

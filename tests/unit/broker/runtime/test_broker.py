@@ -100,14 +100,14 @@ def test_a_java_push_consumers_session(golden: Path) -> None:
         if line["dir"] == "c2s" and line["code"] in (310, 320):
             rig.ask(command_of(line), wire=Wire())
     rig.now_ms += 1000
-    rig.broker.step_schedule()  # the delayed one is there when the consumer starts
+    rig.broker.steps.schedule()  # the delayed one is there when the consumer starts
     got: dict[int, Command] = {}
     sent: set[int] = set()
     start_ms, start = rig.now_ms, rig.seconds
     for line in session.lines:
         rig.now_ms, rig.seconds = start_ms + line["t"], start + line["t"] / 1000
-        rig.broker.step_schedule()
-        rig.broker.step_deadlines(rig.seconds)
+        rig.broker.steps.schedule()
+        rig.broker.steps.deadlines(rig.seconds)
         if line["dir"] != "c2s":
             continue
         sent.add(line["opaque"])

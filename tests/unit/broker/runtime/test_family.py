@@ -69,7 +69,7 @@ async def test_a_topic_that_a_send_makes_is_made_at_all() -> None:
             assert "%RETRY%readers" not in rig.topics.table
         assert [spread.missing(name) for name in NAMES] == [[], ["Orders"], ["Orders"]]
         for rig in others:
-            rig.broker.save_topics()
+            rig.broker.group_commit.save_topics()
             await until(lambda rig=rig: not spread.missing(rig.name))  # type: ignore[misc]
             assert Rig(disk=rig.disk.copy()).topics.table["Orders"] == made
 
@@ -87,7 +87,7 @@ async def test_one_that_is_away_has_it_made_when_it_is_back_and_a_deleted_one_do
         again = Member("b-1")
         async with again.lives(spread):
             await until(lambda: "Orders" in again.topics.table)
-            again.broker.save_topics()
+            again.broker.group_commit.save_topics()
             await until(lambda: spread.missing("b-1") == [])
         again.topics.delete("Orders")
         async with again.lives(spread):

@@ -216,7 +216,7 @@ async def large(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, **given: 
                 for queue_id in range(QUEUES):
                     record = Record(f"topic-{number}", queue_id, b"x", "", born_host=broker.store.store_host)
                     broker.store.put(record)
-                broker.commit_pending()
+                broker.group_commit.commit_pending()
                 await trio.lowlevel.checkpoint()
             calm_collector()
             trio.lowlevel.add_instrument(steps)

@@ -20,6 +20,7 @@ from attrs import define, field
 
 from rmq.broker.__main__ import banner, durability, main, parse, settings
 from rmq.broker.broker import Broker
+from rmq.broker.chunk.steps import Steps
 from rmq.broker.config import BrokerConfig
 from rmq.broker.runtime import service, startup
 from rmq.broker.runtime.flusher import Flusher
@@ -951,14 +952,14 @@ async def test_an_expected_error_ends_no_loop(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     faults: list[Exception] = [OSError(errno.EMFILE, "no descriptor"), LocalProtocolError("no frame")]
-    step = Broker.step_transactions
+    step = Steps.transactions
 
-    def failing(self: Broker) -> int:
+    def failing(self: Steps) -> int:
         if faults:
             raise faults.pop(0)
         return step(self)
 
-    monkeypatch.setattr(Broker, "step_transactions", failing)
+    monkeypatch.setattr(Steps, "transactions", failing)
     async with broker(network, disk) as running:
         await trio.sleep(5)
         assert not faults

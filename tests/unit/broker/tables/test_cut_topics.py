@@ -166,7 +166,7 @@ def fail(rig: Rig, count: int) -> None:
         header = ConsumerSendMsgBackRequestHeader(rig.put("T"), "readers", 1)
         assert rig.call(RequestCode.CONSUMER_SEND_MSG_BACK, header).code == 0
     rig.let_pass(1000)
-    rig.broker.step_schedule()
+    rig.broker.steps.schedule()
 
 
 def test_a_retry_topic_gets_wider_with_its_group(rig: Rig) -> None:

@@ -246,7 +246,7 @@ def test_a_slave_that_is_killed_while_it_copies_an_earlier_topic(is_made_again: 
     feed = TableSender(tables, lambda: store.max_physical_offset, deletions=deletions.all)
     while note := feed.note(0.0):
         to.broker.followed.take(note)
-    to.broker.append_raw(0, store.read_raw(0, 2_000))
+    to.broker.copied_log.append(0, store.read_raw(0, 2_000))
     assert "T" in queues_of(to)
     for name, text in to.broker.saves().items():
         to.store.save_config(name, text)

@@ -27,7 +27,7 @@ class SlowRig(Rig):
         self.wanted = 0
         super().__init__(given={"wake": Wakeups(new_topics=self._want)})
         self.broker.topics.create_retry("Known", 6, 4)
-        self.broker.save_topics()
+        self.broker.group_commit.save_topics()
         assert self.one(send("Known")).code == 0
 
     def _want(self) -> None:
@@ -62,7 +62,7 @@ def test_every_kind_of_first_message_waits_until_its_topic_is_saved(rig: SlowRig
     request = KINDS[kind](rig)
     assert rig.ask(request) == []
     assert rig.wanted == 1
-    rig.broker.save_topics()
+    rig.broker.group_commit.save_topics()
     (answer,) = rig.wire.take()
     assert (answer.opaque, answer.code) == (request.opaque, 0)
     again = Rig(disk=rig.disk.copy())
@@ -75,7 +75,7 @@ def test_senders_to_other_topics_are_answered_at_once_in_the_same_chunk_too(rig:
     assert [answer.opaque for answer in rig.ask(new, known)] == [known.opaque]
     assert [answer.opaque for answer in rig.ask(later, wire=Wire())] == [later.opaque]
     assert rig.broker.acknowledgement.waiting_for_topics == 1
-    rig.broker.save_topics()
+    rig.broker.group_commit.save_topics()
     assert [answer.opaque for answer in rig.wire.take()] == [new.opaque]
 
 
@@ -90,7 +90,7 @@ def test_the_second_message_waits_too_and_a_topic_made_meanwhile_for_the_next_sa
     rig.broker.topics.saved(made)
     rig.broker.acknowledgement.topics_saved()
     assert [answer.opaque for answer in rig.wire.take()] == [first.opaque, second.opaque]
-    rig.broker.save_topics()
+    rig.broker.group_commit.save_topics()
     assert [answer.opaque for answer in rig.wire.take()] == [third.opaque]
 
 
@@ -103,11 +103,11 @@ def test_when_the_topic_cannot_be_saved_nobody_is_told_success(
     rig.ask(send("New"), sent_back(rig))
     with monkeypatch.context() as patch:
         patch.setattr(rig.store, "save_config", full)
-        rig.broker.save_topics()
+        rig.broker.group_commit.save_topics()
     # Not SERVICE_NOT_AVAILABLE, by which clients know that nothing was stored.
     assert [answer.code for answer in rig.wire.take()] == 2 * [ResponseCode.SYSTEM_ERROR]
     assert rig.ask(send("New")) == []
-    rig.broker.save_topics()
+    rig.broker.group_commit.save_topics()
     assert [answer.code for answer in rig.wire.take()] == [0]
 
 
@@ -118,7 +118,7 @@ def test_after_the_topic_it_waits_for_the_disk() -> None:
     assert rig.ask(send("New")) == []
     assert rig.broker.acknowledgement.disk.acks == 0
     assert rig.broker.acknowledgement.waiting_for_topics == 1
-    rig.broker.save_topics()
+    rig.broker.group_commit.save_topics()
     assert rig.wire.take() == []
     assert kicked
     rig.broker.on_synced(rig.store.flush())
@@ -139,7 +139,7 @@ def test_a_flood_of_new_topics_leaves_room_for_sends_to_others(monkeypatch: pyte
     assert [answer.code for answer in refused] == 2 * [ResponseCode.SYSTEM_BUSY]
     assert "wait to be saved 3 of 6 are taken by" in str(refused[0].remark)
     assert [answer.code for answer in rig.ask(send("Known"))] == [0]
-    rig.broker.save_topics()
+    rig.broker.group_commit.save_topics()
     assert [answer.code for answer in rig.wire.take()] == 3 * [0]
     assert rig.ask(send("New4")) == []
 
@@ -160,7 +160,7 @@ def test_retry_topics_of_one_addresss_groups_keep_no_topic_of_anothers_send_from
         assert [answer.code for answer in rig.ask(joins(wire, 40), wire=wire) if answer.is_response] == [0]
     assert len(rig.broker.topics.unsaved) == 10
     assert rig.ask(send("New"), wire=Wire("10.0.1.1:1")) == []
-    rig.broker.save_topics()
+    rig.broker.group_commit.save_topics()
     rig.ask(joins(wire, 40), wire=wire)
     assert len(rig.broker.topics.unsaved) == 10
 
@@ -179,7 +179,7 @@ def test_a_connection_that_ended_meanwhile_does_not_matter(rig: SlowRig) -> None
     gone = Wire()
     rig.ask(send("New"), wire=gone)
     rig.broker.on_close(gone)  # type: ignore[arg-type]
-    rig.broker.save_topics()
+    rig.broker.group_commit.save_topics()
     assert rig.one(send("New")).code == 0
 
 

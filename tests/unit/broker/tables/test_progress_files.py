@@ -48,7 +48,7 @@ def after_start(image: MemoryDisk) -> Rig:
     rig = Rig(disk=image, store=DISK)
     rig.now_ms = LATER_MS
     for _ in range(3):
-        rig.broker.step_schedule()
+        rig.broker.steps.schedule()
     return rig
 
 

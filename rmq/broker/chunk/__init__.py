@@ -1,0 +1,1 @@
+"""A chunk of requests: its group commit, the calls of plug-ins and doors, and the steps of the loops."""
