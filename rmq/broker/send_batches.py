@@ -260,6 +260,7 @@ class CompiledBroker(Broker):
         self.stats.stored(seconds * 1000, total)
         self.histograms.write.observe(clock() - self._began, total)
         if self.parked_pulls.count:  # what else waits for arrivals waits for topics without lanes
+            self.chunk.begin(None, self._began)
             self.arrivals.arrived(arrivals)
         self.acknowledgement.replicas.grown()
         self.wake.reput()
