@@ -170,7 +170,6 @@ CLASS_LINES: Final = 450
 LONG_CLASSES: Final = {
     "Connection": "one peer: reading, writing and calls share its state on the hot path",
     "Raft": "the whole algorithm, which is read beside the paper",
-    "Store": "log, queues and index as one, and the order in which they are written",
 }
 """Classes of more lines, and why."""
 

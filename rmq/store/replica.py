@@ -15,35 +15,27 @@ from rmq.protocol.properties import has_unit, unit_code
 from rmq.store.aside import find_aside, move_aside
 from rmq.store.files.abort import AbortFile
 from rmq.store.files.checkpoint import Checkpoint
-from rmq.store.files.consumequeue import ConsumeQueue, Unit
 from rmq.store.files.disk import Bytes, Disk
-from rmq.store.files.index import Entry
 from rmq.store.files.queues import Arrival
 from rmq.store.files.scan import Scan, Scanned, why_no_record
 from rmq.store.files.segments import Progress, no_progress
 from rmq.store.recovery import Recovery
 from rmq.store.reput import entries_of
 from rmq.store.retention import Retention
-from rmq.store.view import StoreView
+from rmq.store.writer import StoreWriter
 
 if TYPE_CHECKING:
-    from rmq.protocol._engine import Rows
+    pass
 
 
-class ReplicaStore(StoreView):
+class ReplicaStore(StoreWriter):
     """The slave's part of a `Store`, which is one and makes the parts."""
 
     disk: Disk
-    _delays: dict[int, int]
-    _units: list[Unit]
-    _owners: list[ConsumeQueue]
-    _batch_ms: int
     _checkpoint: Checkpoint | None
     _abort: AbortFile | None
     _sync_lock: AbstractContextManager[object]
     retention: Retention
-    _raw_position: int  # up to where queues have the log's records
-    _raw_whole: int  # where the last whole record that came ends
 
     def append_raw(self, physical_offset: int, data: Bytes) -> Sequence[Arrival]:
         """Append bytes of the master's log at the same offset; an empty log begins at that offset, which must
@@ -187,15 +179,6 @@ class ReplicaStore(StoreView):
 
     def flush(self) -> int:
         """See Store."""
-        raise NotImplementedError
-
-    def _rollback(self) -> None:
-        raise NotImplementedError
-
-    def _take_units(self) -> list[Arrival]:
-        raise NotImplementedError
-
-    def _index_later(self, entries: Sequence[Entry | Rows]) -> None:
         raise NotImplementedError
 
     def _vouch_for_less(self, checkpoint: Checkpoint) -> None:

@@ -39,7 +39,8 @@ from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rmq.store.files.consumequeue import UNIT_FORM
 from rmq.store.files.index import KeyHash, pack_entries
 from rmq.store.reader import choose
-from rmq.store.store import Batch, Store
+from rmq.store.store import Store
+from rmq.store.writer import Batch
 from rmq.testing.disk import MemoryDisk
 from tests.compiled import COMPILED, HAS_COMPILED
 

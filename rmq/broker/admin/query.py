@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from rmq.broker.membership.clients import Clients
     from rmq.broker.role import Role
     from rmq.protocol.command import Command
-    from rmq.store.store import Lookup, Store
+    from rmq.store.store import Store
+    from rmq.store.view import Lookup
 
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 ANSWER_BYTES: Final = MAX_FRAME // 2

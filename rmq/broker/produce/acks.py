@@ -38,7 +38,7 @@ from rmq.plugin import Appended
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader
 from rmq.store.config import BrokerRole, FlushDiskType
-from rmq.store.store import Batch
+from rmq.store.writer import Batch
 
 if TYPE_CHECKING:
     from rmq.broker.config import Settings

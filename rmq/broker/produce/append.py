@@ -78,7 +78,8 @@ if TYPE_CHECKING:
     from rmq.message import Message
     from rmq.plugin import OnAppended, Peer
     from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
-    from rmq.store.store import Batch, Store
+    from rmq.store.store import Store
+    from rmq.store.writer import Batch
 
 _PROPERTIES_SURE: Final = PROPERTIES_MAX // 4
 """So many characters fit in any encoding."""

@@ -35,7 +35,7 @@ from rmq.protocol.headers import PRODUCER_ID, SEQUENCE, SendMessageRequestHeader
 from rmq.protocol.properties import PROPERTY_IDEMPOTENT_SEND
 from rmq.protocol.record import decode_record, property_bytes
 from rmq.shares import NOBODY, Holders, Shares
-from rmq.store.store import Batch
+from rmq.store.writer import Batch
 
 if TYPE_CHECKING:
     from rmq.broker.config import Settings

@@ -10,7 +10,7 @@ from rmq.protocol import engine, json
 from rmq.protocol.codes import LANGUAGE, VERSION, LanguageCode, ResponseCode
 from rmq.protocol.command import JSON, ROCKETMQ, Command
 from rmq.protocol.frames import encode
-from rmq.store.store import Batch
+from rmq.store.writer import Batch
 
 if TYPE_CHECKING:
     from rmq.protocol._engine import SendRun

@@ -18,7 +18,7 @@ from rmq.protocol.command import JSON, ROCKETMQ, Command
 from rmq.protocol.frames import Decoder
 from rmq.protocol.record import Record
 from rmq.store.config import BrokerRole, FlushDiskType
-from rmq.store.store import Batch
+from rmq.store.writer import Batch
 
 from ..rig import Rig, send
 
