@@ -122,7 +122,7 @@ class DoorPeer(DoorClient):
         self._append(message, on_done, queue_id)
 
     def _append(self, message: Message, on_done: OnAppended | None, queue_id: int | None) -> None:
-        shares, holders = self._broker.door_sends, self._broker.settings.holders_of(self)
+        shares, holders = self._broker.door_peers.sends, self._broker.settings.holders_of(self)
 
         def done(outcome: Appended) -> None:
             shares.give(holders)

@@ -14,7 +14,7 @@ def _nothing() -> None:
 @frozen
 class Wakeups:
     """Callbacks that wake the loops, by their names in the service's tree. They are called often, and must
-    not block. A broker without a service has no loops: its owner calls `step_deadlines`, `step_schedule` and
+    not block. A broker without a service has no loops: its owner calls `Steps` and
     `on_synced`; work whose callback is None is done at once, in the middle of a chunk."""
 
     deadlines: Callable[[], None] = _nothing
