@@ -228,7 +228,8 @@ def thread_safe_call() -> Callable[..., object]:
         return trio.lowlevel.current_trio_token().run_sync_soon
     import asyncio
 
-    return asyncio.get_running_loop().call_soon_threadsafe
+    # In the context of this task: in that of the other thread nothing says which library runs.
+    return partial(asyncio.get_running_loop().call_soon_threadsafe, context=task_context())
 
 
 class Wakeup:

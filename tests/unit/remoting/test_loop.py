@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
+import trio
 
-from rmq.remoting.loop import Wakeup, current_loop, exponential_backoff
+from rmq.remoting.loop import Wakeup, current_loop, exponential_backoff, task_context, thread_safe_call
 
 
 async def the_first_result_counts() -> None:
@@ -116,3 +120,41 @@ async def _named(backend: str) -> None:
 def test_a_pause_doubles_up_to_the_longest_however_often() -> None:
     assert [exponential_backoff(0.5, times, 3.0) for times in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
     assert exponential_backoff(0.5, 100_000, 3.0) == 3.0
+
+
+# ---- functions that asyncio calls outside of any task ----
+
+RUNS = pytest.mark.parametrize("run", [trio.run, lambda work: asyncio.run(work())], ids=["trio", "asyncio"])
+
+
+@RUNS
+def test_a_function_that_another_thread_posts_may_start_tasks(run: Callable[..., Any]) -> None:
+    async def main() -> None:
+        done = anyio.Event()
+
+        async def work() -> None:
+            done.set()
+
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                post = thread_safe_call()
+                threading.Thread(target=post, args=(tasks.start_soon, work)).start()
+                await done.wait()
+
+    run(main)
+
+
+def test_in_the_context_of_a_task_a_function_of_the_loop_may_start_tasks() -> None:
+    async def main() -> None:
+        done = anyio.Event()
+
+        async def work() -> None:
+            done.set()
+
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                context = task_context()
+                asyncio.get_running_loop().call_soon(context.run, tasks.start_soon, work)
+                await done.wait()
+
+    asyncio.run(main())
