@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import pathlib
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from typing import Final
+
+if sys.platform != "win32":
+    import fcntl
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +36,21 @@ def exports_folder(parent: pathlib.Path | None = None) -> Iterator[pathlib.Path]
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        if sys.platform == "win32":
+            os.close(lock)
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
 
 
 def _locked(parent: pathlib.Path) -> tuple[pathlib.Path, int]:
     """A new folder, and its lock."""
     while True:
         folder = pathlib.Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), 0o600)
+        if sys.platform == "win32":  # an open file cannot be removed there
+            return folder, lock
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (folder / LOCK).exists():
             return folder, lock
@@ -51,6 +60,8 @@ def _locked(parent: pathlib.Path) -> tuple[pathlib.Path, int]:
 def remove_leftovers(parent: pathlib.Path) -> None:
     """Remove the folders of dashboards of this user that run no longer. Folders of others, symbolic links and
     folders whose lock is held stay."""
+    if sys.platform == "win32":
+        return  # the user's folder of temporary files, which Windows empties
     for folder in parent.glob(f"{PREFIX}*"):
         try:
             if _is_ours(folder) and _is_left(folder):

@@ -291,7 +291,7 @@ async def _keep_all(command: list[str], count: int, folder: pathlib.Path | None)
                 workers.end(0)
             else:
                 workers.status = EXIT_INTERRUPTED
-                workers.tell(signal.SIGKILL)
+                workers.tell(getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows has no SIGKILL
 
     async def reload_by_files(folder: pathlib.Path) -> None:
         before = snapshot(folder)

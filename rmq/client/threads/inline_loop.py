@@ -20,7 +20,7 @@ import threading
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
-from signal import SIGINT, SIGKILL, SIGSTOP, default_int_handler
+from signal import SIGINT, default_int_handler
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +33,9 @@ ROW: Final = 4
 REST_SECONDS: Final = 1.0
 """For so long it waits for the loop's thread to be done with something; then its call goes the other way."""
 _SIGNALS: Final = [
-    number for number in map(int, _signal.valid_signals()) if number not in (SIGINT, SIGKILL, SIGSTOP)
+    number
+    for number in map(int, _signal.valid_signals())
+    if number not in (SIGINT, *(getattr(_signal, name, 0) for name in ("SIGKILL", "SIGSTOP")))
 ]
 
 

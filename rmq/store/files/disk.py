@@ -12,7 +12,6 @@ import builtins
 import contextlib
 import ctypes
 import errno
-import fcntl
 import mmap
 import os
 import shutil
@@ -27,6 +26,9 @@ from attrs import frozen
 from rmq.errors import DiskFull, StoreError, StoreLocked
 from rmq.files import replace_file, sync_folder
 from rmq.protocol import engine
+
+if sys.platform != "win32":
+    import fcntl
 
 Bytes = bytes | bytearray | memoryview
 
@@ -367,6 +369,9 @@ class RealSegment:
 
 
 def _sync_data(fd: int) -> None:
+    if sys.platform == "darwin":  # there fsync leaves the bytes in the cache of the drive
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+        return
     (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(fd)
 
 
@@ -494,6 +499,11 @@ class RealDisk:
         return DiskUsage(-(-used * 100 // max(used + free, 1)) / 100, free)
 
     def lock(self, path: str) -> Lock:
+        if sys.platform == "win32":
+            raise StoreError(
+                f"{path}: a broker does not run on Windows, which lacks the locks and writes of its store:"
+                " use WSL or a container"
+            )
         path = os.path.realpath(path)
         if path in _held:
             raise StoreLocked(os.path.dirname(path))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import sys
 from collections.abc import Mapping
 from typing import Final
 
@@ -18,6 +19,7 @@ from rmq.protocol.bodies import LocalOffsetsBody
 
 log = logging.getLogger("rmq.client.assignments")
 
+WINDOWS_FORBIDS: Final = '<>:"/\\|?*'
 DEFAULT_DIR: Final = ".rocketmq_offsets"
 """In the home directory; where Java's clients have it."""
 
@@ -25,7 +27,14 @@ DEFAULT_DIR: Final = ".rocketmq_offsets"
 def offsets_path(directory: str, client: str, group: str) -> pathlib.Path:
     """Where the offsets of a client's group lie."""
     root = pathlib.Path(directory) if directory else pathlib.Path.home() / DEFAULT_DIR
-    return root / client.replace(os.sep, "_") / group.replace(os.sep, "_") / "offsets.json"
+    return root / _folder(client) / _folder(group) / "offsets.json"
+
+
+def _folder(name: str) -> str:
+    """The name of a folder for a client or a group: on Windows a colon of an IPv6 address, and the ``|`` of a
+    group, would be refused."""
+    forbidden = WINDOWS_FORBIDS if sys.platform == "win32" else os.sep
+    return name.translate({ord(one): "_" for one in forbidden})
 
 
 NO_CREATIONS: Final[Mapping[MessageQueue, int]] = {}
