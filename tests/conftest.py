@@ -32,8 +32,13 @@ if sys.dont_write_bytecode:
 LONG = ("interop", "crash", "campaign", "packages", "runbooks", "browser")
 """Marks of tests without the time limit of pyproject.toml."""
 
-TOGETHER = ("tests/spark/", "tests/sim/")
-"""Folders whose tests one worker runs: they share one Spark session, or one run of the simulation's seeds."""
+TOGETHER = {
+    "tests/spark/analyses/": "a first Spark session",
+    "tests/spark/writing/": "a first Spark session",
+    "tests/spark/": "a second Spark session",
+    "tests/sim/": "seeds of the simulation",
+}
+"""Folders, the first that fits, and what one worker makes once for all their tests."""
 
 SESSIONS = {
     "slow": "slow",
@@ -72,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def worker_group(test: str) -> str:
     """The name that the tests of one worker share: a folder, a file, or the test itself."""
-    if group := next(filter(test.startswith, TOGETHER), ""):
+    if group := next((shared for folder, shared in TOGETHER.items() if test.startswith(folder)), ""):
         return group
     # The processes of a file's fixture serve all its tests.
     return test.partition("::")[0] if test.startswith("tests/system/") else test
