@@ -37,8 +37,9 @@ TOGETHER = {
     "tests/spark/writing/": "a first Spark session",
     "tests/spark/": "a second Spark session",
     "tests/sim/": "seeds of the simulation",
+    "tests/test_structure.py": "trees of all files",
 }
-"""Folders, the first that fits, and what one worker makes once for all their tests."""
+"""Folders and files, the first that fits, and what one worker makes once for all their tests."""
 
 SESSIONS = {
     "slow": "slow",

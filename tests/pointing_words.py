@@ -14,6 +14,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from typing import Final
 
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
@@ -36,6 +37,7 @@ def docstrings(path: pathlib.Path) -> Iterator[tuple[int, str]]:
                 yield node.body[0].lineno, text
 
 
+@cache
 def counts() -> dict[str, tuple[int, int]]:
     """File -> its pointing words, and all words of its docstrings."""
     found = {}
