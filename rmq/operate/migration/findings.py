@@ -125,10 +125,8 @@ def _messages(facts: MigrationFacts) -> Iterator[Finding]:
         yield Finding("note", "messages", what, "nothing: open ones are checked back after the move")
     if count := stored(TIMER_TOPIC):
         what = f"messages with a delivery time of their own: {count} are stored, delivered or not"
-        todo = (
-            "wait until none is waiting: the timer wheel of RocketMQ 5.x is not read, and waiting ones stay"
-        )
-        yield Finding("act", "messages", what, f"{todo} undelivered")
+        todo = "wait until none is waiting before the move: the timer wheel of RocketMQ 5.x is not read"
+        yield Finding("act", "messages", what, todo)
     retries = {
         topic: count
         for one in java
