@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from anyio.from_thread import start_blocking_portal
 
-from rmq import embedded
+from rmq.testing.cluster import Cluster
+from tests.unit.client.world import served_in_a_thread
 
 LACKING = """
 import asyncio, concurrent.futures, importlib.abc, multiprocessing, os, signal, socket, ssl, subprocess, sys
@@ -106,13 +106,10 @@ except StoreError as error:
 
 
 @pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("embedded")
-    with (
-        start_blocking_portal("trio") as portal,
-        portal.wrap_async_context_manager(embedded.open(folder)) as made,
-    ):
-        yield made.namesrv_address
+def names() -> Iterator[str]:
+    """The name server address of a cluster in memory, over sockets."""
+    with served_in_a_thread(Cluster("broker-a")) as world:
+        yield world.names
 
 
 def run(program: str, home: pathlib.Path, *arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""A running system over sockets, which programs with blocking calls can use."""
+"""A cluster in memory, served over sockets, which programs with blocking calls can use on any system."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
-from anyio.from_thread import start_blocking_portal
 
-from rmq import embedded
+from rmq.testing.cluster import Cluster
+from tests.unit.client.world import served_in_a_thread
 
 _NUMBERS = count()
 
 
 @pytest.fixture(scope="package")
-def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The name server address of a system that lives as long as the tests of this folder."""
-    folder = tmp_path_factory.mktemp("embedded")
-    with (
-        start_blocking_portal("trio") as portal,
-        portal.wrap_async_context_manager(embedded.open(folder)) as made,
-    ):
-        yield made.namesrv_address
+def names() -> Iterator[str]:
+    """The name server address of a cluster that lives as long as the tests of this folder."""
+    with served_in_a_thread(Cluster("broker-a")) as world:
+        yield world.names
 
 
 @pytest.fixture

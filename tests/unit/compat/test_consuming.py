@@ -48,7 +48,10 @@ def reader(
 
 
 @pytest.mark.parametrize("how", ["RECONSUME_LATER", "an exception", "a wrong result"])
-def test_a_message_that_was_not_consumed_is_redelivered(names: str, topic: str, how: str) -> None:
+def test_a_message_that_was_not_consumed_is_redelivered(
+    names: str, topic: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RMQ_SUSPEND_QUEUE_MS", "10")
     send(names, topic, b"once more")
     found, add, wait = gathering(2)
 
@@ -60,7 +63,7 @@ def test_a_message_that_was_not_consumed_is_redelivered(names: str, topic: str, 
             raise RuntimeError("not now")
         return ConsumeStatus.RECONSUME_LATER if how == "RECONSUME_LATER" else "done"
 
-    # In order, as a redelivery is local then and comes after a second; else the first delay is 10 s.
+    # In order, as a redelivery is local then and comes at once; else the first delay is 10 s.
     with reader(names, topic, callback, orderly=True):
         assert wait()
     assert found == [0, 1]
