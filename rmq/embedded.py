@@ -102,18 +102,23 @@ async def open(
         "kvConfigPath": str(folder / "namesrv" / "kvConfig.json"),
     }
     namesrv_config = load(NamesrvConfig, arguments=arguments, environment={})
+    given = {**(settings or {}), "brokerIP1": host, "listenPort": str(broker_port)}
+    _broker_configs(folder / "store", given)  # a wrong setting is an error before anything starts
     async with TaskGroupScope() as outer:
         (namesrv,) = await outer.tasks.start(partial(namesrv_service.run, namesrv_config))
-        given = {
-            **(settings or {}),
-            "namesrvAddr": namesrv,
-            "brokerIP1": host,
-            "listenPort": str(broker_port),
-        }
+        given["namesrvAddr"] = namesrv
         also: dict[str, str] = {}
         plugins = {**given, **(plugin_settings or {})}
         async with _broker(folder / "store", given, plugins, tls, also) as address:
             yield System(namesrv, address, folder, folder / "store", also)
+
+
+def _broker_configs(store: pathlib.Path, settings: Mapping[str, str]) -> tuple[BrokerConfig, StoreConfig]:
+    return load_all(
+        (BrokerConfig, StoreConfig),
+        arguments={**SETTINGS, **settings, "storePathRootDir": str(store)},
+        environment={},
+    )
 
 
 @asynccontextmanager
@@ -125,11 +130,7 @@ async def _broker(
     also: dict[str, str],
 ) -> AsyncIterator[str]:
     """Run the broker; yields its address, and fills `also`."""
-    config, store_config = load_all(
-        (BrokerConfig, StoreConfig),
-        arguments={**SETTINGS, **settings, "storePathRootDir": str(store)},
-        environment={},
-    )
+    config, store_config = _broker_configs(store, settings)
     running = partial(broker_service.run, config, store_config, tls=tls, plugin_settings=plugins, also=also)
     async with TaskGroupScope() as scope:
         addresses = await scope.tasks.start(running)

@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 
@@ -173,7 +174,10 @@ def test_dev_runs_until_ctrl_c_and_ends_cleanly(tmp_path: pathlib.Path) -> None:
 
 
 def test_dev_refuses_a_wrong_setting_before_anything_starts(tmp_path: pathlib.Path) -> None:
-    done = rmq("dev", "--set", "flushDiskType=SOMETIMES", "--data-dir", "data", folder=tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        wrong = "--set", "flushDiskType=SOMETIMES"
+        done = rmq("dev", "--namesrv-port", port, *wrong, "--data-dir", "data", folder=tmp_path)
 
     assert done.returncode == 2
     assert "flushDiskType" in done.stderr
