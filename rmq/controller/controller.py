@@ -212,6 +212,12 @@ class Controller:
             if not refusal:
                 self.elections.want_uncleanly(known, want.number)
             return Answer(refusal, known, NOBODY if refusal else want.number)
+        if self.elections.evidence.doubts(want.name):
+            why = (
+                f"the controllers' journal was damaged: {want.name} gets a master once all of its replicas"
+                " were heard, without this command; --unclean elects one before, and loses what it lacks"
+            )
+            return Answer(why, known)
         if self.elections.evidence.has_lost(want.name, want.number):
             return Answer(f"replica {want.number} of {want.name} lacks messages that were confirmed", known)
         if want.number not in known.in_sync:
