@@ -291,6 +291,16 @@ async def exists(admin: Admin, group: str, *, broker: str = "") -> bool:
     return bool(await admin.group_config(validate_group(group)))
 
 
+async def why_unknown(admin: Admin, group: str) -> str:
+    """Explain why nothing is known of a group, with the remedy; empty when a broker knows the group. Raises
+    InvalidName."""
+    if await exists(admin, group):
+        return ""
+    if not (await admin.cluster_info()).broker_addr_table:
+        return "no broker is registered at the name servers; start one, or see why with `rmq doctor`"
+    return f"no broker knows group {group}; `rmq group list` shows those there are"
+
+
 async def left_behind(admin: Admin, group: str) -> int:
     """Count the messages in the retry topic of a group, which go when the group is deleted."""
     return await messages_kept(admin, retry_topic(group))
@@ -370,8 +380,10 @@ async def preview_clone(admin: Admin, source: str, target: str, topic: str = "")
 
 async def clone(admin: Admin, source: str, target: str, topic: str = "") -> None:
     """Set the offsets of group `target` to those of `source`. Raises InvalidName, ConsumerNotOnline when no
-    broker knows the source.
+    broker has offsets of the source.
     """
+    if not await _offsets(admin, validate_group(source), ""):
+        raise ConsumerNotOnline(None, f"no broker has offsets of group {source}: nothing was set")
     await admin.clone_offsets(validate_group(source), validate_group(target), topic)
 
 

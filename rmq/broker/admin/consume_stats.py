@@ -470,7 +470,8 @@ class ConsumeProgress:
                 f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}",
             )
         known = self._offsets.of(header.group, header.topic)
-        if not known:
+        is_new = header.group in self._groups.table and self._clients.consumer_group(header.group) is None
+        if not known and not is_new:  # a group that was made and has not consumed yet may begin anywhere
             raise for_code(ResponseCode.SYSTEM_ERROR, f"The consumer group <{header.group}> not exist")
         offsets = {}
         for queue_id in range(max(topic.write_queue_nums, topic.read_queue_nums)):

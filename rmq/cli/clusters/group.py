@@ -11,7 +11,7 @@ from rmq.cli.completion import complete_group, complete_topic
 from rmq.cli.output import Format, clock_text, echo, output_option, refuse, show
 from rmq.cli.target import Target, confirm, part_options, report_done, run_admin, target_options, yes_option
 from rmq.cli.values import as_position
-from rmq.errors import RmqError
+from rmq.errors import ConsumerNotOnline, RmqError
 from rmq.message import validate_group
 from rmq.operate.values import Position
 
@@ -66,7 +66,11 @@ def list_groups(target: Target, every: bool, cluster: str, broker: str, output: 
 def show_group(target: Target, group: str, output: Format) -> None:
     """Show how a group is set up on each of its brokers."""
 
+    from rmq.operate import groups
+
     async def work(admin: Admin) -> tuple[dict[str, SubscriptionGroupConfig], dict[str, DeliveryFigures]]:
+        if why := await groups.why_unknown(admin, group):
+            raise RmqError(why)
         configs = await admin.group_config(group)
         figures = {}
         for address in configs:
@@ -75,8 +79,6 @@ def show_group(target: Target, group: str, output: Format) -> None:
         return configs, figures
 
     found, figures = run_admin(target, work)
-    if not found:
-        refuse(f"no broker knows group {group}; `rmq group list` shows those there are")
     rows = [
         {
             "broker": address,
@@ -151,7 +153,9 @@ def delete(target: Target, group: str, offsets: bool, yes: bool, cluster: str, b
         return await admin.delete_group(group, cluster=cluster, broker=broker, remove_offset=offsets)
 
     if not run_admin(target, lambda admin: groups.exists(admin, group, broker=broker)):
-        refuse(f"no broker knows group {group}; `rmq group list` shows those there are")
+        refuse(
+            run_admin(target, lambda admin: groups.why_unknown(admin, group)) or f"{broker} has no such group"
+        )
     confirm(yes, f"Delete group {group} from {broker or cluster or 'all brokers'}?")
     report_done(f"group {group} deleted", run_admin(target, work))
 
@@ -164,8 +168,18 @@ def delete(target: Target, group: str, offsets: bool, yes: bool, cluster: str, b
 def lag(target: Target, group: str, topic: str, output: Format) -> None:
     """Show how many messages a group has left in each queue."""
 
+    from rmq.operate import groups
+
     async def work(admin: Admin) -> list[QueueProgress]:
-        return await admin.consumer_progress(group, topic)
+        if topic:
+            await admin.topic_route(topic)
+        try:
+            found = await admin.consumer_progress(group)
+        except ConsumerNotOnline:
+            if why := await groups.why_unknown(admin, group):
+                raise RmqError(why) from None
+            return []
+        return [row for row in found if row.message_queue.topic == topic] if topic else found
 
     found = run_admin(target, work)
     rows = [
@@ -181,8 +195,11 @@ def lag(target: Target, group: str, topic: str, output: Format) -> None:
         for row in found
     ]
     show(rows, output)
-    if output == "table":
+    if output == "table" and found:
         echo(f"\n{sum(row.lag for row in found)} messages left")
+    elif not found:
+        where = f" in topic {topic}" if topic else ""
+        echo(f"group {group} has no offsets{where}: it begins there when its first member consumes", err=True)
 
 
 @group.command()
@@ -225,13 +242,14 @@ def skip(target: Target, group: str, topic: str, yes: bool, output: Format) -> N
 def _move(target: Target, question: str, where: tuple[str, str, int], yes: bool, output: Format) -> None:
     group, topic, timestamp = where
 
+    from rmq.operate import groups
+
     async def look(admin: Admin) -> None:
         await admin.topic_route(topic)
-        validate_group(group)
+        if why := await groups.why_unknown(admin, validate_group(group)):
+            raise RmqError(why)
 
     async def work(admin: Admin) -> list[OffsetReset]:
-        from rmq.operate import groups
-
         return await groups.reset(admin, group, topic, timestamp)
 
     run_admin(target, look)

@@ -44,6 +44,25 @@ def test_a_topic_is_made_on_every_master(cluster: Shell, topic: str) -> None:
     assert (listed["brokers"], listed["read_queues"]) == (2, 4)
 
 
+def test_groups_and_topics_that_are_not_there_are_said_so(cluster: Shell, topic: str) -> None:
+    for words in (
+        ("show", "nobody"),
+        ("lag", "nobody"),
+        ("lag", "nobody", "--topic", topic),
+        ("skip", "nobody", topic, "--yes"),
+        ("delete", "nobody", "--yes"),
+    ):
+        done = cluster.run("group", *words)
+        assert (done.exit_code, "no broker knows group nobody" in done.stderr) == (1, True), (words, done)
+    cluster.ok("group", "create", "made")
+    done = cluster.run("group", "lag", "made")
+    assert (done.exit_code, "group made has no offsets" in done.stderr) == (0, True), done
+    done = cluster.run("group", "lag", "made", "--topic", "Nowhere")
+    assert (done.exit_code, "no route for topic 'Nowhere'" in done.stderr) == (1, True), done
+    done = cluster.run("group", "clone", "made", "copy", "--yes")
+    assert (done.exit_code, "nothing was set" in done.stderr) == (1, True), done
+
+
 def test_a_topic_is_changed_and_deleted(cluster: Shell, topic: str) -> None:
     cluster.ok("topic", "update", topic, "--queues", "3")
     cluster.ok("topic", "perm", topic, "r")

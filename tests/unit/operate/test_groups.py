@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import rmq
 from rmq.errors import ConfigError, ConsumerNotOnline, InvalidName
 from rmq.message import MessageQueue
 from rmq.operate import groups
+from rmq.protocol.bodies import ClusterInfo
 from rmq.testing.cluster import Cluster
 
 from .conftest import consume, send
@@ -74,6 +77,41 @@ async def test_a_reset_is_looked_at_before_it_is_made(cluster: Cluster, client: 
 
     await groups.reset(client.admin, "billing", "Orders", groups.EARLIEST)
     assert (await groups.progress(client.admin, "billing")).lag == 8
+
+
+async def test_why_nothing_is_known_of_a_group(cluster: Cluster, client: rmq.Client) -> None:
+    assert "no broker knows group nobody" in await groups.why_unknown(client.admin, "nobody")
+    await client.admin.create_group("made", broker="a")
+    assert await groups.why_unknown(client.admin, "made") == ""
+    with pytest.raises(InvalidName):
+        await groups.why_unknown(client.admin, "a b")
+
+
+async def test_why_nothing_is_known_of_a_group_before_any_broker_is_there() -> None:
+    class NoBrokers:
+        async def group_config(self, group: str) -> dict[str, object]:
+            return {}
+
+        async def cluster_info(self) -> ClusterInfo:
+            return ClusterInfo()
+
+    admin: Any = NoBrokers()
+    assert "no broker is registered" in await groups.why_unknown(admin, "nobody")
+
+
+async def test_a_group_that_was_made_is_set_to_a_place_before_it_consumes(client: rmq.Client) -> None:
+    await send(client, "Orders", 4)
+    await client.admin.create_group("made")
+    await groups.reset(client.admin, "made", "Orders", groups.TO_THE_END)
+    await send(client, "Orders", 3)
+    assert (await groups.progress(client.admin, "made")).lag == 3
+
+
+async def test_a_clone_of_a_group_without_offsets_sets_nothing_and_says_so(client: rmq.Client) -> None:
+    await client.admin.create_group("made")
+    for source in ("made", "nobody"):
+        with pytest.raises(ConsumerNotOnline, match="nothing was set"):
+            await groups.clone(client.admin, source, "copy")
 
 
 async def test_offsets_outside_a_queue_are_refused(client: rmq.Client) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from rmq.message import MessageQueue
 from rmq.protocol import bodies
-from rmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from rmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData, SubscriptionGroupConfig
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 
@@ -241,6 +241,15 @@ def test_resets_that_cannot_be() -> None:
     assert "no topic" in (reset(rig, START, topic="U").remark or "")
     rig.topic("U")
     assert "not exist" in (reset(rig, START, topic="U").remark or "")
+
+
+def test_a_group_that_was_made_and_has_not_consumed_may_be_set_to_a_place() -> None:
+    """The administrator stores its offsets then, as for any group without members."""
+    rig = filled()
+    rig.topic("U")
+    assert "not exist" in (reset(rig, START, topic="U", group="made").remark or "")
+    rig.groups.update(SubscriptionGroupConfig("made"))
+    assert reset(rig, START, topic="U", group="made").code == OFFLINE
 
 
 def test_the_captured_questions_of_an_administrator() -> None:
