@@ -357,7 +357,6 @@ ASSIGNED: Final = {
         "self.elections.agreed_s",
         "self.elections.evidence.is_doubtful",
         "self.window.on_room",
-        "server.certificate_end",
         "session.is_replying",
         "poller.endpoint",
     ),

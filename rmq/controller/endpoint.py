@@ -10,7 +10,7 @@ from typing import Any
 from rmq.controller.config import ControllerConfig
 from rmq.controller.requests import ControllerRequests, needs_secret
 from rmq.errors import ResponseError
-from rmq.metrics import connection_metrics
+from rmq.metrics import Metric, connection_metrics, single
 from rmq.plugin import Hooks
 from rmq.protocol.auth.server_auth import ServerAuth
 from rmq.protocol.codes import ResponseCode
@@ -57,9 +57,14 @@ class ControllerEndpoint(Endpoint):
 
     def host(self, wall_ms: Callable[[], int]) -> PluginHost:
         """The controller as plug-ins see it."""
-        metrics = at_once(
-            lambda: [*self.requests.metrics(), *connection_metrics(self.acceptors, self.budget)]
-        )
+        until = "When the TLS certificate ends, in seconds since 1970; 0 without one"
+
+        def measured() -> list[Metric]:
+            end = self.requests.certificate.end_seconds
+            own = single("certificate_end_seconds", "gauge", until, end)
+            return [own, *self.requests.metrics(), *connection_metrics(self.acceptors, self.budget)]
+
+        metrics = at_once(measured)
         return PluginHost(self, NoMessages("controller"), now_ms=wall_ms, metrics=metrics)
 
     def use_plugins(self, hooks: Hooks) -> None:

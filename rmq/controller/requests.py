@@ -31,6 +31,7 @@ from rmq.protocol.codes import (
 )
 from rmq.protocol.command import Command
 from rmq.remoting.connection import Connection
+from rmq.remoting.transports.certificate import ServerCertificate
 
 log = logging.getLogger("rmq.controller")
 
@@ -106,8 +107,15 @@ class ControllerRequests:
     controller must stop; `failure` then holds the reason.
     """
 
-    def __init__(self, clock: Callable[[], float], on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        on_change: Callable[[], None] = lambda: None,
+        *,
+        certificate: ServerCertificate | None = None,
+    ) -> None:
         self.clock = clock
+        self.certificate = certificate or ServerCertificate()
         self.on_change = on_change
         self.controller: Controller | None = None
         self.failure: Exception | None = None
@@ -194,7 +202,8 @@ class ControllerRequests:
         """State of this controller. Only with `leading` true is the state sure to be complete."""
         controller = self.controller
         if controller is None:
-            return {"leading": False, "role": "stopped", "sets": []}
+            end = self.certificate.end_text
+            return {"leading": False, "role": "stopped", "sets": [], "certificateEnd": end}
         raft, now = controller.raft, self.clock()
         return {
             "self": raft.me,
@@ -211,6 +220,7 @@ class ControllerRequests:
             "blank": raft.is_blank,
             "leaseMs": round(controller.elections.setting_s * 1000),
             "leaseMsAgreed": controller.sets.lease_ms,
+            "certificateEnd": self.certificate.end_text,
             "sets": [self._set_status(controller, name, now) for name in sorted(controller.sets.sets)],
         }
 

@@ -51,6 +51,7 @@ from rmq.remoting.loop import Wakeup, supervise, unwrap_groups
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.serving.server import serve
+from rmq.remoting.transports.certificate import ServerCertificate
 from rmq.remoting.transports.tls import TlsConfig
 from rmq.server.health import Health, Stop
 from rmq.server.http import served_pages
@@ -260,7 +261,8 @@ async def run(
     config, tls = applied(config, tls or TlsConfig())
     network = network or TcpNetwork()
     secret = cluster_secret(config.cluster_secret_file)
-    requests = ControllerRequests(clock)
+    certificate = ServerCertificate(tls.tls_cert_path)
+    requests = ControllerRequests(clock, certificate=certificate)
     saving = Wakeup() if isinstance(network, TcpNetwork) else None  # in a simulation files take no time
     stop = anyio.Event() if stop is None else stop
     endpoint = ControllerEndpoint(
@@ -281,6 +283,8 @@ async def run(
             served.pages.update(hooks.pages())
             if saving is not None:
                 nursery.start_soon(keep_writing, endpoint.deferred_saves, saving)
+            if tls.tls_cert_path:
+                nursery.start_soon(certificate.watch)
             for name, plugin in hooks.tasks:
                 nursery.start_soon(supervise, f"plugin {name}", plugin.run)
             due = Wakeup()

@@ -10,7 +10,6 @@ import hashlib
 import logging
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from functools import partial
 from typing import Final
 
@@ -52,6 +51,7 @@ from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import MemoryBudget, turn_is_over
 from rmq.remoting.serving.acceptor import Acceptor
+from rmq.remoting.transports.certificate import ServerCertificate
 from rmq.server.deferred import DeferredSaves, error_response
 from rmq.shares import Gateways, by_account_and_address, by_address
 
@@ -113,6 +113,7 @@ class NameServer(Endpoint):
         masters: Masters | None = None,
         on_wanted: Callable[[], None] | None = None,
         on_deadline: Callable[[], None] | None = None,
+        certificate: ServerCertificate | None = None,
     ) -> None:
         self.config = config
         self._masters = masters or Masters(None, None, now_ms())
@@ -134,8 +135,7 @@ class NameServer(Endpoint):
         self._next_scan_ms = self._started_ms + SCAN_MS
         self._handlers = self.handlers()
         self._is_controller = False
-        self.certificate_end: datetime | None = None
-        """Until when the TLS certificate that peers are shown is valid; None without one."""
+        self.certificate = certificate or ServerCertificate()
         self.controller_metrics: Callable[[], list[Metric]] = list
         self._hooks = Hooks()
         holders_of = by_account_and_address(Gateways(config.trusted_gateways))
@@ -363,7 +363,11 @@ class NameServer(Endpoint):
             return self._plain_cluster_info(request, connection, now_ms)
         known = self.routes.cluster_info()
         report = ClusterReport(
-            known.broker_addr_table, known.cluster_addr_table, self.missing_brokers(), self.refused_brokers()
+            known.broker_addr_table,
+            known.cluster_addr_table,
+            self.missing_brokers(),
+            self.refused_brokers(),
+            self.certificate.end_text,
         )
         return request.reply(body=report.to_json())
 

@@ -26,7 +26,6 @@ def metrics_of(server: NameServer) -> list[Metric]:
     routes = server.routes
     brokers = sum(len(broker.broker_addrs) for broker in routes.cluster_info().broker_addr_table.values())
     topics = len(routes.topics().topic_list)
-    end = server.certificate_end
     about = "Always 1: the version that this name server is"
     until = "When the TLS certificate ends, in seconds since 1970; 0 without one"
     missing = Counter((one.cluster, one.broker_name) for one in server.missing_brokers())
@@ -34,7 +33,7 @@ def metrics_of(server: NameServer) -> list[Metric]:
     labels = ("cluster", "broker")
     return [
         Metric("build_info", "gauge", about, [((VERSION,), 1)], ("version",)),
-        single("certificate_end_seconds", "gauge", until, 0 if end is None else end.timestamp()),
+        single("certificate_end_seconds", "gauge", until, server.certificate.end_seconds),
         single("namesrv_brokers", "gauge", "Brokers that are registered, slaves too", brokers),
         single("namesrv_topics", "gauge", "Topics that have a route", topics),
         Metric(

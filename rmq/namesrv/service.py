@@ -51,7 +51,8 @@ from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.serving.acceptor import Acceptor
 from rmq.remoting.serving.server import serve
-from rmq.remoting.transports.tls import TlsConfig, certificate_end
+from rmq.remoting.transports.certificate import ServerCertificate
+from rmq.remoting.transports.tls import TlsConfig
 from rmq.server.health import Health, Stop
 from rmq.server.http import served_pages
 from rmq.server.ports import CLIENTS, acceptor, client_limits, plugin_doors, web_socket_access
@@ -59,7 +60,6 @@ from rmq.server.profile import applied, cluster_secret
 from rmq.server.saving import keep_writing
 from rmq.store.files.disk import Disk
 
-CERTIFICATE_SECONDS = 600.0
 LOOKUP_SECONDS = 3.0
 WAITING_LOOKUPS = 1_000
 RUNNING_LOOKUPS = 64
@@ -95,14 +95,16 @@ async def run(
     asks = config.cluster_test and bool(production)
     deadline = Wakeup()
     saving = Wakeup() if isinstance(network, TcpNetwork) else None  # in a simulation files take no time
+    certificate = ServerCertificate(tls.tls_cert_path)
     server = _name_server(
         config,
         partial(_take, send) if asks else None,
         acceptor(config),
         saving.set if saving is not None else None,
         deadline.set,
+        certificate,
     )
-    requests = ControllerRequests(lease_clock)
+    requests = ControllerRequests(lease_clock, certificate=certificate)
     if config.controllers:
         server.use_controller(requests)
     hooks = load(named(config), plugin_settings or {}, plugin_host(server, wall_clock_ms))
@@ -117,7 +119,7 @@ async def run(
         if saving is not None:
             nursery.start_soon(keep_writing, server.deferred_saves, saving)
         if tls.tls_cert_path:
-            nursery.start_soon(_check_certificate, server, tls.tls_cert_path)
+            nursery.start_soon(certificate.watch)
         for name, plugin in hooks.tasks:
             nursery.start_soon(supervise, f"plugin {name}", plugin.run)
         if asks:
@@ -166,12 +168,6 @@ async def run(
         nursery.cancel_scope.cancel()
 
 
-async def _check_certificate(server: NameServer, path: str) -> NoReturn:
-    while True:
-        server.certificate_end = await anyio.to_thread.run_sync(certificate_end, path)
-        await anyio.sleep(CERTIFICATE_SECONDS)
-
-
 async def _entered(
     block: AbstractAsyncContextManager[None],
     *,
@@ -199,6 +195,7 @@ def _name_server(
     clients: Acceptor,
     on_wanted: Callable[[], None] | None,
     on_deadline: Callable[[], None],
+    certificate: ServerCertificate,
 ) -> NameServer:
     kv_file = kv_config_file(config)
     secret = cluster_secret(config.cluster_secret_file)
@@ -216,6 +213,7 @@ def _name_server(
         masters=_masters(config),
         on_wanted=on_wanted,
         on_deadline=on_deadline,
+        certificate=certificate,
     )
 
 

@@ -111,7 +111,8 @@ class ControllerState:
     `own_address` is its address among the `members` (name -> address), `leader` the name of the leader,
     `stopped` why it applies nothing more. `forgetful` are members that have lost their journals, and
     `is_blank` says that this controller has none. `elections` counts the elections it has begun. `lease_ms`
-    is its setting, `agreed_lease_ms` the value in force.
+    is its setting, `agreed_lease_ms` the value in force. `certificate_end` is the end of its
+    certificate in ISO 8601, empty when it is not known.
     """
 
     address: str
@@ -129,6 +130,7 @@ class ControllerState:
     lease_ms: int | None = None
     agreed_lease_ms: int | None = None
     elections: int | None = None
+    certificate_end: str = ""
     sets: tuple[ControlledSet, ...] = ()
     error: str = ""
 
@@ -405,6 +407,7 @@ def state_of(address: str, tree: Mapping[str, Any]) -> ControllerState:
             lease_ms=tree.get("leaseMs"),
             agreed_lease_ms=tree.get("leaseMsAgreed"),
             elections=tree.get("elections"),
+            certificate_end=str(tree.get("certificateEnd") or ""),
             sets=tuple(map(_set, tree.get("sets") or ())),
             error=str(tree.get("error") or ""),
         )

@@ -68,7 +68,17 @@ async def examine(
         for address, report in reports.items()
     }
     missing, refused = _merged([one for one in reports.values() if isinstance(one, ClusterReport)])
-    facts = Facts(answers, lag_limit=lag_limit, missing=missing, refused=refused)
+    ends = {
+        address: one.certificate_end for address, one in reports.items() if isinstance(one, ClusterReport)
+    }
+    facts = Facts(
+        answers,
+        lag_limit=lag_limit,
+        missing=missing,
+        refused=refused,
+        certificates=ends,
+        now_ms=now_ms(),
+    )
     step(1)
     alive = [address for address, answer in answers.items() if isinstance(answer, list)]
     if not alive:

@@ -118,10 +118,12 @@ class RefusedBroker(Body):
 @define
 class ClusterReport(ClusterInfo):
     """All brokers, and those that are missing or refused: our name server's answer to a request with
-    `headers.WITH_MISSING`. Of RocketMQ's name server both lists are empty."""
+    `headers.WITH_MISSING`, and when its certificate ends, in ISO 8601. Of RocketMQ's name server all three
+    are empty."""
 
     missing_brokers: list[MissingBroker] = field(factory=list)
     refused_brokers: list[RefusedBroker] = field(factory=list)
+    certificate_end: str = ""
 
 
 @frozen

@@ -80,7 +80,8 @@ from rmq.remoting.poller import Poller
 from rmq.remoting.pool import Pool
 from rmq.remoting.serving.doors import serve_doors
 from rmq.remoting.serving.server import serve_listeners
-from rmq.remoting.transports.tls import TlsConfig, certificate_end
+from rmq.remoting.transports.certificate import CERTIFICATE_SECONDS, certificate_end
+from rmq.remoting.transports.tls import TlsConfig
 from rmq.server.health import Health, Stop
 from rmq.server.http import served_pages
 from rmq.server.ports import CLIENTS, client_limits, door_addresses, own_ports
@@ -89,8 +90,6 @@ from rmq.store.config import StoreConfig
 from rmq.store.files.disk import Disk, RealDisk
 from rmq.store.retention import MOST_FILES
 
-CERTIFICATE_SECONDS: Final = 600.0
-"""How often the end of the certificate is read again."""
 ROLE_SECONDS: Final = 90.0
 """As DISK_SECONDS when it is to have another role in its controlled set: it serves who reads meanwhile."""
 QUIET_SECONDS: Final = 0.05

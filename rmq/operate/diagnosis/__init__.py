@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from rmq.operate.diagnosis.brokers import clock_ahead_ms, findings_of_broker
+from rmq.operate.diagnosis.brokers import clock_ahead_ms, findings_of_broker, findings_of_certificate
 from rmq.operate.diagnosis.controllers import findings_of_controllers
 from rmq.operate.diagnosis.expected import findings_of_expectation
 from rmq.operate.diagnosis.facts import BrokerFacts, Expectation, Facts, Finding, GroupFacts, Level
@@ -43,6 +43,7 @@ def diagnose(facts: Facts) -> list[Finding]:
     """Judge the facts: findings that are wrong, then notes."""
     found = [
         *_name_server_findings(facts),
+        *_certificate_findings(facts),
         *findings_of_missing(facts),
         *findings_of_refused(facts),
         *(finding for broker in facts.brokers for finding in findings_of_broker(broker)),
@@ -71,6 +72,18 @@ def _name_server_findings(facts: Facts) -> Iterator[Finding]:
     if answers and not known:
         todo = "start a broker with -n and the name servers' addresses"
         yield Finding("wrong", "cluster", "no broker is registered", todo)
+
+
+def _certificate_findings(facts: Facts) -> Iterator[Finding]:
+    """Certificates of name servers and of controllers that are none; those of brokers are looked at with the
+    rest of a broker."""
+    ends = {f"name server {address}": end for address, end in facts.certificates.items()}
+    for one in facts.controllers:
+        if one.address not in facts.certificates:
+            ends[f"controller {one.address}"] = one.certificate_end
+    for where, end in ends.items():
+        if end:
+            yield from findings_of_certificate(where, end, facts.now_ms)
 
 
 def _cluster_findings(facts: Facts) -> Iterator[Finding]:

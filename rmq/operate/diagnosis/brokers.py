@@ -177,8 +177,13 @@ def _certificate(where: str, broker: BrokerFacts) -> Iterator[Finding]:
     text = broker.runtime.get("certificateEnd", "")
     if not text:
         return
+    yield from findings_of_certificate(where, text, broker.asked_at)
+
+
+def findings_of_certificate(where: str, text: str, now_ms: int) -> Iterator[Finding]:
+    """Judge the end of a server's certificate, a time in ISO 8601."""
     end = datetime.fromisoformat(text)
-    days = (end.timestamp() * 1000 - broker.asked_at) / 86_400_000
+    days = (end.timestamp() * 1000 - now_ms) / 86_400_000
     if days < CERTIFICATE_NOTE_DAYS:
         level: Level = "wrong" if days < CERTIFICATE_WRONG_DAYS else "note"
         when = f"ends on {end.date()}, in {days:.0f} days" if days >= 0 else f"has ended on {end.date()}"

@@ -26,6 +26,7 @@ from attrs import evolve, fields, fields_dict, frozen
 from rmq.config import one_of, read_file, setting
 from rmq.errors import ConfigError, InvalidType
 from rmq.remoting.loop import broken, closed, disconnect_errors, disconnect_or_close_errors
+from rmq.remoting.transports.certificate import certificate_end
 from rmq.remoting.transports.stream import Buffer, ByteStream, Stream
 
 log = logging.getLogger(__name__)
@@ -189,19 +190,6 @@ def _server_context(config: TlsConfig) -> ssl.SSLContext:
         required = config.tls_client_auth == "require"
         context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
     return context
-
-
-def certificate_end(path: str) -> datetime | None:
-    """Until when the certificate in a PEM file is valid; None without a path, and for what cannot be read."""
-    if not path:
-        return None
-    from cryptography import x509  # 40 ms and 7 MiB: only for who has a certificate
-
-    try:
-        with open(path, "rb") as file:
-            return x509.load_pem_x509_certificates(file.read())[0].not_valid_after_utc
-    except (OSError, ValueError):  # where OpenSSL takes it, it is no fault of the file
-        return None
 
 
 def _tell_expiry(path: str) -> None:

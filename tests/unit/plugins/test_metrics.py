@@ -28,6 +28,8 @@ from rmq.broker.runtime import service
 from rmq.broker.send_batches import CompiledBroker
 from rmq.broker.tables.versioned import run_to_end
 from rmq.client.observability.metrics import ClientMetrics
+from rmq.controller.config import ControllerConfig
+from rmq.controller.endpoint import ControllerEndpoint
 from rmq.controller.requests import ControllerRequests
 from rmq.errors import AccessDenied, ConfigError, PortInUse
 from rmq.metrics import SECONDS, Histogram, Metric, single, text_of
@@ -42,6 +44,7 @@ from rmq.protocol.command import Command
 from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.pool import Pool
+from rmq.remoting.transports.certificate import ServerCertificate
 from rmq.server.health import Health
 from rmq.server.pages import serve
 from rmq.server.process import VERSION
@@ -519,9 +522,18 @@ async def test_a_broker_that_no_name_server_knows_is_not_ready(tmp_path: Any, in
             nursery.cancel_scope.cancel()
 
 
+def test_a_controller_says_when_its_certificate_ends() -> None:
+    certificate = ServerCertificate(end=datetime(2027, 1, 1, tzinfo=UTC))
+    requests = ControllerRequests(lambda: 0.0, certificate=certificate)
+    plugin = MetricsPlugin({}, ControllerEndpoint(ControllerConfig(), requests).host(lambda: 0))
+    assert value(scraped(plugin), "certificate_end_seconds") == 1_798_761_600
+    assert requests.status()["certificateEnd"] == "2027-01-01T00:00:00+00:00"
+
+
 def test_a_name_server_says_its_version_and_when_its_certificate_ends() -> None:
-    server = NameServer(NamesrvConfig(), now_ms=lambda: 0, kv_configs=KvConfigs(lambda data: None))
-    server.certificate_end = datetime(2027, 1, 1, tzinfo=UTC)
+    certificate = ServerCertificate(end=datetime(2027, 1, 1, tzinfo=UTC))
+    kv_configs = KvConfigs(lambda data: None)
+    server = NameServer(NamesrvConfig(), now_ms=lambda: 0, kv_configs=kv_configs, certificate=certificate)
     plugin = MetricsPlugin({}, namesrv_host(server, lambda: 0))
     found = scraped(plugin)
     assert value(found, "build_info", version=VERSION) == 1

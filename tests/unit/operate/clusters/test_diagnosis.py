@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
+from rmq.operate.controllers import ControllerState
 from rmq.operate.diagnosis import BrokerFacts, Facts, Finding, GroupFacts, clock_ahead_ms, diagnose
 
 NOW = 1_700_000_000_000
@@ -61,6 +62,26 @@ def test_each_trouble_of_a_broker_is_named(broker: BrokerFacts, level: str, what
     assert found.level == level
     assert what in found.what
     assert found.what_to_do
+
+
+def test_the_certificates_of_name_servers_and_controllers_are_looked_at() -> None:
+    ends = {"n:1": "2023-11-16T22:13:20+00:00", "n:2": ""}
+    controllers = [
+        ControllerState("n:1", is_leading=True, certificate_end=ends["n:1"]),
+        ControllerState("c:1", certificate_end="2023-12-04T22:13:20+00:00"),
+    ]
+    facts = Facts(
+        {"n:1": ["broker-a"], "n:2": ["broker-a"]},
+        [BROKER],
+        controllers=controllers,
+        certificates=ends,
+        now_ms=NOW,
+    )
+    found = [one for one in diagnose(facts) if "certificate" in one.what]
+    assert [(one.level, one.where) for one in found] == [
+        ("wrong", "name server n:1"),
+        ("note", "controller c:1"),
+    ]
 
 
 def test_a_broker_that_only_this_machine_reaches_needs_no_accounts() -> None:

@@ -1,0 +1,50 @@
+"""The TLS certificate that peers of a server are shown, and when it ends."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final, NoReturn
+
+import anyio
+import anyio.to_thread
+
+CERTIFICATE_SECONDS: Final = 600.0
+"""How often the file is read again: it may be replaced."""
+
+
+def certificate_end(path: str) -> datetime | None:
+    """Until when the certificate in a PEM file is valid; None without a path, and for what cannot be read."""
+    if not path:
+        return None
+    from cryptography import x509  # 40 ms and 7 MiB: only for who has a certificate
+
+    try:
+        with open(path, "rb") as file:
+            return x509.load_pem_x509_certificates(file.read())[0].not_valid_after_utc
+    except (OSError, ValueError):  # where OpenSSL takes it, it is no fault of the file
+        return None
+
+
+class ServerCertificate:
+    """The certificate in a PEM file; an empty path is none. `end` is the time until which it is valid, None
+    without one, before the first look, and for a file that cannot be read."""
+
+    def __init__(self, path: str = "", end: datetime | None = None) -> None:
+        self._path = path
+        self.end = end
+
+    @property
+    def end_seconds(self) -> float:
+        """Its end in seconds since 1970; 0 when it is not known."""
+        return 0.0 if self.end is None else self.end.timestamp()
+
+    @property
+    def end_text(self) -> str:
+        """Its end as ISO 8601; empty when it is not known."""
+        return "" if self.end is None else self.end.isoformat()
+
+    async def watch(self) -> NoReturn:
+        """Read the file now and every ten minutes, in a thread. Runs until it is cancelled."""
+        while True:
+            self.end = await anyio.to_thread.run_sync(certificate_end, self._path)
+            await anyio.sleep(CERTIFICATE_SECONDS)
