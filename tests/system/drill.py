@@ -165,13 +165,16 @@ class Server:
 
 @define
 class Traffic:
-    """Clients that send numbered messages without a pause until `stop`; `stored` were acknowledged."""
+    """Clients that send numbered messages without a pause until `stop`; `stored` were acknowledged, `longest`
+    is the longest time in which none was, in seconds."""
 
     namesrv: str
     stored: list[str] = field(factory=list)
     failures: list[str] = field(factory=list)
     is_over: bool = False
     thread: threading.Thread | None = None
+    longest: float = 0.0
+    last: float = 0.0
 
     def start(self) -> None:
         self.thread = threading.Thread(target=self._in_thread)
@@ -202,6 +205,9 @@ class Traffic:
             try:
                 await producer.send(rmq.Message(TOPIC, body.encode()))
                 self.stored.append(body)
+                now = time.monotonic()
+                self.longest = max(self.longest, now - (self.last or now))
+                self.last = now
             except rmq.RmqError as error:
                 self.failures.append(f"{body}: {error!r}")
             await anyio.sleep(0.02)
@@ -370,7 +376,22 @@ class Drill:
         assert self.traffic is not None
         self.traffic.stop()
         missing = set(self.traffic.stored) - self.read().keys()
+        self.note(len(missing))
         assert not missing, f"{len(missing)} of {len(self.traffic.stored)}: {sorted(missing)[:9]}"
+
+    def note(self, lost: int) -> None:
+        """Appends the figures of this drill, as a line of JSON, to the file that RMQ_DRILL_FIGURES names."""
+        if (file := os.environ.get("RMQ_DRILL_FIGURES")) and self.traffic is not None:
+            figures = {
+                "drill": self.section,
+                "acknowledged": len(self.traffic.stored),
+                "failed": len(self.traffic.failures),
+                "lost": lost,
+                "longest_without_s": round(self.traffic.longest, 1),
+                "load": round(os.getloadavg()[0], 1),
+            }
+            with open(file, "a") as lines:
+                lines.write(json.dumps(figures) + "\n")
 
     def stop(self) -> None:
         """Stops all that was started."""
