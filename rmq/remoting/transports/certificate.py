@@ -1,4 +1,4 @@
-"""The TLS certificate that peers of a server are shown, and when it ends."""
+"""The TLS certificate of a server, and the end of its validity."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import anyio
 import anyio.to_thread
 
 CERTIFICATE_SECONDS: Final = 600.0
-"""How often the file is read again: it may be replaced."""
+"""Time between two looks at the file, which may be replaced."""
 
 
 def certificate_end(path: str) -> datetime | None:
-    """Until when the certificate in a PEM file is valid; None without a path, and for what cannot be read."""
+    """The end of the validity of a certificate in a PEM file; None without a path, and for a bad file."""
     if not path:
         return None
     from cryptography import x509  # 40 ms and 7 MiB: only for who has a certificate
@@ -26,8 +26,8 @@ def certificate_end(path: str) -> datetime | None:
 
 
 class ServerCertificate:
-    """The certificate in a PEM file; an empty path is none. `end` is the time until which it is valid, None
-    without one, before the first look, and for a file that cannot be read."""
+    """The certificate in a PEM file; an empty path is none. `end` is the end of its validity, None without a
+    certificate, before the first look, and for an unreadable file."""
 
     def __init__(self, path: str = "", end: datetime | None = None) -> None:
         self._path = path
@@ -35,16 +35,16 @@ class ServerCertificate:
 
     @property
     def end_seconds(self) -> float:
-        """Its end in seconds since 1970; 0 when it is not known."""
+        """The end in seconds since 1970; 0 when unknown."""
         return 0.0 if self.end is None else self.end.timestamp()
 
     @property
     def end_text(self) -> str:
-        """Its end as ISO 8601; empty when it is not known."""
+        """The end as ISO 8601; empty when unknown."""
         return "" if self.end is None else self.end.isoformat()
 
     async def watch(self) -> NoReturn:
-        """Read the file now and every ten minutes, in a thread. Runs until it is cancelled."""
+        """Read the file now and every ten minutes, in a thread, until cancelled."""
         while True:
             self.end = await anyio.to_thread.run_sync(certificate_end, self._path)
             await anyio.sleep(CERTIFICATE_SECONDS)

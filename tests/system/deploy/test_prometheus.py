@@ -20,6 +20,7 @@ import yaml
 from tests.ports import free_ports
 from tests.system.containers import DEPLOY
 from tests.system.drill import Drill, until
+from tests.system.test_failover_runbooks import brokers_of_a_set, let_control
 
 pytestmark = [
     pytest.mark.packages,
@@ -87,9 +88,10 @@ def rows(url: str, expression: str) -> list[Any]:
 def test_rules_and_panels_are_evaluated_on_real_servers(tmp_path: pathlib.Path) -> None:
     run = Drill(tmp_path, "")
     try:
-        names = run.name_server()
-        master = run.broker("broker-a", durability="replicated")
-        slave = run.slave("broker-a", durability="disk")
+        names = run.name_server(start=False)
+        let_control(run, names, [names])
+        names.start()
+        master, slave = brokers_of_a_set(run, names.address)
         targets = [f"127.0.0.1:{server.settings['metricsPort']}" for server in (names, master, slave)]
         with prometheus(tmp_path, targets) as url:
             traffic = run.load()
