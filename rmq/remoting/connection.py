@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -36,9 +35,10 @@ from rmq.remoting.limits import (
     Limits,
     MemoryBudget,
 )
-from rmq.remoting.loop import Waiter, current_loop, disconnect_or_close_errors, unwrap_groups
+from rmq.remoting.loop import disconnect_or_close_errors, unwrap_groups
 from rmq.remoting.pending_requests import Deadlines, PendingRequest, Silence
-from rmq.remoting.transports.stream import Buffer, Outbox, Stream
+from rmq.remoting.sending import SendingSide
+from rmq.remoting.transports.stream import Stream
 
 if TYPE_CHECKING:
     from rmq.remoting.asyncio_poller import AsyncioPoller
@@ -50,7 +50,7 @@ FIRST_READ_BYTES = 64 * 1024
 """Reads grow to `limits.receive_bytes` only while they come back full: a large buffer costs 14 µs."""
 
 
-class Connection:
+class Connection(SendingSide):
     """A peer over a stream.
 
     `state` is for the owner (a client id, a session). `active_at` is the time of the last byte, in the loop's
@@ -71,19 +71,15 @@ class Connection:
     ) -> None:
         """`first` is the bytes already read from the stream, to detect its protocol. Unsent bytes count
         against `budget`. `poller` reads the stream where possible."""
-        loop = current_loop()
-        self._stream, self._endpoint, self._first = stream, endpoint, first
+        usable = stream.reads_now and poller is not None and poller.is_running
+        super().__init__(stream, limits or Limits(), poller if usable else None)
+        self._endpoint, self._first = endpoint, first
         self.peer_address, self.local_address = stream.peer, stream.local
         self.state: dict[str, Any] = {}
         self._signer = signer
         self.is_signing = signer is not None  # then requests must come as commands
-        self.is_closed, self.reason = False, ""
         self.reset_on_close = stream.reset_on_close
         self.has_received = False  # a whole frame came: tells a peer that works from one that hangs up
-        self.active_at = loop.now()
-        self._now: Callable[[], float] = loop.now
-        self._new_waiter = loop.waiter
-        self._limits = limits or Limits()
         self._decoder = Decoder(
             self._limits.frame_bytes,
             max_header=self._limits.header_bytes,
@@ -91,29 +87,12 @@ class Connection:
             ask_from=self._limits.ask_bytes,
             lanes=endpoint.lanes,
         )
-        self._poller = poller if stream.reads_now and poller is not None and poller.is_running else None
         self._wanted = min(FIRST_READ_BYTES, self._limits.receive_bytes)
         self._at_end = False  # the poller has read to the stream's end
         self._rest: list[Command] = []  # requests of the last chunk whose turn has not come
         self._budget = budget or MemoryBudget(1 << 62)
-        self._held = 0  # bytes of ours that the budget knows of
-        self._watched_bytes = min(self._limits.outbox_bytes, self._limits.pause_bytes)
-        self._taken_at = math.inf  # when the peer last took bytes, while some wait for it
-        self._left = -1  # how many of them the system still had to send then
         self._half_since = math.inf  # when the frame began that is not complete yet
-        self._outbox = Outbox()
-        self._is_handling = False  # inside endpoint.handle: the reader will send
-        self._is_eager = True  # the next write may be sent at once instead of being gathered
-        self._sending = anyio.Lock(fast_acquire=True)  # held by whoever waits for the peer to take bytes
-        self._is_blocked = False  # the same, cheaper to ask
-        self._is_torn = False  # a send was cancelled halfway: what follows would not be a frame
-        self._is_mute = False  # nothing more is sent: the peer is gone or does not read
-        self._reply_bytes = 0  # of responses put into the outbox since it was last empty
         self._pending: dict[int, PendingRequest] = {}
-        self._room: anyio.Event | None = None
-        self._tasks: anyio.abc.TaskGroup | None = None
-        self._late: Waiter | None = None  # the writer, when it sleeps
-        self._has_writer = False
         self._deadlines = Deadlines(self._pending, self._now, self._time_out)
         self._heard_at = -math.inf  # when bytes of the peer last came
         self._silence = Silence()
@@ -173,48 +152,6 @@ class Connection:
             frame = encode(unsendable(response, error))
         self.write(frame)
 
-    def write(self, frame: Buffer | Sequence[Buffer]) -> None:
-        """Send encoded responses, as a buffer or as several in a row; large buffers are not copied.
-
-        Never blocks. Past `limits.outbox_bytes` the connection is closed, since its peer does not read.
-        """
-        before = self._outbox.size
-        self._put(frame)
-        self._reply_bytes += self._outbox.size - before
-
-    def flush(self) -> None:
-        """Send the outbox now, as far as the peer takes it: for an endpoint that works on after its
-        response."""
-        if self._outbox.size and not self.is_closed:
-            with suppress(*disconnect_or_close_errors()):  # the next send, or the next read, meets it again
-                self._flush_now()
-
-    def answer(self, frames: bytes) -> None:
-        """As `write` and `flush`, and the rest is sent soon: also for an answer outside of `handle`."""
-        if self.is_closed or self._is_blocked:
-            self._put(frames)
-            return
-        try:
-            self._outbox.send(self._stream, frames)
-        except disconnect_or_close_errors():
-            pass  # as above
-        if self._outbox.size:
-            self._reply_bytes = self._outbox.size
-            self._queued()
-        elif self._room is not None:
-            self._make_room()
-
-    def _put(self, frame: Buffer | Sequence[Buffer]) -> None:
-        if not self.is_closed:
-            self._outbox.add(frame)
-            self._queued()
-
-    def _queued(self) -> None:
-        if self._outbox.size > self._watched_bytes:
-            self._grown()
-        if not self._is_handling and not self.is_closed:
-            self._send_late()
-
     def close(self, reason: str = "closed by this side", cause: BaseException | None = None) -> None:
         """End the connection soon: pending calls get ConnectionLost now; the outbox is sent if the peer still
         reads."""
@@ -236,12 +173,6 @@ class Connection:
         if not self._outbox.size:
             self._stream.end_sending()
         self.close(reason)
-
-    async def room(self) -> None:
-        """Return once the outbox is short enough for more; for callers that send without waiting for
-        responses."""
-        while self._outbox.size > self._limits.busy_bytes and not self.is_closed:
-            await self._next_room()
 
     def expire(self, now: float) -> float:
         """Close the connection if it was idle too long or a frame is incomplete for too long. Return the time
@@ -438,97 +369,7 @@ class Connection:
         self._is_eager = responses < 2
         return requests
 
-    # --- writing ----------------------------------------------------------------------------------
-
-    def _send_soon(self) -> None:
-        """Send at once if this is likely to be the only write for now, else let more gather."""
-        if self._is_eager:
-            self._is_eager = False
-            try:
-                if self._flush_now():
-                    return
-            except disconnect_or_close_errors() as error:
-                self._end(f"lost: {error}", error)
-                return
-        self._send_late()
-
-    def _send_late(self) -> None:
-        if self._late is not None:
-            self._late.resolve(None)
-            self._late = None
-        elif not self._has_writer and self._tasks is not None:
-            self._has_writer = True
-            self._tasks.start_soon(self._write)
-
-    async def _write(self) -> None:
-        try:
-            while True:
-                if self._outbox.size and not self._flush_now():
-                    self._count()
-                    await self._flush()
-                if self._held:
-                    self._count()
-                self.active_at = self._now()
-                self._late = self._new_waiter()
-                await self._late.wait()
-        except disconnect_or_close_errors() as error:
-            self._end(f"lost: {error}", error)
-        except Exception as error:
-            self._failed(error)
-
-    def _flush_now(self) -> bool:
-        """Send the outbox without waiting; False when something is left for `_flush`."""
-        if self._is_blocked:
-            return False
-        outbox = self._outbox
-        outbox.consume(self._stream.send_now(outbox.peek()))
-        if outbox.size:
-            return False
-        self._reply_bytes = 0
-        if self._room is not None:
-            self._make_room()
-        return True
-
-    async def _flush(self) -> None:
-        """Send the outbox, waiting for the peer and for other senders of this connection."""
-        outbox = self._outbox
-        async with self._sending:
-            self._is_blocked = True
-            try:
-                self._note_taken(self._now())
-                self._count()
-                while outbox.size:
-                    before = outbox.size
-                    await self._send_some()
-                    self.active_at = now = self._now()
-                    if outbox.size != before:
-                        self._note_taken(now)
-                        self._count()
-                self._reply_bytes = 0
-            finally:
-                self._is_blocked = False
-                self._taken_at = math.inf
-        if self._room is not None:
-            self._make_room()
-
-    async def _send_some(self) -> None:
-        stream, pieces = self._stream, self._outbox.peek()
-        if stream.sends_now:  # cancelled, it is still known what was sent
-            await stream.wait_send_all_might_not_block()
-            self._outbox.consume(stream.send_now(pieces))
-        else:
-            self._is_torn = True
-            await stream.send_all(pieces[0])
-            self._is_torn = False
-            self._outbox.consume(len(pieces[0]))
-
-    def _grown(self) -> None:
-        """More waits than a peer that reads leaves there."""
-        if self._outbox.size > self._limits.outbox_bytes:
-            waiting = f"{self._outbox.size} bytes are waiting (limit {self._limits.outbox_bytes})"
-            self.abort(f"its peer does not read: {waiting}")
-        else:
-            self._count()
+    # --- bytes held -------------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
         """End it at once: nothing more is sent."""
@@ -561,23 +402,7 @@ class Connection:
     def _patience(self) -> float:
         return TIGHT_SECONDS if self.has_received else UNPROVED_SECONDS
 
-    def _note_taken(self, now: float) -> None:
-        self._taken_at, self._left = now, self._stream.unsent()
-
-    def _is_stalled(self, now: float) -> bool:
-        """Whether the system, too, has sent nothing of our bytes: its buffer may be large."""
-        left, before = self._stream.unsent(), self._left
-        if 0 <= left < before:
-            self._taken_at, self._left = now, left
-            return False
-        return True
-
     # --- room and deadlines -----------------------------------------------------------------------
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether much waits to be sent: who can say less for now, should."""
-        return self._outbox.size > self._limits.busy_bytes
 
     async def _wait_for_room(self, command: Command | Framed, timeout: float) -> float:
         """Wait until a call may start; returns what is left of its timeout."""
@@ -591,15 +416,6 @@ class Connection:
         if scope.cancelled_caught:
             raise RequestTimeout(self.peer_address, command.code, timeout)
         return deadline - self._now()
-
-    async def _next_room(self) -> None:
-        self._room = self._room or anyio.Event()
-        await self._room.wait()
-
-    def _make_room(self) -> None:
-        assert self._room is not None
-        self._room.set()
-        self._room = None
 
     def _time_out(self, over: list[PendingRequest], now: float) -> None:
         """Fail the calls whose time is over, and end a connection over which nothing comes any more."""
