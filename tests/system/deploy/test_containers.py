@@ -67,6 +67,8 @@ def run_all(
         brokers = sum(one.command[0] == "broker" for one in containers)
         tls = ["--tls-ca", f"{PLACE}/secrets/ca.pem"] if secure else []
         send_and_read(net, brokers, environment, tls)
+        if killed:
+            net.run("-m", "rmq", "doctor", *tls, **environment)
         for pod in killed:
             processes[pod].kill()
         if killed:
@@ -108,6 +110,10 @@ def read_after_election(net: Network, environment: dict[str, str], tls: list[str
             break
         except AssertionError:
             assert time.monotonic() < end, net.logs()
+    with pytest.raises(AssertionError) as caught:
+        rmq("doctor")
+    _, found, *_ = caught.value.args[0]
+    assert "is dead" in found, found
     read = rmq("sub", "Orders", "--group", "later", "--from", "earliest", "--max", "2")
     assert all(body in read for body in ("paid 42", "paid 43")), (read, net.logs())
 

@@ -174,6 +174,10 @@ SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {f'rmq_controller_leading{{job="rmq", instance="{one}"}}': "0x60" for one in "ab"},
         {'rmq_controller_leading{instance="a"}': "0x60", 'rmq_controller_leading{instance="b"}': "1x60"},
     ),
+    "RmqControllerStopped": (
+        {"rmq_controller_stopped": "0x20 1x40"},
+        {"rmq_controller_stopped": "0x60", "rmq_controller_leading": "0x60"},
+    ),
     "RmqBrokerMissing": (
         {'rmq_namesrv_missing{cluster="c", broker="a"}': "1x60"},
         {'rmq_namesrv_missing{cluster="c", broker="a"}': "1x20 0x40", "rmq_namesrv_brokers": "3x60"},
