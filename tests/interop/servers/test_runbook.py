@@ -38,9 +38,10 @@ class Machine:
     def mqadmin(self, name: str, *arguments: str) -> str:
         """A step of the section."""
         self.run.ran.append(shape(["mqadmin", name, "-n", *arguments]))
-        said = self.processes.mqadmin(name, "-n", self.run.namesrv, *arguments)
-        if "RemotingTimeoutException" in said:  # its 3 s are short on a busy machine
+        for _ in range(5):
             said = self.processes.mqadmin(name, "-n", self.run.namesrv, *arguments)
+            if "RemotingTimeoutException" not in said:  # its 3 s are short on a busy machine
+                break
         return said
 
     def check_with_mqadmin(self) -> None:
