@@ -142,13 +142,6 @@ LONG_FILES: Final = {
     "rmq/protocol/bodies.py": "one table: the bodies of all requests and answers",
     "rmq/protocol/headers.py": "one table: the headers of all requests",
     "tests/stateful/test_engines.py": "one machine that compares two engines, rule by rule",
-    "tests/unit/broker/replication/test_following.py": "not divided yet",
-    "tests/unit/broker/runtime/test_service.py": "not divided yet",
-    "tests/unit/client/consume/test_consumer.py": "not divided yet",
-    "tests/unit/client/consume/test_ordered.py": "not divided yet",
-    "tests/unit/remoting/test_connection.py": "not divided yet",
-    "tests/unit/store/test_recovery.py": "not divided yet",
-    "tests/unit/store/test_store.py": "not divided yet",
 }
 """Files of more lines, and why. Everything else is divided by meaning before it grows over the limit."""
 

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import errno
-import os
-import pathlib
-import socket
-import threading
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import Any
 
 import pytest
@@ -18,23 +12,15 @@ import trio
 import trio.testing
 from attrs import define, field
 
-from rmq.broker.__main__ import banner, durability, main, parse, settings
-from rmq.broker.broker import Broker
 from rmq.broker.chunk.steps import Steps
-from rmq.broker.config import BrokerConfig
-from rmq.broker.runtime import service, startup
+from rmq.broker.runtime import service
 from rmq.broker.runtime.flusher import Flusher
 from rmq.errors import (
-    ConfigError,
     ConnectionLost,
     CorruptRecord,
-    DiskFull,
     LocalProtocolError,
-    PortInUse,
-    StoreLocked,
 )
 from rmq.metrics import Histogram
-from rmq.plugin import Host, Plugin, PluginRefused
 from rmq.protocol.bodies import (
     ConsumerData,
     HeartbeatData,
@@ -45,52 +31,33 @@ from rmq.protocol.bodies import (
 from rmq.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
 from rmq.protocol.command import ROCKETMQ, Command
 from rmq.protocol.headers import CreateTopicRequestHeader, GetConsumerRunningInfoRequestHeader
-from rmq.protocol.record import decode_records, host_bytes
+from rmq.protocol.record import host_bytes
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
-from rmq.remoting.network import Network, TcpNetwork
+from rmq.remoting.network import Network
 from rmq.remoting.poller import Poller
 from rmq.remoting.pool import Pool
 from rmq.remoting.serving.server import serve
-from rmq.remoting.transports.tls import TlsConfig
-from rmq.server.health import Health
-from rmq.store.config import BrokerRole, Durability, FlushDiskType, StoreConfig
-from rmq.store.files.disk import RealDisk
+from rmq.store.config import FlushDiskType, StoreConfig
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork
 
 from ..rig import pull, send
+from .serving import SMALL, Inbox, bodies, broker
 
 WAITING = PULL_SUBSCRIPTION | PULL_SUSPEND
-SMALL = {
-    "store_path_root_dir": "/store",
-    "mapped_file_size_commit_log": 1 << 20,
-    "mapped_file_size_consume_queue": 2000,
-    "max_hash_slot_num": 64,
-    "max_index_num": 1024,
-}
 
 
 UPDATE_TOPIC = Command.request(
     RequestCode.UPDATE_AND_CREATE_TOPIC,
     CreateTopicRequestHeader("Made", "TBW102", 3, 3, 6, "SINGLE_TAG", 0, order=False),
 )
+
+
 UPDATE_GROUP = Command.request(
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=SubscriptionGroupConfig("Made").to_json()
 )
-
-
-class Inbox(Endpoint):
-    """The endpoint of a client: keeps what the broker asks it."""
-
-    def __init__(self) -> None:
-        self.asked: list[Command] = []
-
-    def handle(self, requests: list[Command], connection: Connection) -> None:
-        self.asked += requests
-
-    def on_close(self, connection: Connection) -> None: ...
 
 
 @define
@@ -119,39 +86,6 @@ class NameServer(Endpoint):
 START = 0.0
 
 
-@define
-class Running:
-    """A broker that runs, and a client of it."""
-
-    address: str
-    pool: Pool
-    inbox: Inbox
-    stop: trio.Event
-
-    async def ask(self, request: Command, timeout: float = 30) -> Command:
-        return await self.pool.call(self.address, request, timeout)
-
-
-@asynccontextmanager
-async def broker(
-    network: Network, disk: MemoryDisk | None, store: dict[str, Any] | None = None, **changes: Any
-) -> AsyncIterator[Running]:
-    """Run a broker for the length of the block; it is stopped gracefully at the end."""
-    config = BrokerConfig(
-        **{"broker_name": "b", "listen_port": 10911, "vip_channel_enabled": False} | changes
-    )
-    store_config = StoreConfig(**SMALL | (store or {}))
-    wall = (lambda: 1_700_000_000_000 + int(trio.current_time() * 1000)) if disk is not None else None
-    inbox, stop = Inbox(), trio.Event()
-    run = partial(service.run, config, store_config, network=network, disk=disk, now_ms=wall, stop=stop)
-    async with trio.open_nursery() as nursery:
-        address, *_ = await nursery.start(run)
-        async with Pool(network, inbox) as pool:
-            yield Running(address, pool, inbox, stop)
-            stop.set()
-            await trio.testing.wait_all_tasks_blocked() if disk is not None else None
-
-
 @asynccontextmanager
 async def name_server(network: Network, address: str) -> AsyncIterator[NameServer]:
     server = NameServer()
@@ -159,20 +93,6 @@ async def name_server(network: Network, address: str) -> AsyncIterator[NameServe
         await nursery.start(serve, network, [address], server)
         yield server
         nursery.cancel_scope.cancel()
-
-
-@pytest.fixture
-def network() -> MemoryNetwork:
-    return MemoryNetwork(3)
-
-
-@pytest.fixture
-def disk() -> MemoryDisk:
-    return MemoryDisk(3)
-
-
-def bodies(answer: Command) -> list[bytes]:
-    return [message.body for message in decode_records(answer.body)]
 
 
 # --- serving, in mock time ---
@@ -550,73 +470,6 @@ async def test_a_broker_can_be_started_again_on_its_port_and_its_store(
             assert answer.ext["queueOffset"] == str(number)
 
 
-# --- plugins ---
-
-
-class Restless(Plugin):
-    """Fails twice, then goes on."""
-
-    starts: list[float]
-
-    async def run(self) -> None:
-        self.starts.append(trio.current_time())
-        if len(self.starts) < 3:
-            raise RuntimeError("again")
-        await trio.sleep_forever()
-
-
-async def test_a_plugins_task_that_fails_is_started_again_with_growing_pauses(
-    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Restless.starts = []
-    _install(monkeypatch, restless=Restless)
-    async with broker(network, disk, plugins=("restless",)) as running:
-        await trio.sleep(10)
-        assert (await running.ask(send())).code == 0
-    first, second, third = Restless.starts
-    assert (second - first, third - second) == (pytest.approx(1), pytest.approx(2))
-
-
-class Picky(Plugin):
-    def __init__(self, config: Any, host: Host) -> None:
-        raise ValueError("plain_acl.yml is missing")
-
-
-def _install(monkeypatch: pytest.MonkeyPatch, **classes: object) -> None:
-    finders: dict[str, Callable[[], object]] = {name: partial(_same, one) for name, one in classes.items()}
-    monkeypatch.setattr("rmq.plugin._installed", lambda: finders)
-
-
-def _same(value: object) -> object:
-    return value
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"plugins": ("picky",)}, "plain_acl.yml is missing"),
-        ({"plugins": ("nothing",)}, "not installed; installed are: picky, wrong"),
-        ({"plugins": ("wrong",)}, "not a subclass"),
-        ({"acl_enable": True}, "'acl': is not installed"),
-    ],
-)
-async def test_a_plugin_that_cannot_be_used_ends_the_start_and_leaves_nothing(
-    autojump_clock: Any,
-    network: MemoryNetwork,
-    disk: MemoryDisk,
-    monkeypatch: pytest.MonkeyPatch,
-    changes: dict[str, Any],
-    words: str,
-) -> None:
-    _install(monkeypatch, picky=Picky, wrong=dict)
-    with pytest.raises(ExceptionGroup) as caught:
-        async with broker(network, disk, **changes):
-            raise AssertionError("it must not start")
-    assert caught.group_contains(PluginRefused, match=words)
-    async with broker(network, disk):
-        pass
-
-
 async def test_rounds_of_the_loop_are_measured(autojump_clock: trio.testing.MockClock) -> None:
     rounds: list[float] = []
 
@@ -643,277 +496,6 @@ async def test_rounds_of_the_loop_are_measured(autojump_clock: trio.testing.Mock
         nursery.cancel_scope.cancel()
     assert 4.5 <= 2 * sum(rounds) <= 6, "while rounds are long each is measured"
     assert lag.total >= sum(rounds) - 0.01, "and counted as the loop's lag"
-
-
-# --- on loopback, with files and threads ---
-
-
-@pytest.fixture
-def files(tmp_path: pathlib.Path) -> dict[str, Any]:
-    return {"store_path_root_dir": str(tmp_path / "store")}
-
-
-@pytest.mark.parametrize("flush", list(FlushDiskType))
-async def test_a_real_broker(files: dict[str, Any], flush: FlushDiskType) -> None:
-    async with broker(TcpNetwork(), None, files | {"flush_disk_type": flush}, listen_port=0) as running:
-        host, _, port = running.address.rpartition(":")
-        assert (host, int(port) > 0) == ("127.0.0.1", True)
-        for number in range(20):
-            answer = await running.ask(send(body=b"%d" % number))
-            assert (answer.code, answer.ext["queueOffset"]) == (0, str(number))
-        assert len(bodies(await running.ask(pull()))) == 20
-    assert not os.path.exists(f"{files['store_path_root_dir']}/abort")
-
-
-async def test_a_flush_that_takes_too_long_is_answered_as_such(
-    files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    release = threading.Event()
-    flush = Store.flush
-
-    def slow(self: Store) -> int:
-        release.wait(60)
-        return flush(self)
-
-    monkeypatch.setattr(Store, "flush", slow)
-    store = files | {"flush_disk_type": FlushDiskType.SYNC_FLUSH, "sync_flush_timeout": 20}
-    async with broker(TcpNetwork(), None, store, listen_port=0) as running:
-        answer = await running.ask(send())
-        assert answer.code == ResponseCode.FLUSH_DISK_TIMEOUT
-        assert (await running.ask(pull())).code == 0
-        release.set()
-        with trio.fail_after(60):  # a busy machine may take its 20 ms for a sync more than once
-            while (answer := await running.ask(send())).code == ResponseCode.FLUSH_DISK_TIMEOUT:
-                pass
-        assert answer.code == 0
-
-
-async def test_expired_files_are_removed_in_a_thread_while_others_are_served(
-    files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    release, begun = threading.Event(), threading.Event()
-    remove, paths = RealDisk.remove, []
-
-    def slow(self: RealDisk, path: str) -> None:
-        if "commitlog" in path:
-            assert threading.current_thread() is not threading.main_thread()
-            paths.append(path)
-            begun.set()
-            release.wait(60)
-        remove(self, path)
-
-    monkeypatch.setattr(RealDisk, "remove", slow)
-    hour = time.localtime().tm_hour
-    store = files | {
-        "file_reserved_time": 0,
-        "delete_when": f"{(hour + 5) % 24:02}",
-        "mapped_file_size_commit_log": 1 << 16,
-    }
-    async with broker(TcpNetwork(), None, store, listen_port=0) as running:
-        for _ in range(300):
-            assert (await running.ask(send(body=bytes(1000)))).code == 0
-        log = f"{files['store_path_root_dir']}/commitlog"
-        before = len(os.listdir(log))
-        assert before > 3
-        assert (await running.ask(Command.request(RequestCode.DELETE_EXPIRED_COMMITLOG))).code == 0
-        assert await trio.to_thread.run_sync(begun.wait, 10)
-        assert (await running.ask(send())).code == 0, "while the disk is at it"
-        assert len(paths) == 1
-        assert len(os.listdir(log)) >= before
-        release.set()
-        with trio.fail_after(60):
-            while len(os.listdir(log)) > 2:
-                await running.ask(send())
-
-
-async def test_a_topic_that_is_saved_slowly_holds_up_its_own_senders_only(
-    files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    release = threading.Event()
-    save = Store.save_config
-
-    def slow(self: Store, name: str, data: bytes) -> None:
-        if b"Slow" in data:
-            release.wait(5)
-        save(self, name, data)
-
-    monkeypatch.setattr(Store, "save_config", slow)
-    async with broker(TcpNetwork(), None, files, listen_port=0) as running:
-        assert (await running.ask(send("Known"))).code == 0
-        answers: list[int] = []
-
-        async def first() -> None:
-            answers.append((await running.ask(send("Slow"))).code)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(first)
-            for _ in range(20):
-                assert (await running.ask(send("Known"))).code == 0
-            assert answers == []
-            release.set()
-        assert answers == [0]
-
-
-async def test_a_port_in_use_is_told_before_the_store_is_touched(files: dict[str, Any]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        config = BrokerConfig(broker_name="b", listen_port=taken.getsockname()[1])
-        with pytest.raises(PortInUse):
-            await service.run(config, StoreConfig(**SMALL | files))
-    assert not os.path.exists(files["store_path_root_dir"])
-
-
-@pytest.mark.parametrize(
-    ("taken", "told"),
-    [(11909, "vipChannelEnabled=false"), (11911, "stop the other"), (11912, "haEnable=false")],
-)
-async def test_which_port_is_in_use_is_said(
-    files: dict[str, Any], network: MemoryNetwork, taken: int, told: str
-) -> None:
-    await network.listen(f"127.0.0.1:{taken}")
-    config = BrokerConfig(broker_name="b", listen_port=11911)
-    with pytest.raises(PortInUse, match=rf"127.0.0.1:{taken}\b.*{told}"):
-        await service.run(config, StoreConfig(**SMALL | files), network=network)
-    for port in {11909, 11911, 11912} - {taken}:
-        await network.listen(f"127.0.0.1:{port}")  # raises where one listens
-
-
-async def test_a_store_of_another_broker_is_told_and_the_port_is_free_again(
-    files: dict[str, Any], network: MemoryNetwork
-) -> None:
-    async with broker(network, None, files):
-        config = BrokerConfig(broker_name="b", listen_port=11911, vip_channel_enabled=False)
-        with pytest.raises(StoreLocked):
-            await service.run(config, StoreConfig(**SMALL | files), network=network)
-        await network.listen("127.0.0.1:11911")  # raises where one listens
-
-
-async def test_what_fails_once_the_store_is_open_leaves_no_port_and_no_lock(
-    files: dict[str, Any], network: MemoryNetwork
-) -> None:
-    def full(broker: Broker) -> None:
-        raise DiskFull("no room")
-
-    config = BrokerConfig(broker_name="b", listen_port=11911)
-    with pytest.raises(DiskFull):
-        await service.run(config, StoreConfig(**SMALL | files), network=network, on_opened=full)
-    async with broker(network, None, files, listen_port=11911, vip_channel_enabled=True):
-        pass  # raises where the port is in use, or the store
-
-
-async def test_the_vip_port_answers_too(
-    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
-) -> None:
-    async with broker(network, disk, vip_channel_enabled=True) as running:
-        answer = await running.pool.call("127.0.0.1:10909", send(), 5)
-        assert answer.code == 0
-
-
-@pytest.mark.parametrize("changes", [{"broker_id": 1}, {"enable_d_leger_commit_log": True}])
-async def test_settings_that_do_not_fit_are_told(files: dict[str, Any], changes: dict[str, Any]) -> None:
-    config = BrokerConfig(**{"broker_name": "b", "listen_port": 0} | changes)
-    with pytest.raises(ConfigError):
-        await service.run(config, StoreConfig(**SMALL | files))
-
-
-async def test_a_name_as_broker_ip_is_looked_up(
-    files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def look_up(host: str, port: int, *_: object) -> list[Any]:
-        if host in ("known", b"known"):
-            return [(None, None, None, "", ("10.1.2.3", port))]
-        raise socket.gaierror(-2, "Name or service not known")
-
-    monkeypatch.setattr(trio.socket, "getaddrinfo", look_up)
-    changes = {"listen_port": 0, "bind_address": "127.0.0.1"}
-    async with broker(TcpNetwork(), None, files, broker_ip1="known", **changes) as running:
-        answer = await running.ask(send())
-        assert answer.ext["msgId"].startswith("0A010203")
-    with pytest.raises(ConfigError, match="brokerIP1"):
-        await service.run(BrokerConfig(broker_name="b", broker_ip1="unknown", **changes), StoreConfig())
-
-
-# --- as a program ---
-
-
-def test_settings_that_were_changed_are_read_at_the_next_start(tmp_path: pathlib.Path) -> None:
-    file, kept = tmp_path / "broker.conf", tmp_path / "kept.properties"
-    file.write_text(f"brokerName=b\nlistenPort=1\nfileReservedTime=10\nconfigStorePath={kept}\n")
-    kept.write_text("fileReservedTime=20\nlistenPort=2\n")
-    config, store_config, _ = settings(parse(["-c", str(file), "--set", "listenPort=3"]))
-    assert (config.broker_name, config.listen_port, store_config.file_reserved_time) == ("b", 3, 20)
-    assert config.config_store_path == str(kept)
-    kept.unlink()
-    assert settings(parse(["-c", str(file)]))[1].file_reserved_time == 10
-
-
-def test_the_command_line_and_the_file_give_the_settings(tmp_path: pathlib.Path) -> None:
-    file = tmp_path / "broker.conf"
-    file.write_text("brokerName=from-file\nlistenPort=20911\nflushDiskType=SYNC_FLUSH\nnamesrvAddr=a:1\n")
-    options = parse(["-c", str(file), "-n", "b:2;c:3", "--set", "listenPort=0"])
-    config, store_config, _ = settings(options)
-    assert (config.broker_name, config.namesrv_addr, config.listen_port) == ("from-file", "b:2;c:3", 0)
-    assert store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
-
-
-def test_the_banner_tells_address_durability_and_store_and_warns_when_open() -> None:
-    config, store_config, tls = BrokerConfig(broker_name="b"), StoreConfig(**SMALL), TlsConfig()
-    text = banner(config, store_config, tls, ["127.0.0.1:10911"])
-    for words in ("b of DefaultCluster", "127.0.0.1:10911", "ASYNC_FLUSH", "/store"):
-        assert words in text
-    assert "WARNING" not in text
-    wide = BrokerConfig(broker_name="b", broker_ip1="192.168.0.8")
-    assert wide.bind_host == "0.0.0.0"
-    assert "WARNING" in banner(wide, store_config, tls, ["0.0.0.0:10911"])
-    assert "SYNC_FLUSH" in durability(StoreConfig(**SMALL, flush_disk_type=FlushDiskType.SYNC_FLUSH))
-    for level in Durability:
-        assert durability(StoreConfig(**SMALL, durability=level)).startswith(f"{level.name}: ")
-    assert durability(StoreConfig(**SMALL, broker_role=BrokerRole.SYNC_MASTER)).startswith("replicated in m")
-
-
-def test_printing_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-p", "--set", "brokerName=x"]) == 0
-    printed = capsys.readouterr().out
-    assert "brokerName=x\n" in printed
-    assert "flushDiskType=ASYNC_FLUSH\n" in printed
-    assert main(["-m"]) == 0
-    assert len(capsys.readouterr().out) < len(printed)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--set", "listenPort=many"],
-        ["--set", "flushDiskType=SOMETIMES"],
-        ["-c", "/no/such/file"],
-        ["--set", "x"],
-    ],
-)
-def test_wrong_settings_are_one_line_and_status_2(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1
-    assert "expected" in lines[0]
-
-
-def test_a_long_recovery_says_once_a_second_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    times = iter([0.0, 0.5, 1.0, 1.9, 2.1])
-    progress = startup.RecoveryProgress(health := Health(), clock=lambda: next(times))
-    with caplog.at_level("INFO", "rmq.broker"):
-        for done in (10, 20, 30, 50):
-            progress("log", done, 80)
-    assert [entry.getMessage() for entry in caplog.records] == [
-        "opening the store: log, 25 % (20 of 80)",
-        "opening the store: log, 62 % (50 of 80)",
-    ]
-    assert "log, 62 % (50 of 80)" in health.text()
-
-
-async def test_a_transient_store_pool_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
-    async with broker(MemoryNetwork(), MemoryDisk(), {"transient_store_pool_enable": True}):
-        pass
-    assert caplog.text.count("transientStorePoolEnable") == 1
 
 
 # --- what one client sends ends no other ----------------------------------------------------------

@@ -19,7 +19,7 @@ from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork
 
 from ..rig import Rig, send
-from ..runtime.test_service import broker
+from ..runtime.serving import broker
 
 DISK = {"flush_disk_type": FlushDiskType.SYNC_FLUSH, "flush_interval_commit_log": 600_000}
 HALF = "UNIQ_KEY\x01AC7\x02TRAN_MSG\x01true\x02PGROUP\x01producers"

@@ -18,7 +18,7 @@ from rmq.message import StoredMessage
 from rmq.testing.cluster import Cluster
 
 from ..conftest import Play
-from ..consume.test_consumer import fill
+from ..consume.consuming import fill
 from ..world import World, served_in_a_thread
 
 tenant: ContextVar[str] = ContextVar("tenant", default="nobody")

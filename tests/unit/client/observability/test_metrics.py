@@ -18,7 +18,7 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.testing.cluster import Cluster
 
 from ..conftest import Play
-from ..consume.test_consumer import fill
+from ..consume.consuming import fill
 from ..world import World
 
 

@@ -19,7 +19,7 @@ from rmq.remoting.connection import Connection
 from rmq.testing.cluster import Cluster
 
 from ..conftest import Play
-from ..consume.test_consumer import sent_back
+from ..consume.consuming import sent_back
 from ..world import World
 
 SEND = RequestCode.SEND_MESSAGE_V2

@@ -13,7 +13,7 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.testing.cluster import Cluster
 
 from ..conftest import Play
-from ..consume.test_consumer import fill, offsets
+from ..consume.consuming import fill, offsets
 from ..world import World
 
 

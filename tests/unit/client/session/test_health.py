@@ -17,7 +17,8 @@ from rmq.testing.cluster import Cluster
 from rmq.testing.network import MemoryNetwork
 
 from ..conftest import Play
-from ..consume.test_consumer import fill, of_topic, until
+from ..consume.consuming import fill
+from ..consume.test_consumer import of_topic, until
 from ..world import World
 
 KINDS = pytest.mark.parametrize("options", [{}, {"ordered": True}], ids=["any order", "ordered"])

@@ -20,7 +20,7 @@ from rmq.protocol.command import Command
 from rmq.testing.cluster import Cluster
 
 from ..conftest import Play
-from ..consume.test_consumer import fill
+from ..consume.consuming import fill
 from ..world import World, served_in_a_thread
 
 KINDS = pytest.mark.parametrize("options", [{}, {"ordered": True}], ids=["any order", "ordered"])

@@ -19,7 +19,7 @@ from rmq.testing.cluster import Cluster
 from rmq.testing.network import MemoryNetwork
 
 from ..conftest import Play
-from ..consume.test_consumer import fill, offsets, take
+from ..consume.consuming import fill, offsets, take
 from ..world import World, world
 
 DELETE = RequestCode.DELETE_TOPIC_IN_BROKER

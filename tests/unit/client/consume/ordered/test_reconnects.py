@@ -11,9 +11,9 @@ from rmq.message import StoredMessage
 from rmq.protocol.codes import RequestCode
 from rmq.testing.cluster import Cluster
 
-from ..conftest import Play
-from ..world import World
-from .test_consumer import fill
+from ...conftest import Play
+from ...world import World
+from ..consuming import fill
 
 
 @pytest.mark.parametrize("loses", ["cut", "black_hole"])
