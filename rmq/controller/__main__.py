@@ -15,7 +15,7 @@ from rmq.controller.service import run
 from rmq.errors import PortInUse, StoreLocked
 from rmq.remoting.transports.tls import TlsConfig
 from rmq.server.health import Health
-from rmq.server.main import Program, Start, run_until_signalled, server_settings
+from rmq.server.main import Program, serve, server_settings
 from rmq.server.profile import exposure
 
 log = logging.getLogger("rmq.controller")
@@ -44,21 +44,13 @@ def banner(
     return "\n".join(lines)
 
 
-async def serve(start: Start) -> None:
-    """Be a controller until SIGTERM or SIGINT. Raises as `service.run`."""
-    config, tls = start.settings
-    server = partial(run, config, tls=tls, plugin_settings=start.texts)
-    health = Health(port="it does not listen yet")
-    await run_until_signalled(server, config, partial(banner, config, tls), health=health, log=log)
-
-
 PROGRAM: Final = Program(
     module="rmq.controller",
     title="controller",
     description="Elects the masters of broker sets",
     example="listenPort=9879",
     settings=settings,
-    serve=serve,
+    serve=partial(serve, run, banner, log),
     folder=lambda settings: str(settings[0].controller_path),
     taken=(PortInUse, StoreLocked, OSError),
     taken_when="when it cannot listen or its folder is taken",

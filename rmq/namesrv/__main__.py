@@ -16,7 +16,7 @@ from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.service import run
 from rmq.remoting.transports.tls import TlsConfig
 from rmq.server.health import Health
-from rmq.server.main import Program, Start, given_settings, run_until_signalled, server_settings
+from rmq.server.main import Program, given_settings, serve, server_settings
 from rmq.server.profile import exposure
 
 log = logging.getLogger("rmq.namesrv")
@@ -47,21 +47,13 @@ def banner(
     return "\n".join(lines)
 
 
-async def serve(start: Start) -> None:
-    """Be a name server until SIGTERM or SIGINT. Raises as `service.run`."""
-    config, tls = start.settings
-    server = partial(run, config, tls=tls, plugin_settings=start.texts)
-    health = Health(port="it does not listen yet")
-    await run_until_signalled(server, config, partial(banner, config, tls), health=health, log=log)
-
-
 PROGRAM: Final = Program(
     module="rmq.namesrv",
     title="name server",
     description="RocketMQ name server",
     example="listenPort=9877",
     settings=settings,
-    serve=serve,
+    serve=partial(serve, run, banner, log),
     taken=(PortInUse, OSError),
     name_servers="production name servers that cluster test mode asks",
 )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import evolve
 
+from rmq.client.reading.pops import Pops
 from rmq.doors import TakenMessage
 from rmq.errors import NETWORK_ERRORS, NoRoute, RemoteProtocolError, ResponseError, RmqError, for_code
 from rmq.message import StoredMessage
@@ -23,8 +24,6 @@ from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader, encode
 from rmq.protocol.pop import (
     GIVES_BACK,
     HANDLE,
-    POP_MAX_OF_ROCKETMQ,
-    REFUSAL_OF_MORE,
     UNSEEN,
     AckMessageRequestHeader,
     BatchAck,
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     from rmq.doors import TakeRequest
 else:
     from rmq.lazy_attrs import frozen
-
-EMPTY: Final = (codes.POLLING_TIMEOUT, codes.POLLING_FULL, ResponseCode.PULL_NOT_FOUND)
 
 
 @frozen
@@ -93,8 +90,7 @@ class Takes:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._small: set[str] = set()
-        """Brokers, RocketMQ's, that refuse to pop many at a time."""
+        self._pops = Pops(session)
 
     def _master(self, broker: str) -> str:
         address = self._session.routes.master(broker)
@@ -119,12 +115,11 @@ class Takes:
         self, broker: str, request: TakeRequest, in_order: bool, seconds: float
     ) -> list[TakenMessage]:
         """Take messages of a topic at a broker, waiting for them for so long."""
-        most = request.max_msg_nums
         header = PopMessageRequestHeader(
             request.consumer_group,
             request.topic,
             request.queue_id,
-            min(most, POP_MAX_OF_ROCKETMQ) if broker in self._small else most,
+            request.max_msg_nums,
             request.invisible_ms,
             round(seconds * 1000),
             self._session.now_ms(),
@@ -133,16 +128,8 @@ class Takes:
             request.subscription or "*",
             in_order or None,
         )
-        response = await self._call(broker, Command.request(codes.POP_MESSAGE, header), seconds)
-        if response.code in EMPTY:
-            return []
-        if response.code == ResponseCode.SUCCESS:
-            return _messages_of(response, broker, request.topic)
-        is_too_many = most > POP_MAX_OF_ROCKETMQ and REFUSAL_OF_MORE in (response.remark or "")
-        if is_too_many and broker not in self._small:
-            self._small.add(broker)
-            return await self.take(broker, request, in_order, seconds)
-        raise for_code(response.code, response.remark, broker)
+        response = await self._pops.pop(broker, self._master(broker), header, seconds)
+        return [] if response is None else _messages_of(response, broker, request.topic)
 
     # ---- acknowledge ----
 

@@ -233,6 +233,17 @@ async def run_until_signalled(
             nursery.cancel_scope.cancel()
 
 
+async def serve(
+    run: Callable[..., Awaitable[None]], banner: Callable[..., str], log: logging.Logger, start: Start
+) -> None:
+    """Run a server without a store, whose settings are its config and TLS, until SIGTERM or SIGINT. Raises as
+    `run`."""
+    config, tls = start.settings
+    server = partial(run, config, tls=tls, plugin_settings=start.texts)
+    health = Health(port="it does not listen yet")
+    await run_until_signalled(server, config, partial(banner, config, tls), health=health, log=log)
+
+
 def _announce(text: str, config: ServerSettings, log: logging.Logger) -> None:
     print(text, flush=True)
     if config.log_file:

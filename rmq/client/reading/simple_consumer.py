@@ -17,6 +17,7 @@ from attrs import evolve
 
 from rmq.client.consume.message_view import PulledMessage, delivery_of, found_messages, quickest
 from rmq.client.consume.subscription import Sql, subscription
+from rmq.client.reading.pops import Pops
 from rmq.client.reading.taking_member import TakingMember
 from rmq.client.session.session import Session
 from rmq.errors import (
@@ -36,8 +37,6 @@ from rmq.protocol.pop import (
     BY_POLICY,
     GIVES_BACK,
     HANDLE,
-    POP_MAX_OF_ROCKETMQ,
-    REFUSAL_OF_MORE,
     UNSEEN,
     AckMessageRequestHeader,
     BatchAck,
@@ -168,8 +167,7 @@ class SimpleConsumer(AsyncResource):
         self._arrived = anyio.Event()
         self._polling: set[_Place] = set()
         self._paused: dict[_Place, float] = {}
-        self._small: set[_Place] = set()
-        """Places whose brokers, RocketMQ's, refuse to pop many at a time."""
+        self._pops = Pops(session)
         self._known: set[_Place] = set()
         """Places whose brokers have heard of this member, or soon will."""
         self._error: Exception | None = None
@@ -290,7 +288,7 @@ class SimpleConsumer(AsyncResource):
             self.group,
             place.topic,
             -1,
-            min(most, POP_MAX_OF_ROCKETMQ) if place in self._small else most,
+            most,
             invisible_ms,
             round(wait * 1000),
             session.now_ms(),
@@ -300,16 +298,9 @@ class SimpleConsumer(AsyncResource):
             self._in_order or None,
         )
         address = self._address(place.broker, place.topic)
-        request = Command.request(codes.POP_MESSAGE, header)
-        response = await session.pool.call(address, request, wait + session.brokers.timeout)
-        if response.code in (codes.POLLING_TIMEOUT, codes.POLLING_FULL, ResponseCode.PULL_NOT_FOUND):
+        response = await self._pops.pop(place.broker, address, header, wait)
+        if response is None:
             return []
-        if response.code != ResponseCode.SUCCESS:
-            is_too_many = most > POP_MAX_OF_ROCKETMQ and REFUSAL_OF_MORE in (response.remark or "")
-            if is_too_many and place not in self._small:
-                self._small.add(place)
-                return await self._pop(place, most, wait, invisible)
-            raise for_code(response.code, response.remark, address)
         arrived = max(asked_at, session.now() - wait)
         return self._read(response, place, arrived + invisible if wait == 0 else session.now() + invisible)
 
