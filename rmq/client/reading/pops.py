@@ -1,4 +1,4 @@
-"""Pops: requests for messages one by one (POP_MESSAGE), with fewer at a time for brokers that refuse many."""
+"""Pops: POP_MESSAGE requests, with fewer messages at a time for brokers that refuse many."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Pops:
     async def pop(
         self, broker: str, address: str, header: PopMessageRequestHeader, seconds: float
     ) -> Command | None:
-        """Ask for messages, and wait for them for `seconds`; None: none came.
+        """Ask for messages, and wait up to `seconds` for the first; None: no message came.
 
-        Raises ResponseError for a refusal, and network errors. Cancelled: the broker may have given messages
-        out, which come again when their time is over.
+        Raises ResponseError for a refusal, and network errors. Cancelled: messages of the answer
+        are redelivered when their lease ends.
         """
         most = header.max_msg_nums
         if broker in self._small:
