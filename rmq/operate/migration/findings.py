@@ -74,6 +74,10 @@ def _of_broker(broker: BrokerTables) -> Iterator[Finding]:
         yield Finding(
             "note", where, f"version {broker.version}: the tests run with {' and '.join(TRIED)}", todo
         )
+    if broker.is_5:
+        todo = "try the move, and the way back, with a copy of the folder first; or consume the messages and"
+        what = f"version {broker.version}: only folders of 4.9.7 are tested there and back"
+        yield Finding("act", where, what, f"{todo} send them to a new broker of rmq")
     yield from settings_findings(broker)
 
 

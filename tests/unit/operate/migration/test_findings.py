@@ -124,6 +124,7 @@ def test_messages_that_wait() -> None:
         "messages: transactions: 2 half messages are stored, ended or not",
     ]
     assert texts(all_found, "act") == [
+        "broker a: version V5_3_3: only folders of 4.9.7 are tested there and back",
         "messages: messages with a delivery time of their own: 1 are stored, delivered or not",
         "messages: messages are taken one by one (POP, or clients of gRPC), retries in %RETRY%billing_Orders",
     ]
