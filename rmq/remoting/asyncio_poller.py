@@ -20,11 +20,20 @@ if TYPE_CHECKING:
 
 
 class AsyncioPoller:
-    """See the module. It keeps nothing: one serves any number of connections."""
+    """See the module. One serves any number of connections of the running loop."""
 
     is_running: Final = True
     alone: Final = -1
     """No descriptor is treated otherwise for being the only one."""
+
+    def __init__(self) -> None:
+        from asyncio import get_running_loop  # whoever calls this has loaded it
+
+        self._call_soon = get_running_loop().call_soon
+
+    def send_soon(self, send: Callable[[], None]) -> None:
+        """Call `send` once other functions and tasks have had their turn; it must not block or raise."""
+        self._call_soon(send)
 
     def note(self, descriptor: int) -> None:
         """A chunk has come from a descriptor: nothing to do."""

@@ -240,7 +240,7 @@ class Connection(SendingSide):
                     else:
                         # Our own requests never stop us from reading: the peer may wait for us to take its
                         # responses before it takes more. Callers wait for room instead.
-                        self._send_late()
+                        self._wake_writer()
                 if self._rest or self._decoder.has_more:
                     await anyio.lowlevel.checkpoint()  # others have their turn
                     self._go_on()

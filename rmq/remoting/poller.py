@@ -1,4 +1,4 @@
-"""Poller: reads the sockets of many connections in a single task.
+"""Poller: reads the sockets of many connections in a single task, and sends their late answers in another.
 
 A task for each connection wakes by way of the event loop, which costs more than a request when each
 connection has a request. The poller keeps all sockets in an epoll of our own, the loop waits for that single
@@ -6,6 +6,10 @@ descriptor, and the readable sockets are served. Each connection keeps its task:
 connection's end, and does all work that must wait. A connection that is alone reads by its task, which is as
 fast in this case. So do all connections on a system without epoll, and on asyncio, whose own way is a
 function for each socket.
+
+Answers outside of a chunk (a held pull for which a message came) gather in the outboxes of their connections
+for the rest of the turn: then all of them are sent by one task, which costs less than a task for each
+connection that wakes. A connection whose peer does not take them all goes on by a task of its own.
 """
 
 from __future__ import annotations
@@ -49,6 +53,8 @@ class Poller:
         self._epoll: epoll | None = None
         self._last = -1  # the descriptor that the last chunks came from
         self._in_a_row = 0
+        self._due: list[Callable[[], None]] = []
+        self._sender: Waiter | None = None
 
     @property
     def is_running(self) -> bool:
@@ -71,10 +77,34 @@ class Poller:
             return
         with epoll() as self._epoll:
             try:
-                task_status.started()
-                await self._serve(self._epoll)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._send)
+                    task_status.started()
+                    await self._serve(self._epoll)
             finally:
                 self._epoll = None
+
+    def send_soon(self, send: Callable[[], None]) -> None:
+        """Call `send` once other tasks have had their turn; it must not block or raise. Only while the poller
+        is running."""
+        self._due.append(send)
+        if self._sender is not None:
+            self._sender.resolve(None)
+            self._sender = None
+
+    async def _send(self) -> NoReturn:
+        clock = self._clock
+        while True:
+            if not self._due:
+                self._sender = waiter = TrioWaiter()
+                await waiter.wait()
+            due, self._due = self._due, []
+            turn_began = clock()
+            for send in due:
+                send()
+                if clock() - turn_began > SLICE_SECONDS:
+                    await trio.lowlevel.checkpoint()
+                    turn_began = clock()
 
     async def _serve(self, ready: epoll) -> NoReturn:
         watched, clock = self._watched, self._clock

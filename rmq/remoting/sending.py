@@ -1,8 +1,9 @@
 """SendingSide: the bytes of a connection that wait to be sent.
 
 A frame goes into the outbox. Inside of the endpoint's `handle` the reader sends the outbox at the end of the
-chunk; a call sends it at once, unless more calls are likely to follow; all else wakes a writer task. A peer
-that does not take its bytes makes callers wait for room, and is cut off beyond a limit.
+chunk; a call sends it at once, unless more calls are likely to follow; all else is sent soon: by the poller,
+or by a writer task where there is no poller or the peer is behind. A peer that does not take its bytes makes
+callers wait for room, and is cut off beyond a limit.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class SendingSide(ABC):
         self._tasks: anyio.abc.TaskGroup | None = None
         self._late: Waiter | None = None  # the writer, when it sleeps
         self._has_writer = False
+        self._is_due = False  # the poller is to send what waits
         self._held = 0  # bytes of ours that the budget knows of
         self.active_at = loop.now()
         self._now: Callable[[], float] = loop.now
@@ -155,6 +157,32 @@ class SendingSide(ABC):
         self._send_late()
 
     def _send_late(self) -> None:
+        """Send what waits soon: by the poller, with what other connections have to send, as long as the peer
+        takes it, else by a task of this connection."""
+        poller = self._poller
+        if poller is None or self._has_writer or self._tasks is None or not poller.is_running:
+            self._wake_writer()
+        elif not self._is_due:
+            self._is_due = True
+            poller.send_soon(self._send_due)
+
+    def _send_due(self) -> None:
+        self._is_due = False
+        if self.is_closed:
+            return  # what waits is sent at the end
+        try:
+            if self._outbox.size and not self._flush_now():
+                self._wake_writer()
+                return
+            if self._held:
+                self._count()
+            self.active_at = self._now()
+        except disconnect_or_close_errors() as error:
+            self._end(f"lost: {error}", error)
+        except Exception as error:
+            self._failed(error)
+
+    def _wake_writer(self) -> None:
         if self._late is not None:
             self._late.resolve(None)
             self._late = None

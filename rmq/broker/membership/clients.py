@@ -79,6 +79,7 @@ class Clients:
         self._settings = settings
         self._clock = clock
         self.silent_ms = SILENT_MS
+        self._is_silent = False
         self._groups = groups
         self._topics = topics
         self._filters = filters
@@ -439,15 +440,20 @@ class Clients:
             del self._producers[group]
         return True
 
+    def fall_silent(self) -> None:
+        """Notify members of no more changes: the broker stops, and all of them lose their connection."""
+        self._is_silent = True
+
     def _notify(self, group: str) -> None:
         """Tell the members of a consumer group that it has changed."""
-        config = self._groups.table.get(group)
-        allowed = config is None or config.notify_consumer_ids_changed_enable
-        if not (allowed and self._settings.broker.notify_consumer_ids_changed_enable):
+        config, tells = self._groups.table.get(group), not self._is_silent
+        tells = tells and self._settings.broker.notify_consumer_ids_changed_enable
+        if not tells or (config is not None and not config.notify_consumer_ids_changed_enable):
             return
         header = NotifyConsumerIdsChangedRequestHeader(group)
+        command = Command.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True)
         for connection in list(self._consumers[group].members):
-            connection.notify(Command.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True))
+            connection.notify(command)
 
     # --- requests ---
 
@@ -505,10 +511,7 @@ class Clients:
         return request.reply(body=bodies.ProducerConnection(_connections(members)).to_json())
 
     def _on_all_producers(self, request: Command, connection: Any, now: int) -> Command:
-        table = {
-            group: list(map(_producer_info, members.values())) for group, members in self._producers.items()
-        }
-        return request.reply(body=bodies.ProducerTableInfo(table).to_json())
+        return request.reply(body=_producer_table(self._producers).to_json())
 
 
 def _say_joined(changed: dict[str, Member]) -> None:
@@ -520,6 +523,12 @@ def _say_joined(changed: dict[str, Member]) -> None:
     if len(names) > GROUPS_SAID:
         more = ", ".join(names[GROUPS_SAID:])
         log.info("and consumers of %d more groups: %s", len(names) - GROUPS_SAID, more)
+
+
+def _producer_table(producers: dict[str, dict[MemberConnection, Member]]) -> bodies.ProducerTableInfo:
+    return bodies.ProducerTableInfo(
+        {group: list(map(_producer_info, members.values())) for group, members in producers.items()}
+    )
 
 
 def _connections(members: Iterable[Member]) -> list[bodies.Connection]:

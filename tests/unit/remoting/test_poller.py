@@ -294,3 +294,46 @@ async def test_unfinished_frames_count_against_the_budget() -> None:
         assert len((await peers[0].receive(1))[0].body) == 200_000
         while budget.held:
             await trio.sleep(0)
+
+
+async def test_late_answers_of_a_turn_leave_by_one_task_and_wait_only_for_their_own_peer() -> None:
+    class Holding(Counting):
+        """Answers later, when it is told to."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.held: list[tuple[Command, Connection]] = []
+
+        def handle(self, requests: list[Command], connection: Connection) -> None:
+            self.held += [(request, connection) for request in requests]
+
+    endpoint, large = Holding(), bytes(8 * MIB)
+    async with serving(endpoint, 4, limits=Limits(outbox_bytes=64 * MIB)) as peers:
+        for number, peer in enumerate(peers):
+            await peer.send(request(b"%d" % number), request(b"again"))
+        while len(endpoint.held) < 8:
+            await trio.sleep(0)
+        tasks = trio.lowlevel.current_statistics().tasks_living
+        for held, connection in endpoint.held:
+            slow = connection is endpoint.held[0][1]
+            connection.write(encode(held.reply(body=large if slow else held.body)))
+        for peer in peers[1:]:  # the first reads nothing, and holds nobody up
+            assert [answer.body for answer in await peer.receive(2)][1] == b"again"
+        assert trio.lowlevel.current_statistics().tasks_living == tasks + 1, "one of a peer that is behind"
+        assert [len(answer.body) for answer in await peers[0].receive(2)] == [len(large)] * 2
+        endpoint.connections[1].notify(request(b"once more", oneway=True))
+        assert (await peers[1].receive(1))[0].body == b"once more"
+
+
+async def test_a_connection_that_is_closed_meanwhile_leaves_others_their_late_answers() -> None:
+    endpoint = Counting()
+    async with serving(endpoint, 2) as peers:
+        for peer in peers:
+            await peer.send(request(b"hello"))
+            await peer.receive(1)
+        gone, kept = endpoint.connections
+        for connection in (gone, kept):
+            connection.notify(request(b"late", oneway=True))
+        gone.close()
+        for peer in peers:  # what waits is sent at the end, too
+            assert (await peer.receive(1))[0].body == b"late"

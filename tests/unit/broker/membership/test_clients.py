@@ -226,6 +226,17 @@ def test_those_who_stay_are_told_of_those_who_leave() -> None:
     assert rig.clients.groups_of("T") == set()
 
 
+def test_those_who_stay_are_not_told_while_the_broker_stops() -> None:
+    rig, one, two = Rig(), Wire("h:1"), Wire("h:2")
+    for line in (one, two):
+        beat(rig, line, line.peer_address, consumer("g", T="*"))
+    for line in (one, two):
+        line.take()
+    rig.clients.fall_silent()
+    rig.clients.on_close(one)
+    assert told(two) == []
+
+
 def test_leaving_twice_is_nothing() -> None:
     rig, one, two = Rig(), Wire("h:1"), Wire("h:2")
     beat(rig, one, "c1", consumer("g", T="*"))
