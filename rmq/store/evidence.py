@@ -166,7 +166,7 @@ def zeroed_text(properties: bytes) -> str:
     empty without one."""
     for pair in properties.split(b"\x02"):
         name, separator, value = pair.partition(b"\x01")
-        if 0 in pair and not separator:
+        if not separator and pair.partition(b"\0")[0] in _NEVER_ZERO and 0 in pair:
             return "its properties have zeros where a name ends"
         if name in _NEVER_ZERO and 0 in value:
             return f"its property {name.decode()} has zeros, which nobody sends"

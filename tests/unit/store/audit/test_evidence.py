@@ -249,9 +249,7 @@ def test_zeros_that_nobody_sends_at_the_end_of_a_synced_record_are_damage(how: s
 
 
 @pytest.mark.parametrize("how", ["clean", "abort"])
-@pytest.mark.parametrize(
-    ("zeros", "why"), [(29, "UNIQ_KEY has zeros"), (37, "zeros where a name"), (49, "zeros where a name")]
-)
+@pytest.mark.parametrize(("zeros", "why"), [(29, "UNIQ_KEY has zeros"), (37, "zeros where a name ends")])
 def test_zeros_that_nobody_sends_in_the_middle_of_the_log_are_damage(how: str, zeros: int, why: str) -> None:
     disk = MemoryDisk()
     store = open_store(disk, **BIG)
