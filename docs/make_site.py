@@ -115,8 +115,8 @@ def links(text: str, page: pathlib.PurePosixPath) -> str:
         if path.parts[0] == "docs":
             return found[0]
         if str(path) in PROJECT_PAGES:
-            up = "../" * (len(page.parts) - 2)
-            return f"[{found['text']}]({up}project/{path}{found['anchor'] or ''})"
+            folder = "../" * (len(page.parts) - 2) + "project/" if page.parts[0] == "docs" else ""
+            return f"[{found['text']}]({folder}{path}{found['anchor'] or ''})"
         shown = found["text"] if str(path) in found["text"].strip("`") else f"{found['text']} (`{path}`)"
         return shown if path.parts[0] != ".." else found[0]
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+FENCE = re.compile(r"^ *```.*?^ *```", re.S | re.M)
 SITE = runpy.run_path(str(ROOT / "docs" / "make_site.py"))
 
 PROGRAM = """import asyncio
@@ -86,6 +87,22 @@ def test_links_out_of_the_docs_lead_to_pages_of_the_site_or_are_text() -> None:
         made
         == "[rules](../project/CONTRIBUTING.md#tests), errors (`rmq/errors.py`), [a](../app.md#b), [x](https://x.org)"
     )
+
+
+def test_links_of_the_site_lead_to_pages_of_the_site(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SITE["prepare"].__globals__, "PREPARED", tmp_path / "docs")
+    SITE["prepare"]()
+
+    missing = [
+        f"{page.relative_to(tmp_path)}: {path}"
+        for page in (tmp_path / "docs").rglob("*.md")
+        for path in re.findall(r"\]\(([^)#\s:]+)[^):]*\)", FENCE.sub("", page.read_text("utf-8")))
+        if not (page.parent / path).exists()
+    ]
+    assert missing == []
+    assert (tmp_path / "docs" / "images" / "drawn-topic-dark.svg").exists()
 
 
 def test_each_page_has_its_place_in_the_navigation() -> None:
