@@ -50,6 +50,8 @@ SECONDS: Final = 5.0
 SCAN_SECONDS: Final = 0.1
 """Between two looks at who is master, or a member."""
 MEMBER_SECONDS: Final = 30.0
+ELECTION_SECONDS: Final = 15.0
+"""So long a change waits for a leader while a majority of the controllers answers."""
 TLS_HINT: Final = "does it speak TLS? Write tls:// before its address, or give --tls"
 NO_CONTROLLER: Final = "it is no controller (setting controllers): name them with --controllers"
 
@@ -237,7 +239,7 @@ class Controllers:
         Cancelled: it may become a member."""
         (new,) = await self._ask([address])
         try:
-            refusal = _unfit(new) or _misplaced(new, await self.leading())
+            refusal = _unfit(new) or _misplaced(new, await self._leading_soon())
         except NoLeadingController as error:
             return Outcome(False, str(error))
         if refusal:
@@ -265,7 +267,7 @@ class Controllers:
         handover may still happen.
         """
         try:
-            leading = await self.leading()
+            leading = await self._leading_soon()
         except NoLeadingController as error:
             return Outcome(False, str(error))
         before = leading.broker_set(broker)
@@ -299,7 +301,31 @@ class Controllers:
         text = f"{before.name} {number} is not the master after {seconds:g} s; see `rmq controller status`"
         return Outcome(False, text)
 
+    async def _leading_soon(self) -> ControllerState:
+        """The state of the controller that leads, after an election that is going on. Raises
+        NoLeadingController."""
+        end = anyio.current_time() + ELECTION_SECONDS
+        while True:
+            try:
+                return await self.leading()
+            except NoLeadingController:
+                if anyio.current_time() > end or not await self._may_elect():
+                    raise
+            await anyio.sleep(SCAN_SECONDS)
+
+    async def _may_elect(self) -> bool:
+        """Whether a majority of the controllers answers, so that one will lead soon."""
+        states = await self.states()
+        members = {address for one in states for address in one.members.values()}
+        answering = {one.own_address for one in states if not one.error and not one.stopped}
+        return bool(members) and 2 * len(answering & members) > len(members)
+
     async def _asked(self, question: Request) -> Answer:
+        """The leader's answer, after an election that is going on. Raises NoLeadingController."""
+        await self._leading_soon()
+        return await self._asked_now(question)
+
+    async def _asked_now(self, question: Request) -> Answer:
         """The leader's answer: each controller is asked, and the leader that it names."""
         failures: dict[str, Exception] = {}
         waiting = list(self._given)

@@ -8,14 +8,17 @@ from typing import Any
 
 import msgspec
 import pytest
+import trio
 from attrs import define, field
 from trio.testing import MockClock
 
 from rmq.controller.controller import Answer
 from rmq.errors import ConnectFailed, ConnectionLost, RemoteProtocolError
 from rmq.operate.controllers import (
+    ELECTION_SECONDS,
     Controllers,
     NoLeadingController,
+    Outcome,
     addresses_of,
     is_member,
     leases,
@@ -188,6 +191,32 @@ async def test_a_hand_over_that_cannot_be_says_why(autojump_clock: MockClock) ->
     away = await Controllers(["z:1"], table.call).hand_over("s")
     assert not away.is_done
     assert "no controller leads" in away.text
+
+
+async def test_a_change_waits_for_an_election_that_is_going_on(autojump_clock: MockClock) -> None:
+    """As after the leader was killed; with a majority that does not answer there will be none."""
+    table = Table({"a:1": state("a:1"), "b:1": state("b:1")}, [Answer(controllers=("a:1",))])
+    async with trio.open_nursery() as nursery:
+        outcomes: list[Outcome] = []
+
+        async def drop() -> None:
+            outcomes.append(await Controllers(["a:1", "b:1"], table.call).drop("c:1"))
+
+        nursery.start_soon(drop)
+        await trio.sleep(5)
+        assert outcomes == []
+        table.states["b:1"]["leading"] = True
+    assert outcomes[0].is_done
+    table.states["b:1"]["leading"] = False
+    began = trio.current_time()
+    with pytest.raises(NoLeadingController):
+        await Controllers(["a:1", "b:1"], table.call).drop("c:1")
+    assert trio.current_time() - began == pytest.approx(ELECTION_SECONDS, abs=1)
+    del table.states["b:1"]
+    began = trio.current_time()
+    with pytest.raises(NoLeadingController):
+        await Controllers(["a:1", "b:1"], table.call).drop("c:1")
+    assert trio.current_time() == began
 
 
 async def test_the_leader_that_another_names_is_asked_next() -> None:
