@@ -41,7 +41,13 @@ def page(conditions: str, rows: Sequence[Mapping[str, Any]]) -> str:
             rate = [(row["broker"], row["rate"], f"{row['rate']:,.0f}") for row in chosen]
             parts.append(f"<h3>{escape(work)}</h3>")
             parts.append(chart("CPU µs of the broker for a message: less is better", cpu))
-            parts.append(chart("messages a second on one core", rate))
+            if latencies := [row for row in chosen if row.get("latency")]:
+                for name in latencies[0]["latency"]:
+                    bars = [(row["broker"], row["latency"][name] / 1000) for row in latencies]
+                    shown = [(broker, value, f"{value:.2f}") for broker, value in bars]
+                    parts.append(chart(f"latency of a send, {name}, ms: less is better", shown))
+            else:
+                parts.append(chart("messages a second on one core", rate))
         words = dict.fromkeys((row["broker"], row["words"]) for row in within)
         listed = "".join(f"<li>{escape(name)}: {escape(text)}</li>" for name, text in words)
         parts.append(f"<small>What an acknowledgement means:<ul>{listed}</ul></small>")

@@ -1,16 +1,20 @@
 """The loads of `benchmarks.peers`: requests built once, a window of them in flight on one connection.
 
-    python -m benchmarks.peers.wires WIRE PORT SIZE WINDOW BATCH WARM SECONDS
+    python -m benchmarks.peers.wires WIRE PORT SIZE WINDOW BATCH WARM SECONDS [RATE]
 
 Each wire sends the same bytes again and again and counts the acknowledgements, so that the load costs a
 microsecond a message whoever the broker is. Prints {"event": "measuring"} after the warm-up and one line of
-results at the end. A refusal ends it.
+results at the end. A refusal ends it. With RATE, so many messages a second are sent, each when it is due,
+whatever is answered by then, and each one's latency counts from that time on: an open load, so that a broker
+that stands still is not spared the messages that would have come. As many as 100,000 may be on their way.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import selectors
 import socket
 import struct
 import sys
@@ -25,12 +29,16 @@ from rmq.protocol.record import encode_batch
 
 TOPIC = "Peers"
 READ_BYTES = 1 << 18
+SHARES = (0.5, 0.99, 0.999)
+MOST_ON_THEIR_WAY = 100_000
 
 
 class Wire:
     """A connection to a broker: `requests` are sent in turn, each with `batch` messages."""
 
     requests: tuple[bytes, ...]
+
+    topic = TOPIC
 
     def __init__(self, port: int, size: int, batch: int) -> None:
         self.batch = max(batch, 1)
@@ -92,7 +100,7 @@ class Rmq(Wire):
                 Command.request(
                     code,
                     SendMessageRequestHeader(
-                        "peers", TOPIC, "TBW102", 4, queue, 0, now, 0, properties, 0, batch=self.is_batch
+                        "peers", self.topic, "TBW102", 4, queue, 0, now, 0, properties, 0, batch=self.is_batch
                     ),
                     body,
                 )
@@ -112,16 +120,16 @@ class Nats(Wire):
 
     def open(self) -> None:
         hello = {"verbose": False, "pedantic": False, "headers": True, "lang": "raw", "version": "1"}
-        config = json.dumps({"name": TOPIC, "subjects": [TOPIC], "storage": "file"}).encode()
+        config = json.dumps({"name": self.topic, "subjects": [self.topic], "storage": "file"}).encode()
         self.sock.sendall(
             b"CONNECT %b\r\nSUB made 1\r\nPUB $JS.API.STREAM.CREATE.%b made %d\r\n%b\r\n"
-            % (json.dumps(hello).encode(), TOPIC.encode(), len(config), config)
+            % (json.dumps(hello).encode(), self.topic.encode(), len(config), config)
         )
         told = b""
         while b"stream_create_response" not in told:
             told += self.sock.recv(READ_BYTES)
         self.sock.sendall(b"SUB acks 2\r\n")
-        self.requests = (b"PUB %b acks %d\r\n%b\r\n" % (TOPIC.encode(), len(self.body), self.body),)
+        self.requests = (b"PUB %b acks %d\r\n%b\r\n" % (self.topic.encode(), len(self.body), self.body),)
 
     def answered(self, data: bytes) -> int:
         data = self._rest + data
@@ -138,8 +146,8 @@ class Redis(Wire):
     """Redis: XADD of one field, pipelined."""
 
     def open(self) -> None:
-        parts = (b"XADD", TOPIC.encode(), b"*", b"b", self.body)
-        self.sock.sendall(b"*2\r\n$3\r\nDEL\r\n$%d\r\n%b\r\n" % (len(TOPIC), TOPIC.encode()))
+        parts = (b"XADD", self.topic.encode(), b"*", b"b", self.body)
+        self.sock.sendall(b"*2\r\n$3\r\nDEL\r\n$%d\r\n%b\r\n" % (len(self.topic), self.topic.encode()))
         assert self.sock.recv(100).startswith(b":")
         self.requests = (b"*5\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts),)
 
@@ -153,7 +161,7 @@ class Kafka(Wire):
     """Kafka: Produce version 3 with acks=1, a record batch of one message or of many."""
 
     def open(self) -> None:
-        topic = struct.pack(">h", len(TOPIC)) + TOPIC.encode()
+        topic = struct.pack(">h", len(self.topic)) + self.topic.encode()
         while True:  # it makes the topic when it is asked for it, and says that it leads it a moment later
             told = self.ask(struct.pack(">hhih", 3, 1, 1, -1) + struct.pack(">i", 1) + topic)
             at = told.find(topic)
@@ -188,24 +196,28 @@ class Kafka(Wire):
 class Rabbit(Wire):
     """RabbitMQ's stream protocol: Publish with one message or many, confirmed by their ids."""
 
-    def open(self) -> None:
-        def text(value: str) -> bytes:
-            return struct.pack(">h", len(value)) + value.encode()
+    def _text(self, value: str) -> bytes:
+        return struct.pack(">h", len(value)) + value.encode()
 
-        def command(key: int, *parts: bytes) -> bytes:
-            return self.ask(struct.pack(">HHI", key, 1, 1) + b"".join(parts))
+    def _command(self, key: int, *parts: bytes) -> bytes:
+        return self.ask(struct.pack(">HHI", key, 1, 1) + b"".join(parts))
 
-        command(0x11, struct.pack(">i", 0))
-        command(0x12)
+    def log_in(self) -> None:
+        """Open the connection."""
+        self._command(0x11, struct.pack(">i", 0))
+        self._command(0x12)
         login = b"\0guest\0guest"
-        told = command(0x13, text("PLAIN"), struct.pack(">i", len(login)), login)
+        told = self._command(0x13, self._text("PLAIN"), struct.pack(">i", len(login)), login)
         if told[8:10] != b"\0\1":
             raise ValueError(f"refused: {told!r}")
         tune = self.next_frame()
         self.sock.sendall(struct.pack(">I", len(tune)) + tune)
-        command(0x15, text("/"))
-        command(0x0D, text(TOPIC), struct.pack(">i", 0))
-        told = command(0x01, b"\1", text(""), text(TOPIC))
+        self._command(0x15, self._text("/"))
+
+    def open(self) -> None:
+        self.log_in()
+        self._command(0x0D, self._text(self.topic), struct.pack(">i", 0))
+        told = self._command(0x01, b"\1", self._text(""), self._text(self.topic))
         if told[8:10] != b"\0\1":
             raise ValueError(f"refused: {told!r}")
         messages = b"".join(
@@ -286,9 +298,86 @@ def run(wire: Wire, window: int, warm: float, seconds: float) -> tuple[int, floa
             print(json.dumps({"event": "measuring"}), flush=True)
 
 
+class Histogram:
+    """Latencies in µs, counted as HdrHistogram does: buckets of the same relative width, of under 1 %."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self.count, self.most = 0, 0.0
+
+    def add(self, value: float, count: int = 1) -> None:
+        """Count a value so many times."""
+        whole = int(value)
+        shift = max(whole.bit_length() - 8, 0)
+        bucket = whole >> shift << shift
+        self._counts[bucket] = self._counts.get(bucket, 0) + count
+        self.count += count
+        self.most = max(self.most, value)
+
+    def at(self, share: float) -> float:
+        """The value that this share of all values does not pass, 0..1."""
+        left = share * self.count
+        for bucket in sorted(self._counts):
+            left -= self._counts[bucket]
+            if left <= 0:
+                return float(bucket)
+        return self.most
+
+
+def run_paced(wire: Wire, rate: float, warm: float, seconds: float) -> tuple[Histogram, float]:
+    """Send at a rate; the latencies from when a message was due to its answer, and the seconds measured."""
+    sock, requests, batch = wire.sock, wire.requests, wire.batch
+    sock.setblocking(False)
+    histogram, sent, answered, turn = Histogram(), 0, 0, 0
+    unsent = memoryview(b"")
+    start = time.perf_counter()
+    begin = start + warm
+    is_measuring = False
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(sock, selectors.EVENT_READ)
+        while True:
+            now = time.perf_counter()
+            if not is_measuring and now >= begin:
+                is_measuring = True
+                print(json.dumps({"event": "measuring"}), flush=True)
+            is_over = now >= begin + seconds
+            if is_over and (answered >= sent or now > begin + 2 * seconds):
+                return histogram, seconds
+            if not is_over and not unsent and sent - answered < MOST_ON_THEIR_WAY:
+                due = int((now - start) * rate / batch) - sent
+                if due > 0:
+                    due = min(due, 512)
+                    unsent = memoryview(
+                        b"".join(requests[(turn + number) % len(requests)] for number in range(due))
+                    )
+                    turn, sent = (turn + due) % len(requests), sent + due
+            if unsent:
+                with contextlib.suppress(BlockingIOError):
+                    unsent = unsent[sock.send(unsent) :]
+            next_due = start + (sent + 1) * batch / rate
+            pause = 0.001 if unsent else max(0.0, min(next_due - time.perf_counter(), 0.05))
+            if not waiting.select(pause if pause > 0.0002 else 0):
+                continue
+            data = sock.recv(READ_BYTES)
+            if not data:
+                raise ValueError("the broker hung up")
+            got = wire.answered(data) // batch
+            now = time.perf_counter()
+            for number in range(answered, answered + got):
+                due_at = start + (number + 1) * batch / rate
+                if due_at >= begin:
+                    histogram.add(max(now - due_at, 0.0) * 1e6, batch)
+            answered += got
+
+
 if __name__ == "__main__":
     name, *numbers = sys.argv[1:]
-    port, size, window, batch, warm, seconds = map(float, numbers)
+    port, size, window, batch, warm, seconds, *paced = map(float, numbers)
     wire = WIRES[name](int(port), int(size), int(batch))
+    if paced:
+        found, took = run_paced(wire, paced[0], warm, seconds)
+        latencies = {f"p{share * 100:g}": found.at(share) for share in SHARES} | {"max": found.most}
+        print(json.dumps({"messages": found.count, "rate": found.count / took} | latencies), flush=True)
+        sys.exit()
     count, took = run(wire, int(window), warm, seconds)
     print(json.dumps({"messages": count, "rate": count / took}), flush=True)

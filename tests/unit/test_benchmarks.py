@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.peers.page import chart, page
-from benchmarks.peers.wires import crc32c, varint
+from benchmarks.peers.wires import SHARES, Histogram, crc32c, varint
 
 
 def test_the_checksum_of_kafkas_batches_is_castagnolis() -> None:
@@ -31,3 +31,24 @@ def test_the_page_has_a_bar_for_each_broker() -> None:
 
 def test_a_chart_of_zeros_has_bars_without_length() -> None:
     assert 'width="0.0"' in chart("none", [("rmq", 0.0, "0")])
+
+
+def test_latencies_are_counted_in_buckets_of_under_one_percent() -> None:
+    histogram = Histogram()
+    for value in range(1, 100_001):
+        histogram.add(value + 0.5)
+    for share in SHARES:
+        assert histogram.at(share) == pytest.approx(share * 100_000, rel=0.01)
+    assert (histogram.count, histogram.most) == (100_000, 100_000.5)
+    histogram.add(5e6, 1_000_000)
+    assert histogram.at(0.5) == pytest.approx(5e6, rel=0.01)
+    assert Histogram().at(0.5) == 0
+
+
+def test_the_page_shows_latencies_in_the_place_of_rates() -> None:
+    row = {"durability": "d", "work": "sends at 50%", "broker": "rmq", "words": "w", "cpu_us": 1.0}
+    row |= {"rate": 5_000.0, "latency": {"p50": 99.0, "max": 12_345.0}}
+    shown = page("c", [row])
+    assert "latency of a send, p50, ms" in shown
+    assert ">12.35<" in shown
+    assert "messages a second" not in shown
