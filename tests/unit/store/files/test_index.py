@@ -293,7 +293,7 @@ def test_hashes_of_ever_new_keys_take_little_memory() -> None:
 
 
 def test_commit_helps_when_the_backlog_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmq.store.store.COUNT_BACKLOG", 40)
+    monkeypatch.setattr("rmq.store.writer.COUNT_BACKLOG", 40)
     store = open_store()
     for number in range(200):
         send(store, record("x", unique=f"K{number}"))
