@@ -189,7 +189,6 @@ MANY_SIBLINGS: Final = {
     "rmq/client/app.py": "handlers on consumers of both kinds",
     "rmq/client/client.py": ROOTS,
     "rmq/client/consume/assignments.py": "takes, pulls and gives up queues",
-    "rmq/client/consume/delivery.py": "not divided yet: deliveries in flight, their failures, rates",
     "rmq/client/consume/group_member.py": ROOTS,
     "rmq/controller/service.py": ROOTS,
     "rmq/dashboard/app.py": ROOTS,

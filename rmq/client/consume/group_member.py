@@ -19,7 +19,8 @@ from typing import Any
 import anyio
 
 from rmq.client.consume.assignments import Assignments
-from rmq.client.consume.delivery import ConsumeMetrics, Deliveries
+from rmq.client.consume.deliveries.consume_metrics import ConsumeMetrics
+from rmq.client.consume.deliveries.outcomes import Deliveries
 from rmq.client.consume.dispatch import Dispatch, MessageDispatch, QueueDispatch
 from rmq.client.consume.message_view import PulledMessage
 from rmq.client.consume.process_queue import ProcessQueue

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from rmq.broker.produce.send import Send
-from rmq.client.consume.delivery import Deliveries
+from rmq.client.consume.deliveries.outcomes import Deliveries
 from rmq.client.consume.message_view import PulledMessage
 from rmq.client.consume.process_queue import ProcessQueue
 from rmq.protocol.command import Command

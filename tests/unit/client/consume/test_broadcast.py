@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from rmq.client.consume.delivery import ConsumeTimeouts, InFlight
+from rmq.client.consume.deliveries.timeouts import ConsumeTimeouts, InFlight
 from rmq.client.consume.offsets.files import LocalOffsets, offsets_path
 from rmq.message import MessageQueue, StoredMessage
 from rmq.testing.cluster import Cluster

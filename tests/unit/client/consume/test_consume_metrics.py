@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq.client.consume.delivery import ConsumeMetrics
+from rmq.client.consume.deliveries.consume_metrics import ConsumeMetrics
 from rmq.protocol.bodies import ConsumeStatus
 
 

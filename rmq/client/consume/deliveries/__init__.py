@@ -1,0 +1,1 @@
+"""Messages in the hands of handlers: their outcomes, time-outs and rates."""
