@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rmq.client.codec import PydanticCodec as PydanticCodec
     from rmq.client.config import ClientConfig as ClientConfig
     from rmq.client.consume.consumer import Consumer as Consumer
-    from rmq.client.consume.delivery import Delivery as Delivery
+    from rmq.client.consume.deliveries.delivery import Delivery as Delivery
     from rmq.client.consume.retry import Backoff as Backoff
     from rmq.client.consume.retry import Retry as Retry
     from rmq.client.consume.subscription import Sql as Sql
@@ -101,7 +101,7 @@ _MODULES = {
     "rmq.client.config": "ClientConfig",
     "rmq.client.duplicates": "Inbox MemoryWindow SkipDuplicates TableWindow",
     "rmq.client.consume.consumer": "Consumer",
-    "rmq.client.consume.delivery": "Delivery",
+    "rmq.client.consume.deliveries.delivery": "Delivery",
     "rmq.client.reading.dead_letters": "DeadLetter Letters Redriven",
     "rmq.client.reading.discarded": "DiscardedHalf",
     "rmq.client.session.events": "Assigned Connected Disconnected Stalled",

@@ -325,7 +325,7 @@ VALUES: Final = {
         "alone batch broker check counted course group guest held in_flight info known lane link made moved"
         " one place pull queue replica round row senders shares topic"
     ),
-    "the state of a run of the same module": "done evidence report run taking window",
+    "the state of a run of the same module": "done report run taking window",
     "a value of the compiled engine": "lanes",
     "a file in memory": "checkpoint",
 }
@@ -335,21 +335,8 @@ ASSIGNED: Final = {
     "a field that applications assign": ("transaction.decision",),
     "a limit that a setting changes": ("self._shares.most", "self.shares.most"),
     "not mended yet": (
-        "self._decoder.head",
-        "self._files.bases",
-        "self._log.abort",
-        "self._log.flushed_timestamp",
         "self._log.timestamp",
-        "self._requests.on_change",
         "self._stream.has_proved",
-        "self._timer.deadline",
-        "self._windows.waiting",
-        "self.acknowledgement.pending.run",
-        "self.elections.agreed_s",
-        "self.elections.evidence.is_doubtful",
-        "self.window.on_room",
-        "session.is_replying",
-        "poller.endpoint",
     ),
     "an object of the standard library or of trio": (
         "context.check_hostname",
@@ -358,6 +345,7 @@ ASSIGNED: Final = {
         "failure.__cause__",
         "handler.stream",
         "scope.deadline",
+        "self._timer.deadline",
     ),
 }
 """Other attributes that are assigned from outside, and why."""

@@ -271,7 +271,7 @@ class CompiledBroker(Broker):
         for topic, count, size in counts:
             self.append.count(topic, count, size)
         for run, connection in put:
-            self.acknowledgement.pending.run = run
+            self.acknowledgement.pending.begin_run(run)
             self.group_commit.not_written(error, connection)
 
     def _open_lanes(self) -> None:

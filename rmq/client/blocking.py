@@ -28,7 +28,7 @@ from anyio.from_thread import BlockingPortal
 from rmq.client import admin as async_admin
 from rmq.client import client as async_client
 from rmq.client.consume import consumer as async_consumer
-from rmq.client.consume import delivery as async_delivery
+from rmq.client.consume.deliveries import delivery as async_delivery
 from rmq.client.consume.isolation import Snapshot
 from rmq.client.produce import producer as async_producer
 from rmq.client.produce import transactional as async_transactional

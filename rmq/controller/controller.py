@@ -143,7 +143,7 @@ class Controller:
         """Answer the requests whose entries were applied, and hold the elections that are due."""
         for done in self.raft.take_applied():
             self._applied(done.index, done.term, done.result)
-        self.elections.agreed_s = self.sets.lease_ms / 1000
+        self.elections.agree(self.sets.lease_ms / 1000)
         if not self.raft.is_leading(now):
             # Even if it leads again in the same term: it heard no heartbeats meanwhile.
             self._led = 0
@@ -156,10 +156,10 @@ class Controller:
             if is_new_term:
                 self._electing, self._leasing = {}, 0
             self.elections.begin(now, is_new_term=is_new_term, inherited=self.sets.sets)
-            self.elections.evidence.is_doubtful = self.raft.is_doubtful
+            self.elections.evidence.doubt(self.raft.is_doubtful)
         evidence = self.elections.evidence
         if evidence.is_doubtful and not evidence.has_inherited:
-            evidence.is_doubtful = False
+            evidence.doubt(False)
             self.raft.trust()
         for elect in self.elections.due(self.sets.sets, now):
             if not self._is_proposed(elect.name):

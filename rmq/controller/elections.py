@@ -50,6 +50,10 @@ class Elections:
         """How long the leases are that are granted now."""
         return min(self.setting_s, self.agreed_s)
 
+    def agree(self, lease_s: float) -> None:
+        """Take the length of leases that the log holds now."""
+        self.agreed_s = lease_s
+
     @property
     def _earlier_over(self) -> float:
         """When all leases are over that earlier leaders granted."""

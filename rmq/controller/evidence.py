@@ -63,6 +63,10 @@ class Evidence:
         self._stranded: dict[str, float] = {}  # sets of which no replica in sync lives: when to say so next
         self._saved_at = 0.0
 
+    def doubt(self, is_doubtful: bool) -> None:
+        """Take whether the table itself is in doubt."""
+        self.is_doubtful = is_doubtful
+
     def begin(self, now: float, *, is_new_term: bool, inherited: Mapping[str, BrokerSet]) -> None:
         """Lead from now on, by a table that has the sets `inherited`."""
         self._heard, self._knows, self._ahead, self._lost = {}, {}, {}, {}

@@ -116,9 +116,13 @@ class ControllerRequests:
     ) -> None:
         self.clock = clock
         self.certificate = certificate or ServerCertificate()
-        self.on_change = on_change
+        self._on_change = on_change
         self.controller: Controller | None = None
         self.failure: Exception | None = None
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Call `on_change` from now on, in place of the callback before."""
+        self._on_change = on_change
 
     def start(self, controller: Controller) -> None:
         """Answer requests by `controller` from now on."""
@@ -196,7 +200,7 @@ class ControllerRequests:
             self.stop()
             raise
         finally:
-            self.on_change()
+            self._on_change()
 
     def status(self) -> dict[str, Any]:
         """State of this controller. Only with `leading` true is the state sure to be complete."""

@@ -116,7 +116,7 @@ class Member:
         journal is opened again.
         """
         lock = self._disk.lock(f"{self._folder}/lock")
-        self._requests.on_change = self._changed.set
+        self._requests.watch(self._changed.set)
         try:
             async with anyio.create_task_group() as nursery:
                 journal = self._start()

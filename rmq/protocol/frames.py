@@ -316,6 +316,11 @@ class Decoder:
             if head_size(rest) <= len(rest):
                 self._show(rest)
 
+    def take_head(self) -> Command | None:
+        """The header of the unfinished frame, once; None: it is not known, or was taken."""
+        head, self.head = self.head, None
+        return head
+
     def skip(self) -> None:
         """Drop the unfinished frame, also what of it is still to come."""
         self._unread = max(0, frame_size(b"".join(self._pieces), 0) - self.buffered)

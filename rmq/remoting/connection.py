@@ -340,7 +340,7 @@ class Connection(SendingSide):
             log.debug("%s: request %d is refused: %s", self.peer_address, response.opaque, response.remark)
             self.reply(response)
         self._decoder.refused.clear()
-        head, self._decoder.head = self._decoder.head, None
+        head = self._decoder.take_head()
         if head is None or (head.flag & FLAG_RESPONSE and head.opaque in self._pending):
             return
         refusal = self._endpoint.on_head(head, self._decoder.head_body, self)

@@ -46,7 +46,7 @@ class Poller:
         """Whether a round is not over yet while tasks have their turn."""
         self.alone = -1
         """The descriptor from which all chunks came for a while; -1: they come from several."""
-        self.endpoint: Endpoint | None = None
+        self._endpoint: Endpoint | None = None
         """Is told where a round of several chunks begins and ends."""
         self._clock = clock
         self._watched: dict[int, tuple[Callable[[], bool], Waiter]] = {}
@@ -55,6 +55,10 @@ class Poller:
         self._in_a_row = 0
         self._due: list[Callable[[], None]] = []
         self._sender: Waiter | None = None
+
+    def attach(self, endpoint: Endpoint) -> None:
+        """Tell `endpoint` when a round of several connections begins and ends."""
+        self._endpoint = endpoint
 
     @property
     def is_running(self) -> bool:
@@ -112,7 +116,7 @@ class Poller:
             await trio.lowlevel.wait_readable(ready.fileno())
             began = turn_began = clock()
             found = ready.poll(0)
-            endpoint = self.endpoint if len(found) > 1 else None
+            endpoint = self._endpoint if len(found) > 1 else None
             if endpoint is not None:
                 endpoint.begin_round()
             for descriptor, _ in found:

@@ -110,10 +110,9 @@ class ReplicaStore(StoreWriter):
             # damage to what was synced.
             with self._sync_lock:
                 self._checkpoint.lower(last_ms, physical_offset)
-        self._log.truncate(physical_offset)
+        self._log.truncate(physical_offset, last_ms)
         self._raw_position = self._raw_whole = physical_offset
         self._index.truncate(physical_offset)
-        self._log.timestamp = self._log.flushed_timestamp = last_ms
         if self._checkpoint is not None:
             self._vouch_for_less(self._checkpoint)
         if self.config.message_index_enable:

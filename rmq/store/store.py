@@ -189,7 +189,7 @@ class Store(StoreSync, ReplicaStore):
         self._load_index(checkpoint, clean=clean, rebuild=rebuild)
         self._clock_watch.begin(self._log.timestamp, self._now_ms())
         abort.opened(self._log.flushed)
-        self._log.abort = abort
+        self._log.report_to(abort)
         log.info("store %s opened: %s", self._root, recovery)
         return recovery
 

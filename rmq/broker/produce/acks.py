@@ -154,6 +154,10 @@ class AckBatch:
     def __len__(self) -> int:
         return len(self.waiting) + len(self.ack_on_write) + len(self.send_backs)
 
+    def begin_run(self, run: SendRun) -> None:
+        """Take a run, which is the whole batch."""
+        self.run = run
+
     def refuse(self, connection: Connection, code: int, remark: str) -> None:
         """Refuse all requests: nothing is stored."""
         for request, _, _ in self.waiting + self.ack_on_write:

@@ -12,8 +12,8 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
+from rmq.client.consume.deliveries.delivery import Delivery
 from rmq.client.consume.deliveries.timeouts import InFlight
-from rmq.client.consume.delivery import Delivery
 from rmq.client.consume.dispatch import MessageDispatch
 from rmq.client.consume.group_member import GroupMember
 from rmq.client.consume.isolation import Isolated

@@ -35,13 +35,13 @@ class ProcessQueue:
         "_max_messages",
         "_max_span",
         "_mean_size",
+        "_on_room",
         "_pending",
         "bytes",
         "committed",
         "furthest_before",
         "is_dropped",
         "next_offset",
-        "on_room",
         "pulled_at_ms",
         "queue",
         "topic_created_ms",
@@ -54,8 +54,7 @@ class ProcessQueue:
         self.bytes = 0
         self._max_messages = self._max_bytes = self._max_span = self._asked_bytes = UNLIMITED
         self._mean_size = FIRST_SIZE  # of what the last pull brought
-        self.on_room: Callable[[], None] | None = None
-        """Called, once, as soon as it is not full any more."""
+        self._on_room: Callable[[], None] | None = None
         self.is_dropped = False
         """No longer ours, or read anew from elsewhere: nothing of it is delivered or committed any more."""
         self.committed = -1
@@ -106,14 +105,18 @@ class ProcessQueue:
         large as earlier messages."""
         return max(1, min(most, max(self._max_bytes - self.bytes, self._asked_bytes) // self._mean_size))
 
+    def when_room(self, on_room: Callable[[], None]) -> None:
+        """Call `on_room` once, as soon as the queue has room."""
+        self._on_room = on_room
+
     def finish(self, queue_offset: int) -> bool:
         """Mark a message as finished. False when it is not in the queue: it was finished before."""
         size = self._pending.pop(queue_offset, None)
         if size is None:
             return False  # by its handler after it was sent back for taking too long, say
         self.bytes -= size
-        if self.on_room is not None and not self.is_full:
-            on_room, self.on_room = self.on_room, None
+        if self._on_room is not None and not self.is_full:
+            on_room, self._on_room = self._on_room, None
             on_room()
         return True
 

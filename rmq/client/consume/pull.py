@@ -258,7 +258,7 @@ class Puller:
             while not self.window.is_dropped:
                 while self.window.is_full:
                     self.unanswered_since = None
-                    self.window.on_room = self._room.set
+                    self.window.when_room(self._room.set)
                     await self._room.wait()
                 try:
                     await self._pull()

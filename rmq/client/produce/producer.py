@@ -368,7 +368,7 @@ class Producer(AsyncResource):
         """
         session = self._session
         check_type("message", message, StoredMessage, "the message that is replied to, as it was delivered")
-        session.is_replying = True
+        session.begin_replying()
         outgoing, queue = reply_to(message, body, session.unique_ids.next(), session.config)
         until = asker_waits_until(message)
         if until is not None and until <= session.now_ms():

@@ -228,6 +228,10 @@ class Session:
         self._heartbeat_lock = anyio.Lock()
         self._joining: _Joining | None = None  # the heartbeat that those wait for who have just come
 
+    def begin_replying(self) -> None:
+        """A producer replies to a request."""
+        self.is_replying = True
+
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Only a bug ends it with an error."""
         async with anyio.create_task_group() as tasks:

@@ -59,7 +59,7 @@ class Window:
             return True
         place = _Place(self._new_waiter(), brokers)
         self._line[place] = None
-        self._windows.waiting += 1
+        self._windows.begin_waiting()
         try:
             with anyio.move_on_after(seconds):
                 await place.waiter.wait()
@@ -68,7 +68,7 @@ class Window:
                 self.leave()
             raise
         finally:
-            self._windows.waiting -= 1
+            self._windows.end_waiting()
             is_late = self._line.pop(place, place) is None
         if is_late:
             raise WindowFull(self.broker, self.size, seconds)
@@ -110,6 +110,14 @@ class Windows:
         self.waiting = 0
         """How many stand in any line, or have just been called."""
         self._windows: dict[str, Window] = {}
+
+    def begin_waiting(self) -> None:
+        """A send stands in a line."""
+        self.waiting += 1
+
+    def end_waiting(self) -> None:
+        """A send has left its line."""
+        self.waiting -= 1
 
     def of(self, broker: str) -> Window:
         """The window of a broker."""

@@ -95,7 +95,7 @@ async def serve_listeners(
     limits = limits or Limits()
     acceptor = acceptor or Acceptor.of(limits)
     poller = poller or Poller()
-    poller.endpoint = endpoint
+    poller.attach(endpoint)
     try:
         server = Server(endpoint, limits, tls, access, budget, poller, doors)
         async with anyio.create_task_group() as nursery:

@@ -42,7 +42,7 @@ class CommitLog:
         self.failure = ""  # why no more records are taken
         self.unwritten = ""  # why the last commit failed
         self._flush_lock = disk.guard()
-        self.abort: AbortFile | None = None  # is told up to where all is synced
+        self._abort: AbortFile | None = None  # is told up to where all is synced
 
     @property
     def has_pending(self) -> bool:
@@ -62,13 +62,17 @@ class CommitLog:
             self.timestamp = self.flushed_timestamp = timestamp
             self._restart()
 
+    def report_to(self, abort: AbortFile) -> None:
+        """Write into `abort` up to where the log is synced, from now on."""
+        self._abort = abort
+
     def _note_cut(self, end: int) -> None:
-        if self.abort is not None:
-            self.abort.lower(end)
+        if self._abort is not None:
+            self._abort.lower(end)
 
     def _note_synced(self) -> None:
-        if self.abort is not None:
-            self.abort.note(self.flushed)
+        if self._abort is not None:
+            self._abort.note(self.flushed)
 
     def _restart(self) -> None:
         self.position = self.end
@@ -314,8 +318,9 @@ class CommitLog:
         if at != next_record:
             self.segments.write(at, blank(next_record - at))
 
-    def truncate(self, end: int) -> None:
-        """Cut the log; all from `end` on is gone and never found again."""
+    def truncate(self, end: int, last_ms: int = 0) -> None:
+        """Cut the log; all from `end` on is gone and never found again. `last_ms` is the store time of the
+        last record before `end`."""
         assert self.segments.start <= end, "a cut before the first byte would leave a log without a beginning"
         with self._flush_lock:
             # The file `abort` says less before the bytes go. After a crash in between, what comes in their
@@ -327,6 +332,7 @@ class CommitLog:
             segment = self.segments.at(end)
             if segment is not None:
                 segment.sync()
+            self.timestamp = self.flushed_timestamp = last_ms
             self._restart()
 
     def close(self) -> None:

@@ -151,7 +151,7 @@ class ConsumeQueue:
             good.append(base)
         for base in self._files.bases[len(good) :]:
             self._disk.remove(self._files.path(base))
-        self._files.bases = good
+        self._files.keep(good)
 
     def _set_end(self, end: int) -> None:
         self.end = self.next = self._tail_start = end

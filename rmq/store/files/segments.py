@@ -95,6 +95,10 @@ class Segments:
             if found != self.file_size and not (found == 0 and base == self.bases[-1]):
                 raise wrong_size(self.path(base), found, self.file_size)
 
+    def keep(self, bases: list[int]) -> None:
+        """Forget the files that are not among `bases`, which were removed."""
+        self.bases = bases
+
     def path(self, address: int) -> str:
         """The path of the file that holds, or would hold, `address`."""
         return os.path.join(self.folder, f"{address - address % self.file_size:020d}")

@@ -149,7 +149,8 @@ async def test_the_endpoint_is_told_of_rounds_of_several_and_each_ends_before_ta
 ) -> None:
     ticks = itertools.count(0.0, 2 * SLICE_SECONDS if is_long else 0.0)
     async with polling(ticks) as (poller, pairs), trio.open_nursery() as nursery:
-        poller.endpoint = endpoint = Rounds()
+        endpoint = Rounds()
+        poller.attach(endpoint)
         for pair in pairs:
             pair.wants_more = False
             nursery.start_soon(poller.attend, pair.near.fileno(), partial(endpoint.read, pair))

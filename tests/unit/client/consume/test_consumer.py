@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 import rmq
 from rmq.client.consume.consumer import Consumer
-from rmq.client.consume.delivery import Delivery
+from rmq.client.consume.deliveries.delivery import Delivery
 from rmq.errors import ConfigError, SubscriptionParseFailed
 from rmq.message import MessageQueue, StoredMessage
 from rmq.protocol.codes import RequestCode, ResponseCode

@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from rmq.client.consume.delivery import Delivery
+from rmq.client.consume.deliveries.delivery import Delivery
 from rmq.errors import LocalProtocolError
 from rmq.message import MessageQueue, StoredMessage
 from rmq.protocol.bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo, ResetOffsetBody

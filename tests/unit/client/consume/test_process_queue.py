@@ -105,7 +105,7 @@ def test_room_is_told_of_once_and_not_before_it_is_there() -> None:
     window.set_limits(2, UNLIMITED, UNLIMITED)
     window.add([0, 1, 2], [1, 1, 1], 3)
     told: list[int] = []
-    window.on_room = lambda: told.append(len(window))
+    window.when_room(lambda: told.append(len(window)))
     window.finish(0)
     assert told == []
     window.finish(2)

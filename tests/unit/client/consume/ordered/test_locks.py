@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from rmq.client.client import Client
-from rmq.client.consume.delivery import Delivery
+from rmq.client.consume.deliveries.delivery import Delivery
 from rmq.message import MessageQueue
 from rmq.protocol.bodies import UnlockBatchRequestBody
 from rmq.protocol.codes import RequestCode
