@@ -8,7 +8,9 @@ silent for two minutes is removed; a member whose connection ends is removed at 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from operator import length_hint
 from typing import TYPE_CHECKING, Any, Final
 
 from rmq.broker.filtering.subscription import is_tag_type
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 
 SILENT_MS: Final = 120_000
 SCAN_MS: Final = 10_000
+LOOKS: Final = 2_000
+"""Connections that one call of `expire` looks at: some 5 ms of work."""
 GROUPS_OF_A_CONNECTION: Final = 4_096
 SUBSCRIPTIONS_OF_A_HEARTBEAT: Final = 4_096
 GROUP_NAME: Final = b'"groupName"'
@@ -80,6 +84,8 @@ class Clients:
         self._clock = clock
         self.silent_ms = SILENT_MS
         self._is_silent = False
+        self._looks: Iterator[MemberConnection] = iter(())  # connections that `expire` has still to look at
+        self._longest = 0  # when the member that has been silent for longest was heard
         self._groups = groups
         self._topics = topics
         self._filters = filters
@@ -183,7 +189,7 @@ class Clients:
                 version,
                 connection,
                 now,
-                self._since(consumer.group_name, data.client_id, connection, now),
+                _since(self._consumers.get(consumer.group_name), data.client_id, connection, now),
                 stamp_ms,
                 terms_of(consumer),
             )
@@ -294,10 +300,6 @@ class Clients:
         """The holders under which the connection's memberships count: its holders at its first membership."""
         return self._holders.get(connection) or self._settings.holders_of(connection)
 
-    def _since(self, group: str, client_id: str, connection: MemberConnection, now: int) -> int:
-        known = self._consumers[group].members.get(connection) if group in self._consumers else None
-        return known.since_ms if known is not None and known.client_id == client_id else now
-
     def _admit(self, data: HeartbeatData, members: list[Member]) -> None:
         """Refuse the client as a whole if it does not fit the members of any of its groups."""
         for consumer, member in zip(data.consumer_data_set, members, strict=True):
@@ -388,13 +390,13 @@ class Clients:
             log.info("%s of %s group %s is disconnected", connection.peer_address, kind, group)
 
     def expire(self, now: int) -> int:
-        """Drop members that were silent for `silent_ms`, and close connections with no other member left.
-
-        `now` is in ms of `clock`; returns when to come again: when the next can be silent, but not at once.
-        """
-        self.known_subscriptions.expire(now)
-        longest = now
-        for connection, memberships in list(self._of_connection.items()):
+        """Drop members silent for `silent_ms`, and close connections with no other member left. A call looks
+        at `LOOKS` connections; returns when to come again, at once for the next ones; in ms of `clock`."""
+        if not length_hint(self._looks):
+            self.known_subscriptions.expire(now)
+            self._looks, self._longest = iter(list(self._of_connection)), now
+        for connection in islice(self._looks, LOOKS):
+            memberships = self._of_connection.get(connection, ())  # none: it has left meanwhile
             heard = {one: self._members(*one)[connection].heard_ms for one in memberships}
             silent = [one for one, heard_ms in heard.items() if now - heard_ms > self.silent_ms]
             for kind, group in sorted(silent):
@@ -402,8 +404,10 @@ class Clients:
                 self._leave(connection, kind, group)
             if silent and connection not in self._of_connection:
                 connection.close("no heartbeat")
-            longest = min(longest, *(heard_ms for one, heard_ms in heard.items() if one not in silent), now)
-        return max(now + SCAN_MS, longest + self.silent_ms + 1)
+            self._longest = min(self._longest, *(ms for one, ms in heard.items() if one not in silent), now)
+        if length_hint(self._looks):
+            return now
+        return max(now + SCAN_MS, self._longest + self.silent_ms + 1)
 
     def _ms(self) -> int:
         return round(self._clock() * 1000)
@@ -512,6 +516,12 @@ class Clients:
 
     def _on_all_producers(self, request: Command, connection: Any, now: int) -> Command:
         return request.reply(body=_producer_table(self._producers).to_json())
+
+
+def _since(group: ConsumerGroup | None, client_id: str, connection: MemberConnection, now: int) -> int:
+    """When a client joined a group: now, if it was not a member."""
+    known = None if group is None else group.members.get(connection)
+    return known.since_ms if known is not None and known.client_id == client_id else now
 
 
 def _say_joined(changed: dict[str, Member]) -> None:

@@ -272,6 +272,22 @@ def test_silent_members_are_dropped_and_their_connections_closed() -> None:
     assert told(lively) == ["g"]
 
 
+def test_many_silent_members_are_dropped_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOKS", 2)
+    rig, lines = Rig(), [Wire(f"h:{number}") for number in range(5)]
+    for line in lines:
+        beat(rig, line, line.peer_address, consumer("g", T="*"))
+    late = CLOCK_MS + SILENT_MS + 1
+    beat(rig, lines[3], "h:3", consumer("g", T="*"), now=START + SILENT_MS)
+    assert rig.clients.expire(late) == late
+    assert [line.is_closed for line in lines] == [True, True, False, False, False]
+    rig.clients.on_close(lines[2])  # it leaves before it is looked at
+    assert rig.clients.expire(late) == late
+    assert rig.clients.expire(late) > late
+    assert [line.is_closed for line in lines] == [True, True, False, False, True]
+    assert rig.clients.consumer_ids("g") == ["h:3"]
+
+
 def test_setting_the_wall_clock_makes_nobody_silent() -> None:
     rig, wire = Rig(), Wire()
     body = HeartbeatData("c1", [ProducerData("p")], [consumer("g", T="*")]).to_json()
