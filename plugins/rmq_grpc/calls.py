@@ -22,6 +22,7 @@ import h2.exceptions
 import h2.settings
 
 from rmq.errors import RemoteProtocolError
+from rmq_grpc.headers import HEAD, HeaderDecoder, HeaderEncoder, checked
 
 if TYPE_CHECKING:
     from rmq.plugin import DoorStream
@@ -56,7 +57,6 @@ STRIKES_MAX: Final = 2_000
 STRIKES_SECONDS: Final = 10.0
 """Frames that only cost work (resets count as 10, pings and settings as 5), in so many seconds. Frames that
 grant room count where they are more than two for a frame of data."""
-_HEAD: Final = ((":status", "200"), ("content-type", "application/grpc"))
 _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
@@ -153,7 +153,9 @@ class Calls:
         self._is_stopping = False
         config = h2.config.H2Configuration(
             client_side=False,
-            header_encoding="utf-8",
+            header_encoding=None,  # `headers.checked` decodes and checks those of requests
+            validate_inbound_headers=False,
+            normalize_inbound_headers=False,
             validate_outbound_headers=False,
             normalize_outbound_headers=False,
         )
@@ -168,7 +170,8 @@ class Calls:
                 codes.MAX_FRAME_SIZE: 16_384,
             },
         )
-        connection.decoder.max_header_list_size = HEADER_BYTES
+        connection.decoder = HeaderDecoder(HEADER_BYTES)
+        connection.encoder = HeaderEncoder()
         connection.initiate_connection()
         connection.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65_535)
         self._flush()
@@ -179,11 +182,16 @@ class Calls:
         """Take bytes of the peer. Raises RemoteProtocolError when they are not HTTP/2, or cost too much."""
         try:
             events = self._h2.receive_data(data)
-        except (h2.exceptions.ProtocolError, UnicodeError) as error:
+        except h2.exceptions.ProtocolError as error:
             self._flush()  # it says why
             raise RemoteProtocolError(f"HTTP/2: {error or type(error).__name__}") from None
-        for event in events:
-            self._take(event)
+        try:
+            for event in events:
+                self._take(event)
+        except RemoteProtocolError:
+            self._h2.close_connection(h2.errors.ErrorCodes.PROTOCOL_ERROR)
+            self._flush()
+            raise
         self._hold()
         self._flush()
         if self._strikes > STRIKES_MAX:
@@ -231,7 +239,7 @@ class Calls:
     # ---- requests ----
 
     def _on_request(self, event: Any) -> None:
-        headers = dict(event.headers)
+        headers = checked(event.headers)
         call = Call(self, event.stream_id, headers.get(":path", ""), headers, self._clock())
         self._open[event.stream_id] = call
         self._incomplete += 1
@@ -351,7 +359,7 @@ class Calls:
         if call.stream_id not in self._open:
             return
         if call._trailers is None:  # no message was sent: headers and trailers are one frame
-            self._try(self._h2.send_headers, call.stream_id, [*_HEAD, *trailers], end_stream=True)
+            self._try(self._h2.send_headers, call.stream_id, [*HEAD, *trailers], end_stream=True)
             self._forget(call)
         else:
             call._trailers = trailers
@@ -361,7 +369,7 @@ class Calls:
     def _begin(self, call: Call) -> None:
         if call._trailers is None:
             call._trailers = []
-            self._try(self._h2.send_headers, call.stream_id, list(_HEAD))
+            self._try(self._h2.send_headers, call.stream_id, list(HEAD))
 
     def _try(self, send: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Send on a stream that the peer may have reset meanwhile."""
