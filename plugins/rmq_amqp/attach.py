@@ -8,7 +8,7 @@ from rmq_amqp import engine
 from rmq_amqp.addresses import QUEUE, TOPIC, destination
 from rmq_amqp.browsers import Browser
 from rmq_amqp.choosing import Choice
-from rmq_amqp.conditions import INVALID_FIELD, NOT_ALLOWED, NOT_FOUND, NOT_IMPLEMENTED, Refused
+from rmq_amqp.conditions import INVALID_FIELD, NOT_ALLOWED, NOT_FOUND, Refused
 from rmq_amqp.consumers import Consumer
 from rmq_amqp.links import Link
 from rmq_amqp.producers import Producer
@@ -84,20 +84,19 @@ def _consumer(connection: Connection, link: Any) -> Link:
 
 def _temporary_consumer(connection: Connection, link: Any) -> Link:
     source = link.remote_source
-    if not _choice(connection, source).is_all:
-        raise Refused(NOT_IMPLEMENTED, "a temporary queue or topic has neither selectors nor noLocal")
+    choice = _choice(connection, source)
     if source.dynamic:
         temporary = connection.new_temporary(QUEUE)
         engine.accept_link(link)
         link.source.address = temporary.address
-        return TemporaryConsumer(connection, link, temporary, ends_it=True)
+        return TemporaryConsumer(connection, link, temporary, choice, ends_it=True)
     found = connection.shared.temporaries.get(source.address)
     if found is None:
         raise Refused(NOT_FOUND, f"there is no {source.address}: it ends with its connection")
     if found.owner is not connection:
         raise Refused(NOT_ALLOWED, f"{source.address} is another connection's: only that may consume")
     engine.accept_link(link)
-    return TemporaryConsumer(connection, link, found)
+    return TemporaryConsumer(connection, link, found, choice)
 
 
 def _choice(connection: Connection, source: Any) -> Choice:

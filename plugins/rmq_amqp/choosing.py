@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.message import PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, StoredMessage
+from rmq.message import PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, Message, StoredMessage
 from rmq.protocol.properties import PROPERTY_SHARDING_KEY
 from rmq_amqp import messages, typed_texts
 
@@ -30,7 +30,7 @@ _NUMBERS: Final = frozenset(
 )
 
 
-def value_of(message: StoredMessage, types: dict[str, str], name: str) -> Any:
+def value_of(message: Message | StoredMessage, types: dict[str, str], name: str) -> Any:
     """The value of a header or property of a message, for selectors."""
     properties = message.properties
     text = properties.get(_NAMES.get(name, name))
@@ -57,7 +57,7 @@ class Choice:
         """Whether all messages are chosen."""
         return self._selector is None and not self._hidden_client
 
-    def __call__(self, message: StoredMessage) -> bool:
+    def __call__(self, message: Message | StoredMessage) -> bool:
         """Whether the consumer gets a message."""
         if self._hidden_client and message.properties.get(messages.CLIENT) == self._hidden_client:
             return False

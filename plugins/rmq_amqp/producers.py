@@ -50,10 +50,10 @@ _NO_ROOM: Final = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
 and their peer gets no credit."""
 
 
-def _give_late(temporary: Temporary, sections: Sections, size: int) -> None:
+def _give_late(temporary: Temporary, sections: Sections, size: int, client: str) -> None:
     """Give a message at a commit; when there is no room it is lost, as all of a temporary queue may be."""
     try:
-        temporary.put(sections, size)
+        temporary.put(sections, size, client)
     except Refused as error:
         log.warning("a message of a transaction is dropped: %s", error)
 
@@ -142,13 +142,13 @@ class Producer(Link):
         self, delivery: Any, address: str, sections: Sections, size: int, transaction: Transaction | None
     ) -> None:
         """Give a message to a temporary queue or topic, in a transaction by its commit. Raises Refused."""
-        temporary = self.connection.shared.temporaries.get(address)
+        temporary, client = self.connection.shared.temporaries.get(address), self.connection.container
         if temporary is None:
             raise Refused(NOT_FOUND, f"there is no {address} any more: it ends with its connection")
         if transaction is None:
-            temporary.put(sections, size)
+            temporary.put(sections, size, client)
         else:
-            transaction.local.append(partial(_give_late, temporary, sections, size))
+            transaction.local.append(partial(_give_late, temporary, sections, size, client))
         self._answer(delivery, transaction=transaction)
 
     def _topic_of(self, sections: Sections) -> str:

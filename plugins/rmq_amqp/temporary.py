@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, evolve
 
+from rmq.message import Message
 from rmq_amqp import engine
 from rmq_amqp.addresses import TOPIC
 from rmq_amqp.conditions import NOT_FOUND, RESOURCE_LIMIT, Refused, of_error
 from rmq_amqp.links import Link
+from rmq_amqp.messages import to_store
 from rmq_amqp.producers import PREFIX, Producer
 from rmq_amqp.sections import Sections, build
 from rmq_amqp.transactions import Received
 from rmq_amqp.values import Byte, Symbol
 
 if TYPE_CHECKING:
+    from rmq_amqp.choosing import Choice
     from rmq_amqp.connection import Connection
 
 MESSAGES_MAX: Final = 10_000
@@ -36,11 +39,25 @@ def is_temporary(address: str) -> bool:
 
 @define(eq=False)
 class Waiting:
-    """A message that waits for a consumer."""
+    """A message that waits for a consumer. `client` is the client id of its producer."""
 
     message: Sections
     size: int
+    client: str
+    now_ms: int
     deliveries: int = 0
+    _facts: Message | None = None
+
+    def facts(self) -> Message:
+        """The headers and properties of the message, as selectors know them. A message that the broker could
+        not store has its client alone."""
+        if self._facts is None:
+            headers = evolve(self.message, kind=0, body=None)
+            try:
+                self._facts = to_store(headers, "Temporary", self.now_ms, self.client)
+            except Refused:
+                self._facts = to_store(Sections(), "Temporary", self.now_ms, self.client)
+        return self._facts
 
 
 class Line:
@@ -48,8 +65,9 @@ class Line:
     settled count for `connection`."""
 
     def __init__(self, connection: Connection) -> None:
-        self.messages: deque[Waiting] = deque()
+        self.messages: OrderedDict[Waiting, None] = OrderedDict()
         self.size = 0
+        self.views: dict[View, None] = {}
         self._shares, self._holders = connection.shared.kept, connection.host.holders
         self._counted = 0
         self._is_over = False
@@ -63,8 +81,10 @@ class Line:
         if reason := self._shares.full(self._holders, one.size + FIXED_BYTES):
             raise Refused(RESOURCE_LIMIT, f"of the bytes of temporary queues and topics {reason}")
         self._count(one.size + FIXED_BYTES)
-        self.messages.append(one)
+        self.messages[one] = None
         self.size += one.size
+        for view in self.views:
+            view.put(one)
 
     def _count(self, size: int) -> None:
         if not self._is_over:
@@ -80,10 +100,15 @@ class Line:
         self._count(-self._counted)
         self._is_over = True
         self.messages.clear()
+        for view in self.views:
+            view.messages.clear()
 
-    def pop(self) -> Waiting:
-        """Take the first message."""
-        one = self.messages.popleft()
+    def pop(self, view: View | None = None) -> Waiting:
+        """Take the first message, of a view the first one in it."""
+        one, _ = (self if view is None else view).messages.popitem(last=False)
+        self.messages.pop(one, None)
+        for each in self.views:
+            each.messages.pop(one, None)
         self.size -= one.size
         return one
 
@@ -91,8 +116,28 @@ class Line:
         """Put a message before all others."""
         if self._is_over:
             return
-        self.messages.appendleft(one)
+        self.messages[one] = None
+        self.messages.move_to_end(one, last=False)
         self.size += one.size
+        for view in self.views:
+            view.put(one, is_first=True)
+
+
+class View:
+    """The messages of a line that a consumer with a choice wants. The choice is made once for a message."""
+
+    def __init__(self, line: Line, choice: Choice) -> None:
+        self.messages: OrderedDict[Waiting, None] = OrderedDict()
+        self._choice = choice
+        for one in line.messages:
+            self.put(one)
+        line.views[self] = None
+
+    def put(self, one: Waiting, *, is_first: bool = False) -> None:
+        """A message waits at the end of the line, or before all others."""
+        if self._choice(one.facts()):
+            self.messages[one] = None
+            self.messages.move_to_end(one, last=not is_first)
 
 
 class Temporary:
@@ -105,13 +150,17 @@ class Temporary:
         self.line = Line(connection)
         self.consumers: dict[TemporaryConsumer, None] = {}
 
-    def put(self, message: Sections, size: int) -> None:
-        """Give a message to the consumers. Raises Refused when there is no room."""
+    def put(self, message: Sections, size: int, client: str) -> None:
+        """Give a message to the consumers. Raises Refused when there is no room. `client` is the client id of
+        its producer."""
+        now_ms = self.owner.host.now_ms()
         if self.kind == TOPIC:
             for consumer in list(self.consumers):
-                consumer.line.put(Waiting(message, size))
+                one = Waiting(message, size, client, now_ms)
+                if consumer.wants(one):
+                    consumer.line.put(one)
         else:
-            self.line.put(Waiting(message, size))
+            self.line.put(Waiting(message, size, client, now_ms))
         self.pump()
 
     def pump(self) -> None:
@@ -131,16 +180,29 @@ class TemporaryConsumer(Link):
     """A consumer of a temporary queue or topic."""
 
     def __init__(
-        self, connection: Connection, link: Any, temporary: Temporary, *, ends_it: bool = False
+        self,
+        connection: Connection,
+        link: Any,
+        temporary: Temporary,
+        choice: Choice,
+        *,
+        ends_it: bool = False,
     ) -> None:
         super().__init__(connection, link)
         self._temporary = temporary
         self._ends_it = ends_it
         self.line = Line(connection) if temporary.kind == TOPIC else temporary.line
+        self._choice = choice
+        is_whole = temporary.kind == TOPIC or choice.is_all
+        self._view = None if is_whole else View(temporary.line, choice)
         self._is_settled = link.remote_snd_settle_mode == 1
         self._tags = 0
         self._out: dict[Any, Waiting] = {}
         temporary.consumers[self] = None
+
+    def wants(self, one: Waiting) -> bool:
+        """Whether its choice takes a message."""
+        return self._choice.is_all or self._choice(one.facts())
 
     def on_flow(self) -> None:
         """As `Link.on_flow`."""
@@ -155,11 +217,12 @@ class TemporaryConsumer(Link):
 
     def pump(self) -> None:
         """Send messages as long as the peer has credit."""
-        while not self.is_ended and self.line.messages and engine.credit_of(self.pointer) > 0:
+        waiting = self.line.messages if self._view is None else self._view.messages
+        while not self.is_ended and waiting and engine.credit_of(self.pointer) > 0:
             if engine.unsent(self.pointer) > BYTES_MAX // 32:
                 self.connection.pause(self)
                 return
-            self._send(self.line.pop())
+            self._send(self.line.pop(self._view))
 
     def _send(self, one: Waiting) -> None:
         annotations = one.message.annotations | {
@@ -219,6 +282,8 @@ class TemporaryConsumer(Link):
     def on_end(self, *, is_closed: bool) -> None:
         """As `Link.on_end`."""
         self._temporary.consumers.pop(self, None)
+        if self._view is not None:
+            self.line.views.pop(self._view, None)
         for one in reversed(list(self._out.values())):
             self.line.put_back(one)
         self._out.clear()

@@ -6,12 +6,15 @@ from typing import Any
 
 import anyio
 import pytest
+from rmq_amqp import temporary
 from trio.testing import MockClock
 
 from tests.unit.amqp.client import ACCEPTED, Broken, Client, Consumer, proton
 from tests.unit.amqp.test_queues import MODIFIED, REJECTED, bodies, client, cluster, text
 from tests.unit.amqp.test_subscriptions import selector
 from tests.unit.amqp.test_transactions import coordinator, send_within
+
+NO_LOCAL = {proton.symbol("no-local"): proton.Described(proton.ulong(0x0000468C00000003), "no-local")}
 
 
 async def made(one: Client, session: Any, kind: str = "temporary-queue", name: str = "temp") -> Any:
@@ -149,3 +152,65 @@ async def test_a_browser_sees_the_unfinished_messages_and_takes_none(autojump_cl
         assert await browsed("some", filters=selector("n > 2")) == ["m3", "m4"]
         consumer.link.close()
         assert await bodies(await one.consumer(session, "Orders", "rest"), 4) == ["m0", "m2", "m3", "m4"]
+
+
+async def test_selectors_of_a_temporary_queue_share_its_messages(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[temporary.Line] = []
+    begin = temporary.Line.__init__
+
+    def begun(line: temporary.Line, connection: Any) -> None:
+        lines.append(line)
+        begin(line, connection)
+
+    monkeypatch.setattr(temporary.Line, "__init__", begun)
+    async with cluster() as running, client(running) as one, client(running, "two") as two:
+        session = await one.session()
+        address = (await made(one, session)).remote_target.address
+        producer = await two.producer(await two.session(), address)
+        for number, colour in enumerate(("red", "blue", "red", "green")):
+            await producer.send(text(f"{colour}{number}", properties={"colour": colour}, subject="S"))
+        red = await one.consumer(
+            session, address, "red", filters=selector("colour = 'red' AND JMSType = 'S'")
+        )
+        first, message = await red.receive()
+        assert message.body == "red0"
+        first.local.failed = True
+        await red.settle(first, MODIFIED)
+        assert sorted(await bodies(red, 2)) == ["red0", "red2"]
+        await producer.send(text("red4", properties={"colour": "red"}, subject="S"))
+        assert await bodies(red, 1) == ["red4"]
+        assert await bodies(await one.consumer(session, address, "rest"), 2) == ["blue1", "green3"]
+        late = await one.consumer(session, address, "late", filters=selector("n > 1"), credit=0)
+        red.link.close()
+        late.link.close()
+        await one.flush()
+        await anyio.sleep(1)
+        assert [(len(line.messages), line.size, line.views) for line in lines] == [(0, 0, {})]
+
+
+async def test_a_temporary_topic_has_selectors_and_no_local(autojump_clock: MockClock) -> None:
+    async with cluster() as running, client(running) as one, client(running, "two") as two:
+        session = await one.session()
+        address = (await made(one, session, "temporary-topic")).remote_target.address
+        few = await one.consumer(session, address, "few", filters=selector("n > 1"))
+        foreign = await one.consumer(session, address, "foreign", filters=NO_LOCAL)
+        everything = await one.consumer(session, address, "all")
+        own, other = await one.producer(session, address), await two.producer(await two.session(), address)
+        for number in range(3):
+            await own.send(text(f"own{number}", properties={"n": number}))
+        await other.send(text("other", properties={"n": 0}))
+        assert await bodies(everything, 4) == ["own0", "own1", "own2", "other"]
+        assert await bodies(few, 1) == ["own2"]
+        assert await bodies(foreign, 1) == ["other"]
+        await anyio.sleep(1)
+        assert (few.link.queued, foreign.link.queued) == (0, 0)
+
+
+async def test_a_selector_of_a_temporary_queue_that_is_none_is_refused(autojump_clock: MockClock) -> None:
+    async with cluster() as running, client(running) as one:
+        session = await one.session()
+        address = (await made(one, session)).remote_target.address
+        with pytest.raises(Broken, match="amqp:invalid-field"):
+            await one.consumer(session, address, filters=selector("colour ="))
