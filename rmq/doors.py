@@ -538,7 +538,8 @@ class Door:
 
     `serve` returns when the connection is to end. `goodbye` gives the last bytes for a peer when the broker
     stops, after all of its responses. `connections` bounds the connections of its own port. With `websocket`
-    its own port takes WebSocket upgrades, too, and agrees on one of the `subprotocols`. A connection on which
+    WebSocket upgrades are taken, too, and one of the `subprotocols` is agreed on: on its own port, and with
+    `first_bytes` on the port for clients. A connection on which
     no byte moves for `idle_seconds` is closed; None: after serverChannelMaxIdleTimeSeconds.
     """
 

@@ -105,12 +105,12 @@ async def remove_tls(
     RemoteProtocolError if `tls` forbids the protocol, BrokenResourceError when the peer goes away.
     """
     limits = limits or Limits()
-    first = await _first_bytes(raw, limits)
+    first = await first_bytes(raw, limits)
     on_first()
     if first[0] == TLS and tls.mode != "disabled":
         with _within(limits.handshake_seconds, "did not finish its TLS handshake"):
             stream = await _secured(PrefixedStream(first, raw), tls)
-        return stream, await _first_bytes(stream, limits)
+        return stream, await first_bytes(stream, limits)
     if first[0] == TLS:
         raise RemoteProtocolError("the peer speaks TLS, which tlsMode=disabled does not allow")
     if tls.mode == "enforcing":
@@ -127,7 +127,12 @@ async def _secured(stream: Stream, tls: TlsContexts) -> Stream:
         raise
 
 
-async def _first_bytes(stream: Stream, limits: Limits) -> bytes:
+async def first_bytes(stream: Stream, limits: Limits) -> bytes:
+    """The first bytes of a peer, or of the protocol inside TLS or a WebSocket.
+
+    Raises RemoteProtocolError when none come in `limits.idle_seconds`, BrokenResourceError when the peer goes
+    away.
+    """
     with _within(limits.idle_seconds, "did not say a word"):
         first = bytes(await stream.receive_some(_FIRST_BYTES))
     if not first:

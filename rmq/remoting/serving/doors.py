@@ -307,6 +307,16 @@ class DoorServer:
         self._open: dict[DoorConnection, None] = {}
         self.counts = {door.name: 0 for door in doors}
 
+    @property
+    def has_websocket(self) -> bool:
+        """Whether a door on the port for clients takes WebSockets."""
+        return any(door.websocket for door in self._doors)
+
+    @property
+    def subprotocols(self) -> list[str]:
+        """The subprotocols of WebSockets on the port for clients."""
+        return [name for door in self._doors if door.websocket for name in door.subprotocols]
+
     def speaks(self, byte: int) -> bool:
         """Whether a door's connections begin with this byte on the port for clients."""
         return any(door.first_bytes[0] == byte for door in self._doors)
@@ -329,18 +339,21 @@ class DoorServer:
         except disconnect_errors() as error:
             log.debug("%s at door %s: %s", raw.peer, door.name, error)
 
-    async def converse(self, stream: Stream, first: bytes, guest: Guest) -> None:
-        """Serve one peer that came to the port for clients. Raises RemoteProtocolError when its first bytes
-        are no door's."""
+    async def converse(
+        self, stream: Stream, first: bytes, guest: Guest, *, is_upgraded: bool = False
+    ) -> None:
+        """Serve one peer that came to the port for clients, with `is_upgraded` by a WebSocket. Raises
+        RemoteProtocolError when its first bytes are those of no door that it may use."""
+        doors = [door for door in self._doors if door.websocket or not is_upgraded]
         with anyio.move_on_after(self._limits.handshake_seconds):
-            while not any(map(first.startswith, (one.first_bytes for one in self._doors))):
-                if not any(one.first_bytes.startswith(first) for one in self._doors):
+            while not any(map(first.startswith, (one.first_bytes for one in doors))):
+                if not any(one.first_bytes.startswith(first) for one in doors):
                     break
                 more = bytes(await stream.receive_some(PIECE_BYTES))
                 if not more:
                     break
                 first += more
-        for door in self._doors:
+        for door in doors:
             if first.startswith(door.first_bytes):
                 await self._converse(door, stream, first, guest)
                 return

@@ -19,7 +19,7 @@ from rmq.remoting.limits import Limits, MemoryBudget
 from rmq.remoting.loop import Wakeup, disconnect_errors
 from rmq.remoting.network import Network
 from rmq.remoting.poller import Poller
-from rmq.remoting.serving.accept import FRAME, accept_stream
+from rmq.remoting.serving.accept import FRAME, accept_stream, first_bytes
 from rmq.remoting.serving.acceptor import Acceptor, Guest
 from rmq.remoting.serving.doors import DoorServer
 from rmq.remoting.transports.stream import Listener, Stream
@@ -158,8 +158,11 @@ class Server:
         raw.reset_if_killed()  # RocketMQ's clients for Java wait on, for half a minute, after an end in order
         try:
             async with self._accepted(raw, guest) as (stream, first):
+                is_upgraded = not first
+                if is_upgraded and self._doors is not None and self._doors.has_websocket:
+                    first = await first_bytes(stream, self._limits)
                 if first and first[0] != FRAME and self._doors is not None:
-                    await self._doors.converse(stream, first, guest)
+                    await self._doors.converse(stream, first, guest, is_upgraded=is_upgraded)
                 else:
                     await self._converse(stream, first, guest)
         except RemoteProtocolError as error:
@@ -175,6 +178,7 @@ class Server:
             access=self._access,
             on_first=guest.speaks,
             speaks=_nothing_else if self._doors is None else self._doors.speaks,
+            subprotocols=() if self._doors is None else self._doors.subprotocols,
         )
 
     async def _converse(self, stream: Stream, first: bytes, guest: Guest) -> None:

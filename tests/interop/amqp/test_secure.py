@@ -100,7 +100,7 @@ def test_a_login_over_each_transport(secure: Secure, program: list[str], scheme:
     assert said([*program, secure.url(scheme), *ORDERS]) == OK
 
 
-@pytest.mark.parametrize("scheme", ["amqp", "amqps"])
+@pytest.mark.parametrize("scheme", ["amqp", "amqps", "amqpws", "amqpwss"])
 def test_the_port_for_clients(secure: Secure, program: list[str], scheme: str) -> None:
     assert said([*program, secure.url(scheme, port=secure.broker.clients), *ORDERS]) == OK
 

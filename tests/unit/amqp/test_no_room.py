@@ -103,12 +103,16 @@ async def test_parts_of_messages_are_bounded(
             await (await two.producer(await two.session(), "Orders")).send(text("m"))
 
 
-async def test_a_slave_sends_its_clients_to_the_master(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("scheme", ["", "ws://"])
+async def test_a_slave_sends_its_clients_to_the_master(autojump_clock: MockClock, scheme: str) -> None:
     async with cluster() as running:
         slave = {"broker_role": BrokerRole.SLAVE}
         await running.start("slave", store=slave, broker_name="a", broker_id=1)
         master = running["a"].address
         refused = pytest.RaisesExc(Broken, match=f"redirect.*connect to its master, {master}")
         with pytest.RaisesGroup(refused):
-            async with client(running, broker="slave") as one:
+            async with client(running, broker="slave", scheme=scheme) as one:
                 await one.session()
+        async with client(running, port=None, scheme=scheme) as one:  # the address of the redirect
+            await (await one.producer(await one.session(), "Orders")).send(text("m"))
+            assert [message.body for message in running.sent("Orders")] == [b"m"]

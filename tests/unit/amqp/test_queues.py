@@ -34,13 +34,14 @@ async def client(
     host: str = "10.0.8.1",
     port: int | None = PORT,
     broker: str = "a",
+    scheme: str = "",
     **named: Any,
 ) -> AsyncIterator[Client]:
     assert isinstance(running.network, MemoryNetwork)
     address = running[broker].address
     if port is not None:
         address = f"{address.partition(':')[0]}:{port}"
-    async with connected(running.network.host(host), address, container, **named) as one:
+    async with connected(running.network.host(host), scheme + address, container, **named) as one:
         yield one
 
 
