@@ -25,7 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROJECTS = {"rmq": ".", "rmq_client": "deploy/client"}
 """Distribution -> the folder of its pyproject.toml."""
 TOOLS = {"build": "build", "auditwheel": "auditwheel", "cyclonedx_py": "cyclonedx-bom"}
-EXTRAS = "metrics,codecs"
+EXTRAS = "metrics,codecs,grpc"
 """What the bill of materials has beside the plain dependencies: the extras of the image."""
 
 

@@ -30,6 +30,7 @@ VALUES: Final[dict[str, tuple[str, ...]]] = {
         "broker.advertisedHost=$(POD_NAME).example.org",
         "broker.env.RMQ_LOG_LEVEL=DEBUG",
         "serviceMonitor.enabled=true",
+        "proxy.enabled=true",
         "antiAffinity=required",
     ),
     "failover": (
@@ -70,8 +71,8 @@ def of_kind(name: str, kind: str) -> list[dict[str, Any]]:
 
 
 def containers(name: str) -> Iterator[Container]:
-    """The pods of all StatefulSets as Kubernetes would start them."""
-    for stateful in of_kind(name, "StatefulSet"):
+    """The pods of all StatefulSets and Deployments as Kubernetes would start them."""
+    for stateful in [*of_kind(name, "StatefulSet"), *of_kind(name, "Deployment")]:
         (container,) = stateful["spec"]["template"]["spec"]["containers"]
         for number in range(stateful["spec"]["replicas"]):
             pod = f"{stateful['metadata']['name']}-{number}"
@@ -82,7 +83,8 @@ def containers(name: str) -> Iterator[Container]:
                 environment[one["name"]] = re.sub(
                     r"\$\((\w+)\)", lambda found, known=environment: known[found[1]], value
                 )
-            host = f"{pod}.{stateful['spec']['serviceName']}.mq.svc.cluster.local"
+            service = stateful["spec"].get("serviceName", stateful["metadata"]["name"])
+            host = f"{pod}.{service}.mq.svc.cluster.local"
             yield Container(host, container["args"], environment)
 
 

@@ -260,6 +260,13 @@ def make_secrets(network: Network, hosts: Sequence[str]) -> str:
         capture_output=True,
         text=True,
     )
+    may = ["--default-topic", "PUB|SUB", "--default-group", "SUB", "--secret-file", f"{folder}/proxy.secret"]
+    subprocess.run(
+        [*rmq, "acl", "add", "grpc-proxy", *may, "--file", f"{folder}/plain_acl.yml"],
+        env={**os.environ, **SHARED},
+        check=True,
+        capture_output=True,
+    )
     for file in network.secrets.iterdir():
         os.chown(file, USER, USER)
     return made.stdout.splitlines()[-1]

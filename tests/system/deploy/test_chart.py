@@ -18,6 +18,7 @@ from rmq.broker.runtime import failover_service
 from rmq.config import describe, load
 from rmq.controller.config import own_address
 from rmq.namesrv.config import NamesrvConfig
+from rmq.proxy.config import ProxyConfig
 from rmq.remoting.transports.tls import TlsConfig
 from rmq.store.config import StoreConfig
 from tests.system.chart import CHART, VALUES, containers, digest, golden, objects, of_kind, rendered
@@ -27,9 +28,14 @@ needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="no helm he
 each = pytest.mark.parametrize("name", list(VALUES))
 
 
+PROXIED = "secure"
+"""The values with proxies."""
+
+
 def pods(name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The pods of all StatefulSets, each with its container."""
-    specs = [one["spec"]["template"]["spec"] for one in of_kind(name, "StatefulSet")]
+    """The pods of all StatefulSets and Deployments, each with its container."""
+    kinds = [*of_kind(name, "StatefulSet"), *of_kind(name, "Deployment")]
+    specs = [one["spec"]["template"]["spec"] for one in kinds]
     return [(spec, spec["containers"][0]) for spec in specs]
 
 
@@ -41,7 +47,7 @@ def test_what_is_kept_was_made_of_this_chart(name: str) -> None:
 
 @each
 def test_no_pod_is_root_or_writes_outside_of_its_volumes(name: str) -> None:
-    assert len(pods(name)) == 3
+    assert len(pods(name)) == (4 if name == PROXIED else 3)
     for spec, container in pods(name):
         assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsNonRoot"]) == (USER, True)
         assert spec["automountServiceAccountToken"] is False
@@ -66,6 +72,8 @@ def test_probes_and_ports_are_those_of_the_image(name: str) -> None:
         if "clients" in ports:
             port = BrokerConfig().listen_port
             assert [ports["vip"], ports["clients"], ports["ha"]] == [port - 2, port, port + 1]
+        elif "grpc" in ports:
+            assert ports["grpc"] == ProxyConfig().listen_port
         else:
             assert ports["namesrv"] == NamesrvConfig().listen_port
 
@@ -84,9 +92,15 @@ def test_services_lead_to_pods_and_sets_to_services(name: str) -> None:
         (claim,) = one["spec"]["volumeClaimTemplates"]
         assert claim["metadata"]["name"] == "data"
     pod_names = {container.name.partition(".")[0] for container in containers(name)}
-    external = [spec for spec in services.values() if spec.get("clusterIP") != "None"]
+    assert ("one-rmq-proxy" in services) == (name == PROXIED)
+    external = [
+        spec
+        for service, spec in services.items()
+        if spec.get("clusterIP") != "None" and service != "one-rmq-proxy"
+    ]
     aimed = {spec["selector"]["statefulset.kubernetes.io/pod-name"] for spec in external}
-    assert aimed == ({pod for pod in pod_names if "namesrv" not in pod} if name == "secure" else set())
+    brokers = {pod for pod in pod_names if "namesrv" not in pod and "proxy" not in pod}
+    assert aimed == (brokers if name == "secure" else set())
 
 
 @each
@@ -94,7 +108,8 @@ def test_one_name_server_and_one_broker_at_a_time_may_be_taken_away(name: str) -
     sets = [one["spec"]["template"]["metadata"]["labels"] for one in of_kind(name, "StatefulSet")]
     assert sorted(one["rmq/group"] for one in sets) == ["broker", "broker", "namesrv"]
     budgets = [one["spec"] for one in of_kind(name, "PodDisruptionBudget")]
-    assert [one["maxUnavailable"] for one in budgets] == [1] * (3 if name == "failover" else 2)
+    assert [one["maxUnavailable"] for one in budgets] == [1] * (2 if name == "default" else 3)
+    sets += [one["spec"]["template"]["metadata"]["labels"] for one in of_kind(name, "Deployment")]
     for labels in sets:  # a pod that two budgets select cannot be evicted
         wanted = [one["selector"]["matchLabels"] for one in budgets]
         assert [one.items() <= labels.items() for one in wanted].count(True) == 1
@@ -133,7 +148,9 @@ def test_settings_are_known_and_make_masters_with_their_slaves(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = {
-        one.name for cls in (BrokerConfig, StoreConfig, NamesrvConfig, TlsConfig) for one in describe(cls)
+        one.name
+        for cls in (BrokerConfig, StoreConfig, NamesrvConfig, ProxyConfig, TlsConfig)
+        for one in describe(cls)
     }
     found: dict[str, BrokerConfig] = {}
     hosts = {container.name for container in containers(name)}
@@ -167,7 +184,7 @@ def test_only_brokers_reach_the_port_for_slaves_and_only_pods_the_others(name: s
     policies = {
         one["spec"]["podSelector"]["matchLabels"]["rmq/group"]: one for one in of_kind(name, "NetworkPolicy")
     }
-    assert set(policies) == {"namesrv", "broker"}
+    assert set(policies) == {"namesrv", "broker"} | ({"proxy"} if name == PROXIED else set())
     everywhere = [{"namespaceSelector": {}}]
     for group, policy in policies.items():
         assert policy["spec"]["policyTypes"] == ["Ingress"]
@@ -177,7 +194,7 @@ def test_only_brokers_reach_the_port_for_slaves_and_only_pods_the_others(name: s
         }
         ports = {
             port["name"]
-            for one in of_kind(name, "StatefulSet")
+            for one in [*of_kind(name, "StatefulSet"), *of_kind(name, "Deployment")]
             if one["spec"]["template"]["metadata"]["labels"]["rmq/group"] == group
             for port in one["spec"]["template"]["spec"]["containers"][0]["ports"]
         }
@@ -186,12 +203,14 @@ def test_only_brokers_reach_the_port_for_slaves_and_only_pods_the_others(name: s
         assert rules.get("ha", [{"podSelector": {"matchLabels": own}}]) == [
             {"podSelector": {"matchLabels": own}}
         ]
-        of_clients = rules["clients" if group == "broker" else "namesrv"]
+        of_clients = rules[{"broker": "clients", "proxy": "grpc"}.get(group, "namesrv")]
         assert of_clients is None if (group, name) == ("broker", "secure") else of_clients[1:] == everywhere
 
 
 def test_services_for_clients_outside_keep_the_clients_addresses() -> None:
-    external = [one["spec"] for one in of_kind("secure", "Service") if one["spec"].get("clusterIP") != "None"]
+    external = [
+        one["spec"] for one in of_kind("secure", "Service") if one["spec"].get("type") == "LoadBalancer"
+    ]
     assert external
     assert {spec["externalTrafficPolicy"] for spec in external} == {"Local"}
 
@@ -217,7 +236,7 @@ def test_helm_makes_what_is_kept(name: str) -> None:
 
 
 SET = "broker.failover=true,namesrv.replicas=3,secure.enabled=true"
-TEN = (
+SOME = (
     "image.tag=v9",
     "secure.enabled=true",
     SET,
@@ -228,12 +247,13 @@ TEN = (
     "antiAffinity=required",
     "networkPolicy.enabled=false,podDisruptionBudget.enabled=false",
     "serviceMonitor.enabled=true,broker.slaves=3",
+    f"{SET},proxy.enabled=true,proxy.replicas=3,proxy.service.type=LoadBalancer",
 )
 
 
 @needs_helm
-@pytest.mark.parametrize("values", TEN)
-def test_ten_sets_of_values_make_objects_that_fit(values: str) -> None:
+@pytest.mark.parametrize("values", SOME)
+def test_sets_of_values_make_objects_that_fit(values: str) -> None:
     subprocess.run(
         ["helm", "lint", "--strict", CHART, "--set", values], check=True, stdout=subprocess.DEVNULL
     )
@@ -246,6 +266,8 @@ def test_ten_sets_of_values_make_objects_that_fit(values: str) -> None:
             pods |= {f"{one['metadata']['name']}-{number}" for number in range(one["spec"]["replicas"])}
             labels.append(one["spec"]["template"]["metadata"]["labels"])
             assert ("Service", one["spec"]["serviceName"]) in names
+        elif one["kind"] == "Deployment":
+            labels.append(one["spec"]["template"]["metadata"]["labels"])
     for one in found:
         if one["kind"] == "Service":
             selector = one["spec"]["selector"]
@@ -301,6 +323,27 @@ def test_brokers_that_everybody_reaches_without_accounts_are_said_twice() -> Non
     assert "set secure.enabled=true, or broker.external.openToEverybody=true" in caught.value.stderr
     said_twice = rendered("default", "broker.external.enabled=true", "broker.external.openToEverybody=true")
     assert said_twice.count("externalTrafficPolicy: Local") == 4
+
+
+def test_proxies_ask_the_brokers_by_an_account_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxies = [one for one in containers(PROXIED) if list(one.command) == ["proxy"]]
+    assert [one.name.partition(".")[0] for one in proxies] == ["one-rmq-proxy-0", "one-rmq-proxy-1"]
+    for key, value in proxies[0].environment.items():
+        monkeypatch.setenv(key, value)
+    config = load(ProxyConfig)
+    assert (config.plugins, config.profile) == (("grpc", "metrics"), "secure")
+    assert (config.proxy_access_key, config.proxy_secret_file) == ("grpc-proxy", "/etc/rmq/proxy.secret")
+    names = {one.name for one in containers(PROXIED) if list(one.command) == ["namesrv"]}
+    assert set(re.findall(r"([^:;]+):9876", config.namesrv_addr)) == names
+
+
+@needs_helm
+def test_proxies_that_everybody_reaches_without_accounts_are_said_twice() -> None:
+    wide = ("proxy.enabled=true", "proxy.service.type=NodePort")
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        rendered("default", *wide)
+    assert "set secure.enabled=true, or proxy.service.openToEverybody=true" in caught.value.stderr
+    assert "type: NodePort" in rendered("default", *wide, "proxy.service.openToEverybody=true")
 
 
 @needs_helm

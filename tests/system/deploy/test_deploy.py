@@ -36,6 +36,8 @@ from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.handlers import NameServer
 from rmq.namesrv.host import plugin_host as namesrv_host
 from rmq.namesrv.kvconfigs import KvConfigs
+from rmq.proxy import __main__ as proxy
+from rmq.proxy.config import ProxyConfig
 from rmq.store.config import StoreConfig
 from rmq.testing.disk import MemoryDisk
 from tests.system.containers import DEPLOY, SHARED, USER, dockerfile, image_environment, python_of_others
@@ -43,7 +45,7 @@ from tests.unit.broker.rig import Rig
 
 DASHBOARDS = sorted(DEPLOY.glob("grafana/*.json"))
 COMPOSE = sorted(DEPLOY.glob("compose/*.yaml"))
-SERVICES = {"broker": broker, "namesrv": namesrv}
+SERVICES = {"broker": broker, "namesrv": namesrv, "proxy": proxy}
 
 
 def metrics() -> list[Metric]:
@@ -287,18 +289,24 @@ def test_compose_files_fit(
         assert (file.parent / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
         assert service["read_only"] is True
         assert set(service.get("depends_on", ())) <= services.keys()
-        (volume,) = service["volumes"]
-        assert volume.partition(":")[::2] == (volume.partition(":")[0], "/data")
-        assert volume.partition(":")[0] in table["volumes"]
+        if service["command"][0] == "proxy":  # keeps nothing
+            assert [one.partition(":")[0] for one in service["tmpfs"]] == ["/tmp", "/data"]
+        else:
+            (volume,) = service["volumes"]
+            assert volume.partition(":")[::2] == (volume.partition(":")[0], "/data")
+            assert volume.partition(":")[0] in table["volumes"]
         monkeypatch.undo()
         for name, value in service.get("environment", {}).items():
             monkeypatch.setenv(name, "compat" if name == "RMQ_PROFILE" else value)
+        if "RMQ_PROXY_SECRET_FILE" in service.get("environment", {}):
+            monkeypatch.setenv("RMQ_ACL_ENABLE", "true")  # as the profile has it
+            monkeypatch.setattr(proxy, "account_of_proxy", lambda config: None)  # the file is made later
         config = taken(service["command"], caplog)[0]
-        if isinstance(config, BrokerConfig):
+        if isinstance(config, (BrokerConfig, ProxyConfig)):
             hosts = re.findall(r"([^:;]+):9876", config.namesrv_addr)
             assert hosts
             assert set(hosts) <= services.keys()
-    volumes = [service["volumes"][0] for service in services.values()]
+    volumes = [service["volumes"][0] for service in services.values() if "volumes" in service]
     assert len(set(volumes)) == len(volumes), "one store, one owner"
 
 
@@ -312,7 +320,8 @@ def test_the_image_is_of_a_user_that_is_not_root_and_knows_its_settings() -> Non
     lines = dockerfile()
     assert f"USER {USER}:{USER}" in lines
     assert sum(line.startswith("FROM ") for line in lines) == 2
-    names = {one.name for cls in (BrokerConfig, StoreConfig, NamesrvConfig) for one in describe(cls)}
+    classes = (BrokerConfig, StoreConfig, NamesrvConfig, ProxyConfig)
+    names = {one.name for cls in classes for one in describe(cls)}
     for name in image_environment():
         assert not name.startswith("RMQ_") or name.removeprefix("RMQ_").lower() in names, name
     (probe,) = [line for line in lines if line.startswith("HEALTHCHECK")]
@@ -363,11 +372,11 @@ def test_the_commands_run_as_the_image_s_user_and_write_below_data_only(service:
 # --- systemd ---
 
 
-@pytest.mark.parametrize("service", ["namesrv", "broker"])
+@pytest.mark.parametrize("service", ["namesrv", "broker", "proxy"])
 def test_settings_of_units_are_known(service: str, caplog: pytest.LogCaptureFixture) -> None:
     file = DEPLOY / "systemd" / f"{service}.conf"
     config = taken([service, "-c", str(file)], caplog)[0]
-    assert config.plugins == ("metrics",)
+    assert config.plugins == (("grpc", "metrics") if service == "proxy" else ("metrics",))
     assert is_loopback(config.bind_address or config.broker_ip1), "until somebody says who may come in"
     unit = (DEPLOY / "systemd" / f"rmq-{service}.service").read_text()
     assert f"rmq {service} -c /etc/rmq/{service}.conf\n" in unit
@@ -391,7 +400,7 @@ def complaints(folder: pathlib.Path, service: str) -> list[str]:
 
 
 @needs_systemd
-@pytest.mark.parametrize("service", ["namesrv", "broker"])
+@pytest.mark.parametrize("service", ["namesrv", "broker", "proxy"])
 def test_systemd_takes_the_units(service: str, tmp_path: pathlib.Path) -> None:
     assert not complaints(tmp_path, service)
 

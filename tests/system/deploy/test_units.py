@@ -23,7 +23,7 @@ from tests.system.containers import DEPLOY, PLACE, SHARED, why_not
 from tests.system.drill import PATIENCE_SECONDS, until
 
 SYSTEMD = "/lib/systemd/systemd"
-UNITS = ("rmq-namesrv", "rmq-broker")
+UNITS = ("rmq-namesrv", "rmq-broker", "rmq-proxy")
 CHANGED = ("User=", "Group=", "ProtectHome=", "ProtectKernelTunables=")
 BOOT = f"""
 set -e
@@ -107,7 +107,7 @@ def systemd(folder: pathlib.Path) -> Iterator[Systemd]:
 
 def write_units(folder: pathlib.Path) -> None:
     """Units and settings as shipped, at free ports and in folders that the user's systemd names."""
-    ports = free_ports(7)
+    ports = free_ports(9)
     more = {
         "rmq-namesrv": {"listenPort": ports[0], "metricsPort": ports[1]},
         "rmq-broker": {
@@ -115,6 +115,11 @@ def write_units(folder: pathlib.Path) -> None:
             "listenPort": ports[4],
             "haListenPort": ports[5],
             "metricsPort": ports[6],
+        },
+        "rmq-proxy": {
+            "namesrvAddr": f"127.0.0.1:{ports[0]}",
+            "listenPort": ports[7],
+            "metricsPort": ports[8],
         },
     }
     (folder / "rmq").write_text(

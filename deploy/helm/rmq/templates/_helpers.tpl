@@ -37,6 +37,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   valueFrom:
     fieldRef:
       fieldPath: metadata.labels['apps.kubernetes.io/pod-index']
+{{ include "rmq.server" . }}
+{{- end -}}
+
+{{/* What is the same for all servers, pods of a StatefulSet or not. */}}
+{{- define "rmq.server" -}}
 - name: RMQ_BIND_ADDRESS
   value: 0.0.0.0
 {{- if .Values.secure.enabled }}
