@@ -16,6 +16,7 @@ from rmq.errors import (
     MessageIllegal,
     NoPermission,
     NoRoute,
+    NotNameServers,
     QueryNotFound,
     RequestCodeNotSupported,
     RequestTimeout,
@@ -75,6 +76,20 @@ class Forbidden(DashboardError):
     hint = "log in with a role that may do this"
 
 
+class Conflict(DashboardError):
+    """The settings have changed since the caller saw them."""
+
+    status = 409
+    hint = "look at the present settings, and change them again"
+
+
+class NotCleared(DashboardError):
+    """The servers keep a list of an account that was to be emptied."""
+
+    status = 501
+    hint = "delete the account and create it again, or give an entry with DENY"
+
+
 class UnknownCluster(DashboardError):
     """No cluster of this name is shown here."""
 
@@ -127,7 +142,7 @@ _STATUSES: Final = (
     ((RequestCodeNotSupported,), 501),
     ((SystemBusy, ServiceNotAvailable), 503),
     ((RequestTimeout,), 504),
-    ((Unreachable, *NETWORK_ERRORS), 502),
+    (NETWORK_ERRORS, 502),
 )
 
 
@@ -154,8 +169,10 @@ def status_of(error: RmqError | OSError) -> int:
     """The status of HTTP for an error."""
     if isinstance(error, DashboardError):
         return error.status
-    if isinstance(error, Unreachable) and not isinstance(error, NoRoute):
+    if isinstance(error, Unreachable | NotNameServers):
         return 502
+    if isinstance(error, NoRoute) and error.refused:
+        return 403
     return next((status for kinds, status in _STATUSES if isinstance(error, kinds)), 502)
 
 

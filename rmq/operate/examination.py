@@ -20,6 +20,7 @@ from rmq.operate.copies.manifest import Manifest, group_settings, topic_settings
 from rmq.operate.copies.transfer import accounts, broker_entries, queue_ends
 from rmq.operate.diagnosis import BrokerFacts, Expectation, Facts, GroupFacts
 from rmq.operate.several import ask_each
+from rmq.operate.topics import is_absent
 from rmq.protocol.bodies import ClusterReport
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ def facts_of(seen: Overview, lags: dict[str, int], *, asked_at: int, lag_limit: 
     """The facts that an overview has already, with the messages left by group: no further request is sent.
 
     Settings, members, dead letters and topics are not looked at. A group with no more than `lag_limit`
-    messages left is no finding, since its members are not known.
+    messages left is no finding, since its members are not known. A broker that refuses the account is left
+    out: nothing is known of it, and nothing is wrong with it.
     """
     brokers = [
         BrokerFacts(
@@ -109,6 +111,7 @@ def facts_of(seen: Overview, lags: dict[str, int], *, asked_at: int, lag_limit: 
             asked_at=asked_at,
         )
         for one in seen.brokers
+        if not one.is_refused
     ]
     known = sorted({one.name for one in seen.brokers})
     groups = [GroupFacts(name, lag, members=None) for name, lag in lags.items()]
@@ -273,7 +276,9 @@ async def dead_letter_count(admin: Admin, group: str) -> int:
     """Count the dead letters of a group that are still kept."""
     try:
         stats = await admin.topic_stats(dlq_topic(group))
-    except (NoRoute, TopicNotExist):
+    except (NoRoute, TopicNotExist) as error:
+        if not is_absent(error):
+            raise
         return 0
     return sum(ends.max_offset - ends.min_offset for ends in stats.values())
 

@@ -316,9 +316,19 @@ async def create(
     )
 
 
+def is_absent(error: RmqError) -> bool:
+    """Whether an error means that a topic does not exist: not that no name server answers, or that they
+    refuse the account."""
+    if isinstance(error, NoRoute):
+        return not error.refused and not isinstance(error, Unreachable)
+    return isinstance(error, TopicNotExist)
+
+
 async def messages_kept(admin: Admin, name: str) -> int:
     """Count the messages that all queues of a topic keep; 0 for a topic that does not exist."""
     try:
         return sum(ends.messages for ends in await queues(admin, name))
-    except (NoRoute, TopicNotExist):
+    except (NoRoute, TopicNotExist) as error:
+        if not is_absent(error):
+            raise
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import pathlib
@@ -71,9 +72,11 @@ class AuditLog:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(row + "\n")
 
-    def last(self, count: int, cluster: str) -> list[AuditLine]:
-        """The newest lines of a cluster, newest first."""
-        return [line for line in self._lines if line.cluster == cluster][:count]
+    def last(self, count: int, cluster: str, who: str | None = None) -> list[AuditLine]:
+        """The newest lines of a cluster, or those of one name, newest first."""
+        wanted = None if who is None else printable(who)[:TEXT_MAX]
+        lines = (line for line in self._lines if line.cluster == cluster and wanted in (None, line.who))
+        return list(itertools.islice(lines, count))
 
 
 def shown_arguments(arguments: Mapping[str, Any]) -> str:

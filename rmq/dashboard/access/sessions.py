@@ -44,6 +44,12 @@ class Identity:
         return self.kind, self.name, self.cluster
 
     @property
+    def is_confined(self) -> bool:
+        """Whether it sees changes and jobs of its own only: an account of the cluster that is no
+        administrator, or nobody. Those of others name topics and groups that it may not see."""
+        return not self.own and self.role < Role.ADMIN
+
+    @property
     def is_logged_in(self) -> bool:
         """Whether it has proved its name."""
         return self.kind != "anonymous"

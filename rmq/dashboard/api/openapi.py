@@ -16,6 +16,7 @@ ERRORS: Final = {
     "403": "The role, or the cluster's access control, does not allow it.",
     "404": "There is no such thing.",
     "405": "The path does not take this method.",
+    "409": "The settings are not those that the caller saw: another change came first.",
     "413": "The body is too large.",
     "429": "Too many failed logins, or too many jobs.",
     "501": "The server does not support it: it is of another kind, or too old.",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from attrs import frozen
 
 from rmq.client.admin import AclAccount
 from rmq.dashboard.access.roles import Role
-from rmq.dashboard.errors import NotConfirmed, UnknownName
+from rmq.dashboard.errors import NotCleared, NotConfirmed, UnknownName
+from rmq.dashboard.operations import figures
 from rmq.dashboard.operations.operation import Call, operation
+from rmq.errors import RequestCodeNotSupported, RequestTimeout
 from rmq.operate import accounts as operate_accounts
 
 Perm = Literal["", "DENY", "PUB", "SUB", "PUB|SUB"]
@@ -28,6 +30,7 @@ class AccountRow:
     topics: list[str]
     groups: list[str]
     proof: str
+    seen: str
 
 
 @frozen
@@ -63,7 +66,15 @@ def _row(one: AclAccount) -> AccountRow:
         list(one.topic_perms),
         list(one.group_perms),
         one.proof,
+        figures.fingerprint(_settings(one)),
     )
+
+
+def _settings(one: AclAccount | None) -> dict[str, str]:
+    """The settings of an account as texts; empty without an account."""
+    if one is None:
+        return {}
+    return {name: str(getattr(one, name)) for name in ("admin", "proof", *CLEARED, *DEFAULTS)}
 
 
 @frozen
@@ -94,11 +105,15 @@ async def why(
 
 
 async def _account(call: Call, name: str) -> AclAccount:
-    joined = operate_accounts.joined(await operate_accounts.configs(call.admin))
-    found = next((one for one in joined.accounts if one.access_key == name), None)
+    found = await _find(call, name)
     if found is None:
         raise UnknownName(f"there is no account {name}")
     return found
+
+
+async def _find(call: Call, name: str) -> AclAccount | None:
+    joined = operate_accounts.joined(await operate_accounts.configs(call.admin))
+    return next((one for one in joined.accounts if one.access_key == name), None)
 
 
 @frozen
@@ -115,25 +130,60 @@ async def put_account(
     *,
     account: str,
     secret_key: Annotated[str, msgspec.Meta(description="Empty: it stays. Never shown or logged.")] = "",
-    admin: bool = False,
-    white_address: str = "",
+    admin: bool | None = None,
+    white_address: str | None = None,
     default_topic: Perm = "",
     default_group: Perm = "",
-    topics: Annotated[list[str], msgspec.Meta(description="Entries such as Orders=PUB|SUB.")] = [],  # noqa: B006
-    groups: Annotated[list[str], msgspec.Meta(description="Entries such as billing=SUB.")] = [],  # noqa: B006
+    topics: Annotated[
+        list[str] | None,
+        msgspec.Meta(description="All entries, such as Orders=PUB|SUB; an empty list: none."),
+    ] = None,
+    groups: Annotated[
+        list[str] | None, msgspec.Meta(description="All entries, such as billing=SUB; an empty list: none.")
+    ] = None,
+    seen: figures.Seen = "",
 ) -> AccountChange:
-    """Create an account, or change it, at all servers that keep accounts."""
+    """Create an account, or change it, at all servers that keep accounts. Settings that are not given
+    stay."""
+    known, is_readable = None, True
+    try:
+        known = await _find(call, account)
+    except (RequestCodeNotSupported, RequestTimeout):
+        is_readable = False  # Java's brokers of 4.9.8 and later take accounts, and do not give them
+    if is_readable:
+        figures.check_seen("account", account, seen, _settings(known))
     wanted = AclAccount(
         account,
         secret_key,
-        white_address,
-        admin,
+        white_address or "",
+        admin if admin is not None else known is not None and known.admin,
         default_topic,
         default_group,
-        tuple(topics),
-        tuple(groups),
+        tuple(topics or ()),
+        tuple(groups or ()),
     )
-    return AccountChange(account, await call.admin.acl_put_account(wanted))
+    given = dict(zip(CLEARED, (white_address, topics, groups), strict=True))
+    clear = [name for name, value in given.items() if known is not None and value is not None and not value]
+    servers = await call.admin.acl_put_account(wanted, clear=clear)
+    if known is not None:
+        await _check_cleared(call, known, clear)
+    return AccountChange(account, servers)
+
+
+CLEARED: Final = ("white_remote_address", "topic_perms", "group_perms")
+"""Fields of an account that a change may empty."""
+DEFAULTS: Final = ("default_topic_perm", "default_group_perm")
+
+
+async def _check_cleared(call: Call, before: AclAccount, clear: list[str]) -> None:
+    """Raises NotCleared when servers have kept a field that was to be emptied, as RocketMQ's do."""
+    had = [name for name in clear if getattr(before, name)]
+    now = await _account(call, before.access_key) if had else before
+    kept = [name.replace("_", " ") for name in had if getattr(now, name)]
+    if kept:
+        raise NotCleared(
+            f"the servers have kept {', '.join(kept)} of {before.access_key}; the rest is changed"
+        )
 
 
 @operation("DELETE", "/accounts/{account}", Role.ADMIN)

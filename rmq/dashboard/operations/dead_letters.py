@@ -16,12 +16,12 @@ from rmq.dashboard.errors import BadRequest
 from rmq.dashboard.operations import figures
 from rmq.dashboard.operations.messages import Millis, preview_of
 from rmq.dashboard.operations.operation import Call, operation
-from rmq.errors import NoRoute, RmqError, TopicNotExist, Unreachable
+from rmq.errors import NoRoute, RmqError, TopicNotExist
 from rmq.message import DLQ_PREFIX, dlq_topic, validate_group
 from rmq.operate.messages import dead_letters as operate_letters
 from rmq.operate.messages import pages
 from rmq.operate.several import ask_each
-from rmq.operate.topics import messages_kept
+from rmq.operate.topics import is_absent, messages_kept
 
 IDS_MAX: Final = 1000
 PART_CHARS: Final = 256 << 10
@@ -124,9 +124,9 @@ async def dead_letters(
             where=(lambda one: wanted in read_letter(one).reason.lower()) if wanted else None,
             cursor=cursor or None,
         )
-    except Unreachable:
-        raise
-    except (NoRoute, TopicNotExist):
+    except (NoRoute, TopicNotExist) as error:
+        if not is_absent(error):
+            raise
         return DeadList(group, [], [], 0, "")
     rows = [dead_row(read_letter(one)) for one in page.messages]
     return DeadList(group, rows, reasons, page.total, page.cursor or "")

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import ipaddress
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Final
 
+import anyio
+import msgspec
 from attrs import field, frozen
 
 from rmq.client.admin import GroupProgress
-from rmq.dashboard.errors import UnknownName
+from rmq.dashboard.errors import Conflict, UnknownName
 from rmq.dashboard.operations.operation import LARGE_HELD_SECONDS, Call
 from rmq.dashboard.progress import progress_of
 from rmq.errors import ConsumerNotOnline, NoRoute, RmqError
 from rmq.message import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from rmq.operate.overview import Broker, BrokerSet, Overview, overview
 from rmq.operate.several import ask_each
+from rmq.operate.topics import is_absent
 from rmq.protocol.bodies import ClusterInfo, SubscriptionGroupConfig, TopicConfig
 from rmq.protocol.codes import MASTER_ID
+from rmq.protocol.fields import Body
 
 
 @frozen
@@ -95,6 +102,39 @@ async def masters(call: Call) -> dict[str, str]:
     }
 
 
+async def check_master(call: Call, name: str) -> None:
+    """Raises UnknownName for a name of no master: an address is none, as the dashboard connects to brokers of
+    the cluster only."""
+    known = await masters(call)
+    if name not in known:
+        raise UnknownName(f"there is no master {name or '(no name given)'}; masters are {', '.join(known)}")
+
+
+async def broker_places(call: Call) -> frozenset[str]:
+    """The addresses of all brokers as numbers, in the form of offset message ids; shared for a moment."""
+    return await call.held("places", partial(_broker_places, call), LARGE_HELD_SECONDS)
+
+
+async def _broker_places(call: Call) -> frozenset[str]:
+    info = await cluster_info(call)
+    given = {address for data in info.broker_addr_table.values() for address in data.broker_addrs.values()}
+    found = await ask_each(given, _numbers_of)
+    return frozenset(place for places in found.values() for place in places)
+
+
+async def _numbers_of(address: str) -> list[str]:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        numbers = [str(ipaddress.ip_address(host))]
+    except ValueError:  # a name
+        try:
+            numbers = [str(one[4][0]) for one in await anyio.getaddrinfo(host, None)]
+        except OSError:
+            numbers = []
+    return [f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in numbers]
+
+
 async def all_topic_configs(call: Call) -> dict[str, dict[str, TopicConfig]]:
     """Topic -> broker name -> config, of all masters."""
     return await call.held("topics", partial(_all_topic_configs, call))
@@ -111,6 +151,42 @@ async def _all_topic_configs(call: Call) -> dict[str, dict[str, TopicConfig]]:
 
 async def _of(ask: Any, call: Call, name: str) -> Any:
     return await ask((await masters(call))[name])
+
+
+async def topic_configs(call: Call, topic: str) -> dict[str, TopicConfig]:
+    """Broker name -> settings of a topic, as they are now."""
+    return (await _all_topic_configs(call)).get(topic, {})
+
+
+ABSENT: Final = "none"
+"""The fingerprint of settings that do not exist."""
+Seen = Annotated[
+    str,
+    msgspec.Meta(
+        description="Fingerprint of the settings as the caller saw them, or none for a new name:"
+        " a change that came between is not overwritten. Empty: no check."
+    ),
+]
+
+
+def fingerprint(settings: Mapping[str, Body | str]) -> str:
+    """A short text that differs when any of the settings differs; `ABSENT` for none."""
+    if not settings:
+        return ABSENT
+    found = hashlib.sha256()
+    for name, one in sorted(settings.items()):
+        data = one.encode() if isinstance(one, str) else one.to_json()
+        found.update(f"{name} {len(data)} ".encode() + data)
+    return found.hexdigest()[:16]
+
+
+def check_seen(kind: str, name: str, seen: str, settings: Mapping[str, Body | str]) -> None:
+    """Raises Conflict when the caller saw other settings than the present ones."""
+    if not seen or seen == fingerprint(settings):
+        return
+    if seen == ABSENT:
+        raise Conflict(f"the {kind} {name} exists already")
+    raise Conflict(f"somebody has changed or deleted the {kind} {name} since this page was loaded")
 
 
 async def all_group_configs(call: Call) -> dict[str, SubscriptionGroupConfig]:
@@ -137,6 +213,21 @@ async def check_group(call: Call, group: str) -> None:
         raise UnknownName(f"no broker has a group {group}") from None
     except RmqError:
         return
+
+
+async def progress_of_group(call: Call, group: str) -> GroupProgress | None:
+    """The progress of a group; None for a group that never consumed."""
+    try:
+        return await call.admin.consume_stats(group)
+    except (ConsumerNotOnline, NoRoute) as error:
+        check_never_consumed(error)
+        return None
+
+
+def check_never_consumed(error: ConsumerNotOnline | NoRoute) -> None:
+    """Raises the error again, unless it means that a group has no offsets."""
+    if not isinstance(error, ConsumerNotOnline) and not is_absent(error):
+        raise error
 
 
 async def all_progress(call: Call) -> dict[str, GroupProgress]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 import anyio
 import msgspec
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rmq.client.admin import GroupProgress, QueueProgress
 from rmq.client.admin.reports import version_name
@@ -17,12 +16,14 @@ from rmq.dashboard.operations import figures
 from rmq.dashboard.operations.operation import Call, operation
 from rmq.dashboard.operations.topics import Deleted, Page, Size
 from rmq.errors import ConsumerNotOnline, NoRoute, RmqError, SystemFailure
-from rmq.message import dlq_topic, retry_topic
+from rmq.message import dlq_topic, retry_topic, validate_group
 from rmq.operate import groups as operate_groups
 from rmq.operate import members as operate_members
 from rmq.operate.groups import StalledQueue
 from rmq.operate.several import ask_each
 from rmq.protocol.bodies import ConsumerConnection, SubscriptionGroupConfig
+
+KEPT: Final = "Not given: as it is; for a new group"
 
 
 @frozen
@@ -150,21 +151,21 @@ class GroupDetail:
     consume_from: str
     topics: list[str]
     dead_letters: int
+    seen: str
 
 
 @operation("GET", "/groups/{group}")
 async def group(call: Call, *, group: str) -> GroupDetail:
     """A group: lag by queue, members, subscriptions, settings by broker."""
     await figures.check_group(call, group)
-    progress = None
-    with contextlib.suppress(ConsumerNotOnline, NoRoute):
-        progress = await call.admin.consume_stats(group)
+    progress = await figures.progress_of_group(call, group)
     found = await _members(call, group)
+    configs = await _configs(call, group)
     rows = progress.queues if progress else []
     subscriptions = sorted(found.subscription_table.items()) if found else []
     return GroupDetail(
         group,
-        await _parts(call, group),
+        await _parts(call, configs),
         [_queue(row) for row in rows],
         progress.lag if progress else 0,
         progress.consume_tps if progress else 0.0,
@@ -177,26 +178,32 @@ async def group(call: Call, *, group: str) -> GroupDetail:
         str(found.consume_from_where or "") if found else "",
         sorted({row.message_queue.topic for row in rows} | {topic for topic, _ in subscriptions}),
         await _dead(call, group),
+        figures.fingerprint(configs),
     )
 
 
-async def _parts(call: Call, group: str) -> list[GroupPart]:
-    found = []
+async def _configs(call: Call, group: str) -> dict[str, SubscriptionGroupConfig]:
+    """The settings of a group by the master's address."""
     try:
-        names = {address: name for name, address in (await figures.masters(call)).items()}
-        for address, config in (await call.admin.group_config(group)).items():
-            found.append(
-                GroupPart(
-                    names.get(address, address),
-                    config.consume_enable,
-                    config.consume_broadcast_enable,
-                    config.retry_max_times,
-                    config.retry_queue_nums,
-                )
-            )
+        return await call.admin.group_config(group)
     except RmqError:  # an account that is no administrator may see the rest
+        return {}
+
+
+async def _parts(call: Call, configs: dict[str, SubscriptionGroupConfig]) -> list[GroupPart]:
+    if not configs:
         return []
-    return found
+    names = {address: name for name, address in (await figures.masters(call)).items()}
+    return [
+        GroupPart(
+            names.get(address, address),
+            config.consume_enable,
+            config.consume_broadcast_enable,
+            config.retry_max_times,
+            config.retry_queue_nums,
+        )
+        for address, config in configs.items()
+    ]
 
 
 async def _dead(call: Call, group: str) -> int:
@@ -363,7 +370,8 @@ async def check_group(
         stuck = await operate_groups.stalled(
             call.client, group, now_ms=call.now_ms(), after_ms=int(after_seconds * 1000)
         )
-    except (ConsumerNotOnline, NoRoute):
+    except (ConsumerNotOnline, NoRoute) as error:
+        figures.check_never_consumed(error)
         stuck = []
     try:
         asked = await operate_members.members(
@@ -434,21 +442,31 @@ async def put_group(
     call: Call,
     *,
     group: str,
-    retries: Annotated[int, msgspec.Meta(ge=-1, le=1000)] = 16,
-    retry_queues: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1,
-    consume: bool = True,
-    broadcast: bool = True,
+    retries: Annotated[int, msgspec.Meta(ge=-1, le=1000, description=f"{KEPT}, 16.")] | None = None,
+    retry_queues: Annotated[int, msgspec.Meta(ge=1, le=64, description=f"{KEPT}, 1.")] | None = None,
+    consume: Annotated[bool | None, msgspec.Meta(description=f"{KEPT}, true.")] = None,
+    broadcast: Annotated[bool | None, msgspec.Meta(description=f"{KEPT}, true.")] = None,
     broker: str = "",
+    seen: figures.Seen = "",
 ) -> GroupChange:
-    """Create a consumer group, or change its settings."""
-    config = SubscriptionGroupConfig(
-        group,
-        consume_enable=consume,
-        consume_broadcast_enable=broadcast,
-        retry_queue_nums=retry_queues,
-        retry_max_times=retries,
-    )
-    return GroupChange(group, await call.admin.put_group(config, broker=broker))
+    """Create a consumer group, or change its settings. Settings that are not given stay."""
+    validate_group(group)
+    if broker:
+        await figures.check_master(call, broker)
+    given = {
+        "retry_max_times": retries,
+        "retry_queue_nums": retry_queues,
+        "consume_enable": consume,
+        "consume_broadcast_enable": broadcast,
+    }
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    known = await call.admin.group_config(group)
+    figures.check_seen("group", group, seen, known)
+    some = next(iter(known.values()), SubscriptionGroupConfig(group))
+    servers = await call.admin.broker_addresses(broker=broker)
+    for address in servers:
+        await call.admin.put_group(evolve(known.get(address, some), **changes), broker=address)
+    return GroupChange(group, servers)
 
 
 @operation("DELETE", "/groups/{group}", Role.ADMIN)

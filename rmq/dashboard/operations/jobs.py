@@ -9,7 +9,7 @@ from attrs import frozen
 
 from rmq.dashboard.access.audit import shown_arguments
 from rmq.dashboard.access.roles import Role
-from rmq.dashboard.errors import BadRequest, Forbidden, Problem
+from rmq.dashboard.errors import BadRequest, Forbidden, Problem, UnknownName
 from rmq.dashboard.jobs import Job, Order, State
 from rmq.dashboard.operations.operation import OPERATIONS, Call, arguments_of, check_role, operation
 
@@ -37,14 +37,27 @@ class JobView:
 
 @operation("GET", "/jobs")
 async def jobs(call: Call) -> list[JobView]:
-    """The jobs of the cluster that run or have ended lately, the newest first."""
-    return [_view(call, one) for one in call.jobs.of(call.cluster)]
+    """The jobs of the cluster that run or have ended lately, the newest first. An account of the cluster that
+    is no administrator sees its own."""
+    return [_view(call, one) for one in call.jobs.of(call.cluster) if _is_shown(call, one)]
+
+
+def _is_shown(call: Call, job: Job) -> bool:
+    return job.is_of(call.identity) or not call.identity.is_confined
+
+
+def _find(call: Call, name: str) -> Job:
+    """Raises UnknownName, too, for a job that is not shown to the caller."""
+    found = call.jobs.find(name, call.cluster)
+    if not _is_shown(call, found):
+        raise UnknownName(f"there is no job {name} of {call.identity.name}")
+    return found
 
 
 @operation("GET", "/jobs/{job}")
 async def job(call: Call, *, job: str) -> JobView:
     """A job with its progress."""
-    return _view(call, call.jobs.find(job, call.cluster))
+    return _view(call, _find(call, job))
 
 
 @operation("POST", "/jobs", Role.OPERATOR)
@@ -68,7 +81,7 @@ async def start_job(
 @operation("DELETE", "/jobs/{job}", Role.OPERATOR)
 async def cancel_job(call: Call, *, job: str) -> JobView:
     """Cancel a job: one's own, or as admin any. Completed steps stay; an ended job is left as it is."""
-    found = call.jobs.find(job, call.cluster)
+    found = _find(call, job)
     if not found.is_of(call.identity) and call.identity.role < Role.ADMIN:
         raise Forbidden(f"the job is of {found.order.identity.name}: only its owner or an admin cancels it")
     call.jobs.cancel(found)

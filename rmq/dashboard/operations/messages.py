@@ -8,12 +8,15 @@ import msgspec
 from attrs import frozen
 
 from rmq.dashboard.access.roles import Role
+from rmq.dashboard.errors import UnknownName
+from rmq.dashboard.operations import figures
 from rmq.dashboard.operations.groups import check_member
 from rmq.dashboard.operations.operation import Call, operation
-from rmq.errors import NoRoute, RmqError
-from rmq.message import TRACE_TOPIC, MessageQueue, StoredMessage
+from rmq.errors import LocalProtocolError, NoRoute, QueryNotFound, RmqError
+from rmq.message import TRACE_TOPIC, MessageQueue, StoredMessage, parse_offset_message_id
 from rmq.operate.messages import lookup, pages
 from rmq.operate.messages.traces import Timeline, timeline
+from rmq.operate.topics import is_absent
 
 PREVIEW: Final = 160
 Millis = Annotated[int, msgspec.Meta(ge=0, description="ms since 1970; 0: no limit.")]
@@ -138,6 +141,25 @@ class MessageDetail:
     tracks: list[Track]
 
 
+async def stored_message(call: Call, id: str, topic: str = "") -> StoredMessage:
+    """The message with an offset id, or with a producer's id in a topic. Raises QueryNotFound,
+    LocalProtocolError for a text that is neither, and UnknownName for the address of a server that is no
+    broker of the cluster: an offset id may name any address, and the dashboard does not connect there."""
+    text = id.strip()
+    try:
+        address, _ = parse_offset_message_id(text)
+    except LocalProtocolError:
+        return await call.admin.view_message(text, topic)
+    if address in await figures.broker_places(call):
+        return await call.admin.view_message(text, topic)
+    if not topic:
+        raise UnknownName(f"the message id names the address {address}, where no broker of this cluster is")
+    found = (await call.admin.query_unique_key(topic, text)).messages
+    if not found:
+        raise QueryNotFound(None, f"no message of topic {topic} has the id {text}")
+    return found[0]
+
+
 @operation("GET", "/message")
 async def message(
     call: Call,
@@ -151,7 +173,7 @@ async def message(
 ) -> MessageDetail:
     """A message, by id or place: body, properties, and its state in each group."""
     if id:
-        found = await call.admin.view_message(id.strip(), topic)
+        found = await stored_message(call, id, topic)
     else:
         found = await call.admin.message_at(MessageQueue(topic, broker, queue), offset)
     done: list[Track] = []
@@ -204,7 +226,9 @@ async def trace(call: Call, *, id: str, trace_topic: str = TRACE_TOPIC) -> Trace
     """What was traced of a message, by its producer's id; no steps when nothing was."""
     try:
         found: Timeline = await timeline(call.admin, id, topic=trace_topic)
-    except NoRoute:
+    except NoRoute as error:
+        if not is_absent(error):
+            raise
         return TraceView(id, [])
     return TraceView(
         id,
@@ -240,7 +264,8 @@ async def give_message(call: Call, *, topic: str, id: str, group: str, client_id
     """Have a member of a group (the first, if none is named) consume a stored message now; offsets stay."""
     if client_id:
         await check_member(call, group, client_id)
-    result = await lookup.give_to_member(call.admin, group, id, topic, client_id)
+    stored = await stored_message(call, id, topic)
+    result = await lookup.give_to_member(call.admin, group, stored.offset_message_id, topic, client_id)
     return Given(
         lookup.is_consumed(result),
         str(result.consume_result or ""),
@@ -270,7 +295,7 @@ async def copy_message(
 ) -> Copied:
     """Send a copy of a stored message to its topic or another topic, for all groups; the copy gets a new
     id."""
-    stored = await call.admin.view_message(id, topic)
+    stored = await stored_message(call, id, topic)
     result = await lookup.send_again(call.client, stored, to_topic)
     place = result.message_queue
     return Copied(result.message_id, place.topic, place.broker_name, place.queue_id, result.queue_offset)

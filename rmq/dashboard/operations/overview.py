@@ -8,6 +8,7 @@ import msgspec
 from attrs import frozen
 
 from rmq.dashboard.access.audit import AuditLine
+from rmq.dashboard.errors import Forbidden
 from rmq.dashboard.history.history import Series
 from rmq.dashboard.operations import figures
 from rmq.dashboard.operations.figures import BrokerRow
@@ -62,7 +63,8 @@ class Overview:
 async def overview(call: Call) -> Overview:
     """Brokers, rates, lag, alarms and the last changes of the cluster."""
     brokers = await figures.broker_rows(call)
-    incomplete = ""
+    seen = await figures.cluster_overview(call)
+    incomplete = next((one.error or "" for one in seen.brokers if one.is_refused), "")
     topics, groups = 0, 0
     lags: dict[str, int] = {}
     try:
@@ -73,7 +75,7 @@ async def overview(call: Call) -> Overview:
         lags = {group: one.lag for group, one in (await figures.all_progress(call)).items()}
     except RmqError as error:
         incomplete = str(error)
-    facts = facts_of(await figures.cluster_overview(call), lags, asked_at=call.now_ms())
+    facts = facts_of(seen, lags, asked_at=call.now_ms())
     worst = sorted(lags.items(), key=lambda row: (-row[1], row[0]))[:TOP]
     return Overview(
         brokers,
@@ -85,7 +87,7 @@ async def overview(call: Call) -> Overview:
         groups,
         [_alarm(one) for one in diagnose(facts)],
         [GroupLag(group, lag) for group, lag in worst if lag],
-        call.audit.last(CHANGES, call.cluster),
+        _changes(call, CHANGES),
         incomplete,
     )
 
@@ -120,16 +122,27 @@ async def history(
     """The points of a figure over the last hours."""
     # The caller must be able to see the subject itself: the samples were taken by the dashboard's account.
     if figure == "group_lag":
-        await call.held(f"may see {subject}", lambda: call.admin.consume_stats(subject))
+        await figures.check_group(call, subject)
+        await call.held(f"may see group {subject}", lambda: figures.progress_of_group(call, subject))
     elif figure == "topic_in":
-        await call.held(f"may see {subject}", lambda: call.admin.topic_stats(subject))
-    elif figure != "cluster_lag":
-        await figures.broker_rows(call)
+        await call.held(f"may see topic {subject}", lambda: call.admin.topic_stats(subject))
+    elif figure == "cluster_lag":
+        await figures.all_group_configs(call)
+    else:
+        refused = [one for one in (await figures.cluster_overview(call)).brokers if one.is_refused]
+        if refused:
+            raise Forbidden(f"this account may not see the figures of brokers: {refused[0].error}")
     now = call.now_ms()
     return call.history.read(call.cluster, figure, subject, now - int(hours * HOUR_MS), now)
 
 
 @operation("GET", "/changes")
 async def changes(call: Call, *, count: Annotated[int, msgspec.Meta(ge=1, le=500)] = 100) -> list[AuditLine]:
-    """The last changes that were made by this dashboard, newest first."""
-    return call.audit.last(count, call.cluster)
+    """The last changes that were made by this dashboard, newest first. An account of the cluster that is no
+    administrator sees its own."""
+    return _changes(call, count)
+
+
+def _changes(call: Call, count: int) -> list[AuditLine]:
+    identity = call.identity
+    return call.audit.last(count, call.cluster, identity.name if identity.is_confined else None)

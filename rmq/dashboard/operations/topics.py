@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from attrs import evolve, frozen
@@ -12,7 +12,7 @@ from rmq.dashboard.errors import NotConfirmed
 from rmq.dashboard.operations import figures
 from rmq.dashboard.operations.operation import Call, operation
 from rmq.errors import RmqError
-from rmq.message import Message, MessageQueue
+from rmq.message import Message, MessageQueue, validate_topic
 from rmq.operate import topics as operate_topics
 from rmq.operate.several import ask_each
 from rmq.protocol.bodies import TopicConfig
@@ -22,6 +22,7 @@ Kind = Literal["", "user", "ordered", "retry", "dead letter", "system"]
 Page = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=200)]
 SEND_GROUP = "DASHBOARD_PRODUCER"
+KEPT: Final = "Not given: as it is; for a new topic"
 
 
 @frozen
@@ -142,6 +143,7 @@ class TopicDetail:
     in_day: int
     last_message_at: int
     incomplete: str
+    seen: str
 
 
 @operation("GET", "/topics/{topic}")
@@ -178,6 +180,7 @@ async def topic(call: Call, *, topic: str) -> TopicDetail:
         in_day,
         max((row.last_message_at for row in queues), default=0),
         incomplete,
+        figures.fingerprint(parts),
     )
 
 
@@ -190,13 +193,14 @@ def _part(broker: str, config: TopicConfig) -> TopicPart:
 @frozen
 class TopicChange:
     """What a change of a topic does, or has done. `before` is empty for a new topic; `done` is unset in a
-    preview."""
+    preview. `seen` is the fingerprint of `before`."""
 
     topic: str
     before: list[TopicPart]
     after: list[TopicPart]
     warnings: list[str]
     done: bool
+    seen: str
 
 
 @operation("PUT", "/topics/{topic}", Role.OPERATOR)
@@ -204,37 +208,66 @@ async def put_topic(
     call: Call,
     *,
     topic: str,
-    queues: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 8,
-    perm: Literal["read, write", "read", "write", "none"] = "read, write",
-    order: bool = False,
+    queues: Annotated[int, msgspec.Meta(ge=1, le=4096, description=f"To read and to write. {KEPT}, 8.")]
+    | None = None,
+    perm: Annotated[
+        Literal["read, write", "read", "write", "none"] | None,
+        msgspec.Meta(description=f"{KEPT}, read, write."),
+    ] = None,
+    order: Annotated[bool | None, msgspec.Meta(description=f"{KEPT}, false.")] = None,
     broker: Annotated[str, msgspec.Meta(description="Only this broker; empty: all masters.")] = "",
     hide_unread: Annotated[
         bool, msgspec.Meta(description="Cut queues that hold unread messages, too.")
     ] = False,
     preview: Annotated[bool, msgspec.Meta(description="Change nothing: only say what would change.")] = False,
+    seen: figures.Seen = "",
 ) -> TopicChange:
-    """Create or change a topic; with preview, report the change only."""
-    bits = (PERM_READ if "read" in perm else 0) | (PERM_WRITE if "write" in perm else 0)
-    config = TopicConfig(topic, queues, queues, bits, order=order)
-    known = (await figures.all_topic_configs(call)).get(topic, {})
-    names = [broker] if broker else list(await figures.masters(call))
+    """Create or change a topic; with preview, report the change only. Settings that are not given stay."""
+    validate_topic(topic)
+    masters = await figures.masters(call)
+    if broker:
+        await figures.check_master(call, broker)
+    known = await figures.topic_configs(call, topic)
+    figures.check_seen("topic", topic, seen, known)
+    names = [broker] if broker else list(masters)
+    some = next(iter(known.values()), TopicConfig(topic, 8, 8))
+    after = {name: _changed(known.get(name, some), queues, perm, order) for name in names}
     warnings = await _warnings(call, topic, queues, known, names)
     if not preview:
-        await call.admin.put_topic(config, broker=broker, hide_unread=hide_unread)
+        wanted = operate_topics.TopicChange(
+            topic,
+            {masters[name]: known[name] for name in names if name in known},
+            {masters[name]: config for name, config in after.items()},
+        )
+        await operate_topics.change(call.admin, wanted, hide_unread=hide_unread)
     return TopicChange(
         topic,
         [_part(name, own) for name, own in sorted(known.items())],
-        [_part(name, config) for name in names],
+        [_part(name, config) for name, config in after.items()],
         warnings,
         not preview,
+        figures.fingerprint(known),
     )
 
 
+def _changed(config: TopicConfig, queues: int | None, perm: str | None, order: bool | None) -> TopicConfig:
+    """The settings with the given ones in their place. A topic may have more queues to read than to write."""
+    changes: dict[str, Any] = {}
+    if queues is not None:
+        changes |= {"read_queue_nums": queues, "write_queue_nums": queues}
+    if perm is not None:
+        bits = (PERM_READ if "read" in perm else 0) | (PERM_WRITE if "write" in perm else 0)
+        changes["perm"] = config.perm & ~(PERM_READ | PERM_WRITE) | bits
+    if order is not None:
+        changes["order"] = order
+    return evolve(config, **changes)
+
+
 async def _warnings(
-    call: Call, topic: str, queues: int, known: dict[str, TopicConfig], names: list[str]
+    call: Call, topic: str, queues: int | None, known: dict[str, TopicConfig], names: list[str]
 ) -> list[str]:
     found = []
-    if any(name in known and known[name].read_queue_nums > queues for name in names):
+    if queues is not None and any(name in known and known[name].read_queue_nums > queues for name in names):
         for group, rows in (await call.admin.unread_beyond(topic, queues)).items():
             count = sum(row.lag for row in rows)
             found.append(f"{count:,} messages that {group} has not consumed would be hidden")

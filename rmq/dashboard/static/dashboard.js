@@ -50,6 +50,8 @@
   // --- charts ---
   const drawn = new WeakMap();
   function color(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
+  function sizeOf(element) { return { width: Math.max(element.clientWidth, 200), height: 170 }; }
+  function axisWidth(_, labels) { return Math.max(62, 20 + 7 * Math.max(0, ...(labels ?? []).map((label) => label.length))); }
   async function drawChart(element) {
     const figures = element.dataset.figures.split(";").map((one) => one.split("|"));
     const hours = $("#hours") ? $("#hours").value : "1";
@@ -82,13 +84,14 @@
       value: (_, value) => (value == null ? "-" : number.format(value)),
     }));
     const options = {
-      width: Math.max(element.clientWidth, 200), height: 170, cursor: { y: false },
+      ...sizeOf(element), cursor: { y: false },
       scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
-      axes: [axis, { ...axis, size: 62, values: (_, values) => values.map((value) => number.format(value)) }],
+      axes: [axis, { ...axis, size: axisWidth, values: (_, values) => values.map((value) => number.format(value)) }],
       series: [{ value: (_, at) => (at == null ? "-" : format.format(new Date(at * 1000))) }, ...series],
     };
     drawn.set(element, new uPlot(options, data, element));
   }
+  function fitCharts() { for (const element of $$(".chart[data-figures]")) drawn.get(element)?.setSize(sizeOf(element)); }
   function drawCharts() { for (const element of $$(".chart[data-figures]")) drawChart(element); }
 
   // --- live tail ---
@@ -175,7 +178,7 @@
     if ($(".chart[data-figures]")) setInterval(() => { if (!document.hidden) drawCharts(); }, 30000);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCharts);
     let width = innerWidth;
-    addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; drawCharts(); } });
+    addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; fitCharts(); } });
   }
   document.addEventListener("keydown", onKey);
   document.addEventListener("click", onClick);

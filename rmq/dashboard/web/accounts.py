@@ -6,6 +6,7 @@ from starlette.responses import Response
 
 from rmq.dashboard.access.roles import Role
 from rmq.dashboard.errors import Forbidden, LoginNeeded
+from rmq.dashboard.operations.figures import ABSENT
 from rmq.dashboard.web.page import Page, page
 from rmq.errors import NETWORK_ERRORS, ResponseError
 
@@ -45,6 +46,7 @@ async def new_account(page: Page) -> Response:
             default_group=form.get("default_group", ""),
             topics=form.get("topics", "").split(),
             groups=form.get("groups", "").split(),
+            seen=form.get("seen", ABSENT),
         )
         return page.redirect("accounts", notice=f"Account {name} is kept at all servers.")
     known = None

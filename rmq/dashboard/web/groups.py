@@ -8,10 +8,12 @@ import anyio
 from starlette.responses import Response
 
 from rmq.dashboard.checks import KEPT_SECONDS, Check, CheckKey
+from rmq.dashboard.errors import Conflict
+from rmq.dashboard.operations.figures import ABSENT
+from rmq.dashboard.operations.groups import GroupPart
 from rmq.dashboard.web.page import Page, page
 from rmq.message import retry_topic
 
-FORM = ("retries", "retry_queues", "consume", "broadcast", "broker")
 RESET = ("topic", "to", "at_ms", "broker", "queue", "offset")
 PATIENCE_SECONDS: Final = 0.3
 """A check that ends so soon is shown at once, without its progress."""
@@ -65,16 +67,41 @@ async def edit_group(page: Page) -> Response:
 
 
 async def _edit(page: Page, name: str, *, is_new: bool) -> Response:
+    form, problem = dict(page.form), ""
     if page.is_post:
-        given: dict[str, Any] = {key: page.form[key] for key in FORM if page.form.get(key)}
-        given |= {key: key in page.form for key in ("consume", "broadcast")}
-        await page.perform("put_group", group=name, **given)
-        return page.redirect("groups", name, notice=f"Group {name} is {'created' if is_new else 'changed'}.")
-    part = None
+        given = {key: form[key] for key in ("retries", "retry_queues") if form.get(key)}
+        given |= {key: "true" if form.get(key) else "false" for key in ("consume", "broadcast")}
+        given = {key: value for key, value in given.items() if value != form.get(f"was_{key}", "")}
+        seen = ABSENT if is_new else form.get("seen", "")
+        try:
+            await page.perform("put_group", group=name, seen=seen, **given)
+        except Conflict as error:
+            problem = f"{error}. Nothing was changed."
+            form |= {key: "true" if form.get(key) else "false" for key in ("consume", "broadcast")}
+        else:
+            done = "created" if is_new else "changed"
+            return page.redirect("groups", name, notice=f"Group {name} is {done}.")
     if not is_new:
-        parts = (await page.perform("group", group=name)).parts
-        part = parts[0] if parts else None
-    return page.show("group_form.html", name=name, is_new=is_new, part=part)
+        detail = await page.perform("group", group=name)
+        form = _present(detail.parts) | {"seen": detail.seen}
+    return page.show("group_form.html", name=name, is_new=is_new, form=form, problem=problem)
+
+
+def _present(parts: list[GroupPart]) -> dict[str, str]:
+    """The form's fields: the settings of the first broker, and, not seen by the person, the settings that
+    all brokers share."""
+    texts = [
+        {
+            "retries": str(one.retries),
+            "retry_queues": str(one.retry_queues),
+            "consume": "true" if one.consume else "false",
+            "broadcast": "true" if one.broadcast else "false",
+        }
+        for one in parts
+    ]
+    first = texts[0] if texts else {}
+    same = {key: value for key, value in first.items() if len({one[key] for one in texts}) == 1}
+    return first | {f"was_{key}": value for key, value in same.items()}
 
 
 @page("/groups/{group}/delete", "GET", "POST")

@@ -18,6 +18,21 @@ async def delayed(page: Page) -> Response:
     )
 
 
+@page("/delayed/messages")
+async def delayed_messages(page: Page) -> Response:
+    """The messages that wait at a level, or for a time of their own."""
+    query = {key: page.query[key] for key in ("level", "broker", "count", "cursor") if page.query.get(key)}
+    found = await page.perform("delayed_messages", **query)
+    return page.show("delayed_messages.html", found=found, query=query)
+
+
+@page("/transactions/open")
+async def open_transactions(page: Page) -> Response:
+    """Half messages without a decision."""
+    given = {key: page.query[key] for key in ("broker",) if page.query.get(key)}
+    return page.show("open_transactions.html", brokers=await page.perform("open_transactions", **given))
+
+
 @page("/transactions", "GET", "POST")
 async def transactions(page: Page) -> Response:
     """Open and discarded transactions; resume."""

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from rmq.dashboard.operations.messages import Step, TraceView
 from rmq.dashboard.web.page import Page, page
+from rmq.errors import RmqError
 
 SEARCH: Final = ("topic", "since_ms", "until_ms", "tags", "text", "count", "cursor", "newest_first")
 PLACE: Final = ("topic", "id", "broker", "queue", "offset")
@@ -59,11 +60,15 @@ async def copy(page: Page) -> Response:
 
 async def _show(page: Page, where: dict[str, Any], **values: Any) -> Response:
     found = await page.perform("message", **where)
-    trace = await page.perform("trace", id=found.row.message_id)
+    trace, untraced = TraceView(found.row.message_id, []), ""
+    try:
+        trace = await page.perform("trace", id=found.row.message_id)
+    except RmqError as error:  # an account may read the message, and not the topic of traces
+        untraced = str(error)
     form = page.query.get(
         "as", "json" if found.json else "text" if found.text or not found.row.size else "hex"
     )
-    filled = {"given": None, "copied": None, **values}
+    filled = {"given": None, "copied": None, "untraced": untraced, **values}
     return page.show(
         "message.html", message=found, form=form, trace=trace, picture=picture(trace), where=where, **filled
     )

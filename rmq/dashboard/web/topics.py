@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
+from rmq.dashboard.errors import Conflict
+from rmq.dashboard.operations.figures import ABSENT
+from rmq.dashboard.operations.topics import TopicPart
 from rmq.dashboard.web.page import Page, page
 
-FORM = ("queues", "perm", "order", "broker", "hide_unread")
+TARGET = ("broker", "hide_unread")
+SETTINGS = ("queues", "perm", "order")
 
 
 @page("/topics")
@@ -36,34 +40,55 @@ async def edit_topic(page: Page) -> Response:
 
 async def _edit(page: Page, name: str, *, is_new: bool) -> Response:
     brokers = sorted({row.name for row in (await page.perform("overview")).brokers if row.is_master})
-    form = dict(page.form)
-    preview = None
+    form, preview, problem = dict(page.form), None, ""
     if page.is_post:
-        given = {key: form[key] for key in FORM if form.get(key)}
+        given = {key: form[key] for key in TARGET if form.get(key)} | _changed(form)
         if form.get("act") == "save":
-            await page.perform("put_topic", topic=name, **given)
-            return page.redirect(
-                "topics", name, notice=f"Topic {name} is {'created' if is_new else 'changed'}."
-            )
+            seen = ABSENT if is_new else form.get("seen", "")
+            try:
+                await page.perform("put_topic", topic=name, seen=seen, **given)
+            except Conflict as error:
+                problem = str(error)
+            else:
+                done = "created" if is_new else "changed"
+                return page.redirect("topics", name, notice=f"Topic {name} is {done}.")
         preview = await page.perform("put_topic", topic=name, preview=True, **given)
+        form |= _hidden(preview.before, preview.seen)
     elif not is_new:
-        form = await _present(page, name)
+        detail = await page.perform("topic", topic=name)
+        hidden = _hidden(detail.parts, detail.seen)
+        form = {key: _text(detail.parts[0])[key] for key in SETTINGS if detail.parts} | hidden
     return page.show(
         "topic_form.html",
         name=name,
         is_new=is_new,
         form=form,
         preview=preview,
+        problem=problem,
         where=[("", "all masters"), *((one, one) for one in brokers)],
     )
 
 
-async def _present(page: Page, name: str) -> dict[str, str]:
-    parts = (await page.perform("topic", topic=name)).parts
-    if not parts:
-        return {}
-    first = parts[0]
-    return {"queues": str(first.read_queues), "perm": first.perm, "order": "true" if first.order else ""}
+def _changed(form: dict[str, str]) -> dict[str, str]:
+    """The settings that the form changes. Others are not sent: brokers keep their own."""
+    given = {key: form[key] for key in ("queues", "perm") if form.get(key)}
+    given["order"] = "true" if form.get("order") else "false"
+    return {key: value for key, value in given.items() if value != form.get(f"was_{key}", "")}
+
+
+def _hidden(parts: list[TopicPart], seen: str) -> dict[str, str]:
+    """Fields that the person does not see: the settings as they were, where all brokers agree."""
+    texts = [_text(one) for one in parts]
+    same = {key: texts[0][key] for key in SETTINGS if len({one[key] for one in texts}) == 1}
+    return {f"was_{key}": value for key, value in same.items()} | {"seen": seen}
+
+
+def _text(part: TopicPart) -> dict[str, str]:
+    return {
+        "queues": str(part.read_queues),
+        "perm": part.perm,
+        "order": "true" if part.order else "false",
+    }
 
 
 @page("/topics/{topic}/delete", "GET", "POST")

@@ -20,7 +20,7 @@ from rmq.operate.copies.manifest import (
     spread,
     topic_settings,
 )
-from rmq.operate.topics import masters, with_retention
+from rmq.operate.topics import is_absent, masters, with_retention
 from rmq.operate.values import PERMS
 from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from rmq.protocol.codes import RETENTION_BYTES, RETENTION_MS
@@ -151,7 +151,9 @@ async def queue_ends(admin: Admin, topic: str) -> dict[tuple[str, int], int]:
     """Broker and queue -> the end of that queue; nothing for a topic that is not there yet."""
     try:
         stats = await admin.topic_stats(topic)
-    except (NoRoute, TopicNotExist):
+    except (NoRoute, TopicNotExist) as error:
+        if not is_absent(error):
+            raise
         return {}
     return {(queue.broker_name, queue.queue_id): ends.max_offset for queue, ends in stats.items()}
 

@@ -20,6 +20,7 @@ from rmq.errors import NoRoute, TopicNotExist
 from rmq.message import DLQ_PREFIX, dlq_topic
 from rmq.operate.messages.pages import read_page
 from rmq.operate.several import ask_each
+from rmq.operate.topics import is_absent
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
@@ -122,7 +123,9 @@ async def read_letters(
             cursor=cursor,
             newest_first=newest_first,
         )
-    except (NoRoute, TopicNotExist):
+    except (NoRoute, TopicNotExist) as error:
+        if not is_absent(error):
+            raise
         return LetterPage([], 0, None)
     return LetterPage([read_letter(message) for message in page.messages], page.total, page.cursor)
 

@@ -21,7 +21,7 @@ from rmq.message import (
 )
 from rmq.operate.messages.pages import read_page
 from rmq.operate.several import ask_each
-from rmq.operate.topics import masters
+from rmq.operate.topics import is_absent, masters
 from rmq.protocol.headers import RecallHandle
 from rmq.protocol.properties import PROPERTY_TIMER_HANDLE_MS, PROPERTY_TIMER_REPLACES
 
@@ -112,7 +112,9 @@ async def delay_levels(admin: Admin, *, cluster: str = "", broker: str = "") -> 
 
     try:
         ends = await admin.topic_stats(SCHEDULE_TOPIC)
-    except (NoRoute, TopicNotExist):
+    except (NoRoute, TopicNotExist) as error:
+        if not is_absent(error):
+            raise
         ends = {}
     places = (await masters(admin, cluster=cluster, broker=broker)).items()
     return [row for rows in (await ask_each(places, look)).values() for row in rows]
@@ -181,7 +183,9 @@ async def waiting_for_a_time(
             cursor=cursor,
             where=lambda message: due_ms(message) > now_ms,
         )
-    except (NoRoute, TopicNotExist):
+    except (NoRoute, TopicNotExist) as error:
+        if not is_absent(error):
+            raise
         return DelayedPage([], None)
     later = [*page.messages]
     if cursor is not None:  # such a record is stored after its message, so it may be on a page before

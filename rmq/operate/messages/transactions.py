@@ -32,7 +32,7 @@ from rmq.message import (
 )
 from rmq.operate.messages.pages import read_page
 from rmq.operate.several import ask_each
-from rmq.operate.topics import masters
+from rmq.operate.topics import is_absent, masters
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
@@ -125,7 +125,9 @@ async def _ends(admin: Admin, queue: MessageQueue) -> TopicOffset | None:
     """The ends of a queue; None when name servers or broker do not know the topic."""
     try:
         return (await admin.topic_stats(queue.topic)).get(queue)
-    except (NoRoute, TopicNotExist):
+    except (NoRoute, TopicNotExist) as error:
+        if not is_absent(error):
+            raise
         return None
 
 
@@ -195,7 +197,9 @@ async def discarded(client: Client, *, count: int = 50, cursor: str | None = Non
     a cluster without any has an empty page."""
     try:
         page = await read_page(client, TRANS_CHECK_MAX_TIME_TOPIC, count=count, cursor=cursor)
-    except (NoRoute, TopicNotExist):
+    except (NoRoute, TopicNotExist) as error:
+        if not is_absent(error):
+            raise
         return DiscardedPage([], 0, None)
     return DiscardedPage([read_discarded(one) for one in page.messages], page.total, page.cursor)
 

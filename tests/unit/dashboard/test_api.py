@@ -13,8 +13,10 @@ pytest.importorskip("jinja2")
 
 from rmq.dashboard.access.roles import Role
 from rmq.dashboard.api.openapi import description
+from rmq.dashboard.errors import status_of
 from rmq.dashboard.history.history import History, Sample
 from rmq.dashboard.operations.catalog import OPERATIONS
+from rmq.errors import NoRoute, NotNameServers, RequestTimeout, RmqError, Unreachable
 from rmq.message import Message
 from rmq.protocol.codes import RequestCode
 from rmq.testing.cluster import Cluster
@@ -117,7 +119,7 @@ async def test_the_api_has_the_powers_of_the_pages() -> None:
         ("/messages", 400, "BadRequest", "topic"),
         ("/messages?topic=Orders&cursor=x", 400, "ConfigError", "cursor"),
         ("/accounts", 401, "LoginNeeded", "admin"),
-        ("/message?id=7F00000100002A9F0000000000000000", 502, "ConnectFailed", "127.0.0.1"),
+        ("/message?id=7F00000100002A9F0000000000000000", 404, "UnknownName", "127.0.0.1:10911"),
     ],
 )
 async def test_errors_have_class_code_and_hint(path: str, status: int, name: str, named: str) -> None:
@@ -171,6 +173,31 @@ def test_points_are_thinned_out_and_forgotten() -> None:
     assert last.values[-1] == 3.0
     early = history.read("test", "cluster_in", "", 24 * hour, 25 * hour)
     assert len(early.times) <= 13
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (NoRoute("Orders"), 404),
+        (NoRoute("Orders", refused=True), 403),
+        (Unreachable("Orders", {}), 502),
+        (NotNameServers("Orders", ["10.0.0.1:10911"]), 502),
+        (RequestTimeout("10.0.0.1:10911", 105, 3.0), 504),
+    ],
+)
+def test_a_status_tells_a_refusal_and_a_server_that_fails_from_a_name_that_is_none(
+    error: RmqError, status: int
+) -> None:
+    assert status_of(error) == status
+
+
+async def test_a_group_that_never_consumed_has_a_chart_without_points() -> None:
+    async with Cluster("shop-a", topics={"Orders": 2}) as cluster, site(cluster) as made:
+        async with cluster.connect() as client:
+            await client.admin.create_group("billing")
+        query = {"figure": "group_lag", "subject": "billing"}
+        answer = await made.browser().http.get(f"{API}/history", params=query)
+        assert (answer.status_code, answer.json()["values"]) == (200, [])
 
 
 async def test_charts_have_what_was_sampled_and_only_for_who_may_see_it() -> None:

@@ -113,9 +113,21 @@ async def test_accounts_are_shown_explained_created_changed_and_deleted(tmp_path
         assert made_it.status_code == 303, text_of(made_it.text)
         guest = await _logged_in(made, "guest-one", "a-secret-1")
         assert (await guest.post("/c/test/topics/Orders/send", body="x")).status_code == 403
-        await chief.post("/c/test/new-account", topics="Orders=PUB|SUB", **form)  # the secret stays
+        late = await chief.post("/c/test/new-account", topics="Orders=PUB|SUB", **form)
+        assert late.status_code == 409
+        assert "guest-one exists already" in text_of(late.text)
+        more = {"seen": await _seen(chief, "guest-one"), "topics": "Orders=PUB|SUB"}
+        await chief.post("/c/test/new-account", **more, **form)  # the secret stays
         assert (await guest.post("/c/test/topics/Orders/send", body="x")).status_code == 200
         assert (await guest.get("/c/test/accounts")).status_code == 403
+        old = await chief.post("/c/test/new-account", **more, **form)
+        assert old.status_code == 409
+        assert "somebody has changed or deleted the account guest-one" in text_of(old.text)
+        await chief.post("/c/test/new-account", seen=await _seen(chief, "guest-one"), topics="", **form)
+        assert "Orders=" not in (await chief.get("/c/test/new-account?account=guest-one")).text.partition(
+            "</textarea>"
+        )[0].replace('placeholder="Orders=', "")
+        assert (await guest.post("/c/test/topics/Orders/send", body="x")).status_code == 403
 
         assert (await chief.post("/c/test/accounts/guest-one/delete", confirm="guest")).status_code == 400
         assert (await chief.post("/c/test/accounts/guest-one/delete", confirm="guest-one")).status_code == 303
@@ -126,6 +138,64 @@ async def test_accounts_are_shown_explained_created_changed_and_deleted(tmp_path
         written = log.read_text()
         assert "put_account" in written
         assert "a-secret-1" not in written
+
+
+async def _seen(browser: Browser, account: str) -> str:
+    """The fingerprint in the form of an account."""
+    form = (await browser.get(f"/c/test/new-account?account={account}")).text
+    found = re.search(r'name="seen" value="(\w+)"', form)
+    assert found
+    return found[1]
+
+
+async def test_an_account_sees_no_figures_changes_and_jobs_that_the_cluster_does_not_show_it(
+    tmp_path: pathlib.Path,
+) -> None:
+    file = tmp_path / "plain_acl.yml"
+    file.write_text(ACCOUNTS.replace("defaultGroupPerm: SUB", "defaultGroupPerm: DENY"))
+    async with (
+        Cluster("shop-a", acl_enable=True, acl_file=str(file)) as cluster,
+        site(cluster, credentials=OWN, link_token="", sample_seconds=10) as made,
+    ):
+        async with cluster.connect(credentials=OWN) as client:
+            for topic in ("Orders", "Salaries"):
+                await client.admin.create_topic(topic)
+            await client.admin.create_group("Orders")
+            async with client.producer("checkout") as producer:
+                await producer.send(Message("Orders", b"one"))
+            async with client.pull_consumer("Orders") as reader:
+                for queue in await reader.message_queues("Orders"):
+                    await reader.commit(queue, 0)
+        await cluster.advance(25)
+        chief = await _logged_in(made, "chief-one", "12345678")
+        await chief.post("/c/test/topics/Salaries/send", body="x", keys="key-of-chief")
+        clerk = await _logged_in(made, "clerk-one", "87654321")
+        api = "/api/v1/clusters/test"
+
+        for figure, subject, status in (
+            ("topic_in", "Orders", 200),
+            ("group_lag", "Orders", 403),  # the topic of this name may be seen, the group may not
+            ("topic_in", "Salaries", 403),
+            ("cluster_lag", "", 403),
+            ("cluster_in", "", 403),
+            ("broker_disk", "shop-a", 403),
+        ):
+            query = {"figure": figure, "subject": subject}
+            assert (await clerk.http.get(f"{api}/history", params=query)).status_code == status, query
+            assert (await chief.http.get(f"{api}/history", params=query)).status_code == 200, query
+
+        assert "key-of-chief" in (await chief.get("/c/test/changes")).text
+        seen = await clerk.get("/c/test")
+        assert "Need admin permission" in text_of(seen.text).partition("Alarms none")[0]
+        assert "is it running" not in seen.text
+        for path in ("/changes", "/overview"):
+            assert "Salaries" not in (await clerk.http.get(f"{api}{path}")).text
+        order = {"operation": "clean_cluster", "arguments": {"what": "logs"}}
+        headers = {"origin": BASE, "x-csrf-token": chief.csrf}
+        job = (await chief.http.post(f"{api}/jobs", json=order, headers=headers)).json()["id"]
+        assert (await clerk.http.get(f"{api}/jobs")).json() == []
+        assert (await clerk.http.get(f"{api}/jobs/{job}")).status_code == 404
+        assert [one["id"] for one in (await chief.http.get(f"{api}/jobs")).json()] == [job]
 
 
 # --- streams ---

@@ -156,7 +156,8 @@ async def test_an_export_is_kept_as_a_file_for_the_identity_that_made_it(tmp_pat
             assert len(file.text.splitlines()) == LETTERS + (form == "csv")
             assert (await _job(otto, job))["result"]["letters"] == LETTERS
         assert "body" in file.text.splitlines()[0]
-        for other in (rita, olga, made.browser()):
+        assert (await made.browser().http.get(f"{API}/jobs/{job}")).status_code == 404
+        for other in (rita, olga):
             seen = await _job(other, job)
             assert (seen["state"], seen["result"], seen["has_file"]) == ("done", None, False)
             assert (await other.get(f"/c/test/jobs/{job}/file")).status_code == 404

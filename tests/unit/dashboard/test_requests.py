@@ -220,7 +220,7 @@ FAULTS: Final = (
     ("DELETE", "/topics/Nothing", {"confirm": "Nothing"}, 404, "NoRoute"),
     ("POST", "/groups/nobody/reset", {"topic": "Orders", "to": "last"}, 404, "UnknownName"),
     ("POST", "/groups/nobody/copy", {"to_group": "other"}, 404, "UnknownName"),
-    ("POST", "/transactions/resume", {"id": "gone"}, 404, "UnknownName"),
+    ("POST", "/transactions/resume", {"id": "gone"}, 400, "LocalProtocolError"),
     ("POST", "/topics/Orders/messages", {}, 400, "InvalidMessage"),
     ("GET", "/accounts", {}, 501, "RequestCodeNotSupported"),
     ("GET", "/nothing", {}, 404, "NotFound"),

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 import rmq
-from rmq.errors import InvalidName, NoRoute, ResponseError
+from rmq.client.admin import Admin
+from rmq.errors import (
+    ConsumerNotOnline,
+    InvalidName,
+    NoRoute,
+    NotNameServers,
+    ResponseError,
+    RmqError,
+    TopicNotExist,
+    Unreachable,
+)
+from rmq.message import MessageQueue
 from rmq.operate import topics
+from rmq.operate.examination import dead_letter_count
+from rmq.protocol.bodies import TopicOffset
 from rmq.testing.cluster import Cluster
 
 from .conftest import consume, send
@@ -97,3 +112,36 @@ async def test_a_preview_counts_unread_messages_that_would_be_hidden(client: rmq
         await topics.change(client.admin, wanted)
     await topics.change(client.admin, wanted, hide_unread=True)
     assert (await topics.topic(client.admin, "Orders")).read_queues == 2
+
+
+ABSENCES = (
+    (NoRoute("Orders"), True),
+    (TopicNotExist(None, "no such topic"), True),
+    (NoRoute("Orders", refused=True), False),
+    (Unreachable("Orders", {}), False),
+    (NotNameServers("Orders", ["10.0.0.1:10911"]), False),
+    (ConsumerNotOnline(None, "nobody"), False),
+)
+
+
+class Failing:
+    """An administrator whose questions all fail."""
+
+    def __init__(self, error: RmqError) -> None:
+        self._error = error
+
+    async def topic_stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
+        raise self._error
+
+
+@pytest.mark.parametrize(("error", "is_absent"), ABSENCES)
+async def test_a_topic_is_absent_only_if_name_servers_say_so(error: RmqError, is_absent: bool) -> None:
+    assert topics.is_absent(error) == is_absent
+    admin = cast(Admin, Failing(error))
+    if is_absent:
+        assert await topics.messages_kept(admin, "Orders") == 0
+        assert await dead_letter_count(admin, "billing") == 0
+    else:
+        for ask in (topics.messages_kept, dead_letter_count):
+            with pytest.raises(type(error)):
+                await ask(admin, "Orders")
