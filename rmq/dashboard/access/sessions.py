@@ -45,8 +45,8 @@ class Identity:
 
     @property
     def is_confined(self) -> bool:
-        """Whether it sees changes and jobs of its own only: an account of the cluster that is no
-        administrator, or nobody. Those of others name topics and groups that it may not see."""
+        """Whether the identity sees only its own changes and jobs, as an account of the cluster that is no
+        administrator. Changes of others name topics and groups that such an account may not see."""
         return not self.own and self.role < Role.ADMIN
 
     @property
