@@ -26,7 +26,10 @@ SERVER_CODE = (
 )
 LAZY = {"rmq/remoting/__init__.py": {"rmq.remoting.serving.acceptor", "rmq.remoting.serving.server"}}
 """Names of servers that a package offers to servers, imported when one asks for them."""
-TYPES = {"rmq/remoting/connection.py": {"rmq.remoting.poller"}}
+TYPES = {
+    "rmq/remoting/connection.py": {"rmq.remoting.poller"},
+    "rmq/remoting/sending.py": {"rmq.remoting.poller"},
+}
 """The same, for type checkers."""
 BUILDS = all(importlib.util.find_spec(name) for name in ("build", "hatchling", "Cython", "setuptools"))
 NEEDS = "what builds is not installed: the extra `dev` has it"
