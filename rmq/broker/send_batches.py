@@ -104,7 +104,7 @@ class CompiledBroker(Broker):
                 if self._gather(requests[0], connection):  # type: ignore[arg-type]
                     return 1
             elif self._gathered:
-                self._settle()
+                self._commit_gathered()
         if len(requests) == 1 and requests[0].__class__ is self._run_class and self._takes_runs():
             run: Any = requests[0]
             if self._take(run, connection):  # for a chunk of one send each call is felt
@@ -158,20 +158,20 @@ class CompiledBroker(Broker):
         """As `Endpoint.end_round`."""
         self._gathers = False
         if self._gathered:
-            self._settle()
+            self._commit_gathered()
 
     def _gather(self, run: SendRun, connection: Connection) -> bool:
         """Keep a run for the end of the round; False for a long run, after all earlier runs were answered."""
         size = run.count * (run.largest + _AROUND)
         is_short = run.count <= SHORT and size <= GATHERED_BYTES
         if self._gathered and (not is_short or self._gathered_bytes + size > GATHERED_BYTES):
-            self._settle()
+            self._commit_gathered()
         if is_short:
             self._gathered.append((run, connection))
             self._gathered_bytes += size
         return is_short
 
-    def _settle(self) -> None:
+    def _commit_gathered(self) -> None:
         """Put the gathered runs, commit and answer. Runs that cannot be taken are handled as single commands,
         in order."""
         gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0

@@ -1,4 +1,4 @@
-"""Reading a queue: what Java's getMessage answers, with neighbours in the log joined to ranges."""
+"""Reads of a queue, as Java's getMessage does them, with neighbours in the log joined to ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StoreView: what can be read of a store."""
+"""StoreView: reads of a store, by queue, place, time and key."""
 
 from __future__ import annotations
 

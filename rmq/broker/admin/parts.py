@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmq.broker.admin.assignments import Assignments
 from rmq.broker.admin.config_requests import ConfigRequests
@@ -26,8 +24,7 @@ if TYPE_CHECKING:
     from rmq.store.store import Store
 
 
-@frozen
-class AdminParts:
+class AdminParts(NamedTuple):
     """The parts that serve operators, and expiry and retention."""
 
     query: Query

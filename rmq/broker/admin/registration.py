@@ -167,19 +167,19 @@ class Registration:
                 self._body = self._plain()
                 self._is_compressed = len(self._body) > PLAIN_BYTES
             if self._is_compressed:
-                wrapper = TopicConfigSerializeWrapper(self._told_topics(), self.version)
+                wrapper = TopicConfigSerializeWrapper(self._registered_topics(), self.version)
                 self._body = RegisterBrokerBody(wrapper).encode(compressed=True)
             self._body_of = key
         return self._body
 
     def _plain(self) -> bytes:
-        table = self._told_topics()
+        table = self._registered_topics()
         if table is not self._topics.table:
             return RegisterBrokerBody(TopicConfigSerializeWrapper(table, self.version)).encode()
         none = TopicConfigSerializeWrapper({}, self.version)  # the text of all topics is there
         return RegisterBrokerBody(none).encode().replace(none.to_json(), self._topics.to_json(), 1)
 
-    def _told_topics(self) -> dict[str, TopicConfig]:
+    def _registered_topics(self) -> dict[str, TopicConfig]:
         """The topics with their permissions, unless the broker as a whole has less."""
         perm, all_of_it = self._settings.broker.broker_permission, PERM_READ | PERM_WRITE
         table = self._topics.table

@@ -33,7 +33,7 @@ class CopiedLog:
         """Append bytes of the master's log, and wake the pulls that wait for them. Raises StoreError."""
         for at, part in self._followed.parts(physical_offset, data):
             arrivals = self._store.append_raw(at, part)
-            self._followed.settle()
+            self._followed.drop_deleted_queues()
             self._arrived(arrivals)
         self._wake.reput()
         if self._replica.flushes_copies:

@@ -1,4 +1,4 @@
-"""PULL_MESSAGE: the wire's shell over `read.Reader`, which decides what a consumer reads and when.
+"""PULL_MESSAGE: the wire's shell over `read.Reader`, which holds the rules of reading.
 
 A pull that finds nothing and may wait becomes a row of `ParkedPulls`. In a set with controllers the answer
 names the preferred replica, for clients that read from replicas.

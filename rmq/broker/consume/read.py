@@ -1,4 +1,4 @@
-"""Reading: what a consumer may read, the reading itself, and the reads that wait for a message to arrive.
+"""Reader: permissions and filters of a read, the read itself, and long polls.
 
 `Reader` knows neither requests nor answers: `Pull` is its shell for the wire, and doors use it by
 `rmq.broker.doors`. A consumer asks by a value (`long_polling.Wanted`), of which the header of a pull is one.

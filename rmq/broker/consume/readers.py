@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
-
-from attrs import frozen
+from typing import TYPE_CHECKING, NamedTuple
 
 from rmq.broker.consume.per_message.deliveries import Deliveries
 from rmq.broker.consume.per_message.pop_requests import PopRequests
@@ -23,8 +21,7 @@ if TYPE_CHECKING:
     from rmq.store.store import Store
 
 
-@frozen
-class Readers:
+class Readers(NamedTuple):
     """The parts that read messages for consumers."""
 
     reader: Reader

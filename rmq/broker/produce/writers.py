@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING
-
-from attrs import frozen
+from typing import TYPE_CHECKING, NamedTuple
 
 from rmq.broker.delay.delay_levels import Schedule
 from rmq.broker.delay.recall import Recall
@@ -31,8 +29,7 @@ if TYPE_CHECKING:
     from rmq.store.store import Store
 
 
-@frozen
-class Writers:
+class Writers(NamedTuple):
     """The parts that store messages, and those that say when their senders are answered."""
 
     own_writes: OwnWrites

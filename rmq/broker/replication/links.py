@@ -94,7 +94,7 @@ class Replicas:
     def have_tables(self, numbers: Collection[int]) -> bool:
         """Whether the links to these replicas of a set with controllers have sent all changes of the
         tables."""
-        return all(session.has_told() for session in self._links if session.number in numbers)
+        return all(session.has_all_rows() for session in self._links if session.number in numbers)
 
     def have_rows(self, table: str) -> int:
         """The last change of a table that all awaited slaves have; without bound when no slave is awaited."""

@@ -192,7 +192,7 @@ class MasterSession:
 
     `acknowledged` is the end of the slave's log in its last report, -1 before the first. `greet` makes the
     greeting of a slave of rmq; it may raise StoreError. `safe` and `progress` go out with the log. `tables`,
-    given the time, returns the notes that go out before the next bytes of the log. `has_told` says whether
+    given the time, returns the notes that go out before the next bytes of the log. `has_all_rows`: whether
     `tables` has sent everything. `admit` takes number and epoch of a replica of a set with controllers, and
     raises RemoteProtocolError for a replica that does not belong; `number` is its number, 0 for any other
     slave. `confirmed` is the high watermark of such a set, sent like `safe`, and soon when long polls wait at
@@ -212,7 +212,7 @@ class MasterSession:
         progress: Callable[[], Mapping[str, Any]] = dict,
         admit: Callable[[int, int], None] | None = None,
         tables: Callable[[float], Mapping[str, Any] | None] = lambda now: None,
-        has_told: Callable[[], bool] = lambda: True,
+        has_all_rows: Callable[[], bool] = lambda: True,
         confirmed: Callable[[], int | None] = lambda: None,
         heard: Callable[[int], None] | None = None,
         rows_had: Callable[[str], int] = lambda table: -1,
@@ -224,7 +224,7 @@ class MasterSession:
         self.waiting = waiting
         self.rows_had = rows_had
         self._heard = heard
-        self.has_told = has_told
+        self.has_all_rows = has_all_rows
         self._admit = admit
         self._store = store
         self._greet = greet

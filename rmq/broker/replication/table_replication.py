@@ -107,7 +107,7 @@ class SlaveCursor:
     is_whole: bool = False
 
     @property
-    def is_told(self) -> bool:
+    def is_complete(self) -> bool:
         return self.serial == self.table.changes.serial and not self.left
 
     def note(self) -> dict[str, Any] | None:
@@ -163,18 +163,18 @@ class TableSender:
         self._offsets_at = -offsets_s
 
     @property
-    def is_told(self) -> bool:
-        """Whether notes have told all that there is."""
-        return all(one.is_told for one in (*self._urgent, *self._offsets))
+    def is_complete(self) -> bool:
+        """Whether the slave was sent all changes."""
+        return all(one.is_complete for one in (*self._urgent, *self._offsets))
 
     def note(self, now: float) -> dict[str, Any] | None:
         """The next note, None when nothing is due. It goes out before any more of the log."""
-        for told in self._urgent:
-            if note := told.note():
-                return note | self._deletions(told.name, note)
-        for told in self._offsets:
-            if (told.left or now - self._offsets_at >= self.offsets_s or self._is_wanted(told)) and (
-                note := told.note()
+        for cursor in self._urgent:
+            if note := cursor.note():
+                return note | self._deletions(cursor.name, note)
+        for cursor in self._offsets:
+            if (cursor.left or now - self._offsets_at >= self.offsets_s or self._is_wanted(cursor)) and (
+                note := cursor.note()
             ):
                 self._offsets_at = now
                 return note
@@ -196,10 +196,12 @@ class TableSender:
         kept = table if names is None else [name for name in names if name in table]
         return {name: table[name].to_value() for name in kept}
 
-    def _is_wanted(self, told: SlaveCursor) -> bool:
+    def _is_wanted(self, cursor: SlaveCursor) -> bool:
         """Whether a request waits for a change that was not sent, while the slave has every change that was
         sent."""
-        return self._is_awaited(told.name, told.serial) and self._had.get(told.name, -1) >= told.serial
+        return (
+            self._is_awaited(cursor.name, cursor.serial) and self._had.get(cursor.name, -1) >= cursor.serial
+        )
 
     def heard(self, number: int) -> None:
         """Take a report of `row_report`. Raises RemoteProtocolError for rows that were never sent."""
@@ -208,19 +210,19 @@ class TableSender:
             return
         names = SAVED if number & _SAVED_BIT else CONFIRMED
         serial, at = divmod(number & ~_SAVED_BIT, len(names))
-        told = self._told(names[at])
-        if serial > told.serial:
-            raise RemoteProtocolError(f"it has {told.name} up to change {serial}, of {told.serial} told")
-        self._had[told.name] = max(serial, self._had.get(told.name, -1))
+        cursor = self._cursor(names[at])
+        if serial > cursor.serial:
+            raise RemoteProtocolError(f"it has {cursor.name} up to change {serial}, of {cursor.serial} told")
+        self._had[cursor.name] = max(serial, self._had.get(cursor.name, -1))
 
     def had(self, table: str) -> int:
         """Up to which change of a table the slave has its rows; -1 before it has said so."""
         if table in SAVED and not self._reports_saved:
-            told = self._told(table)
-            return -1 if told.left else told.serial
+            cursor = self._cursor(table)
+            return -1 if cursor.left else cursor.serial
         return self._had.get(table, -1)
 
-    def _told(self, table: str) -> SlaveCursor:
+    def _cursor(self, table: str) -> SlaveCursor:
         return next(one for one in (*self._urgent, *self._offsets) if one.name == table)
 
 
@@ -390,14 +392,14 @@ class TableReceiver:
             self._save()
 
     def parts(self, physical_offset: int, data: memoryview) -> Iterator[tuple[int, memoryview]]:
-        """Bytes of the log in parts that end where `settle` has something to do."""
+        """Bytes of the log in parts that end where `drop_deleted_queues` has something to do."""
         end = physical_offset + len(data)
         for at in sorted({at for at in self._deleted.values() if physical_offset < at < end}):
             yield physical_offset, data[: at - physical_offset]
             physical_offset, data = at, data[at - physical_offset :]
         yield physical_offset, data
 
-    def settle(self) -> None:
+    def drop_deleted_queues(self) -> None:
         """The log has grown: remove the queues of deleted topics once every earlier record has arrived. The
         queues of a topic that was created again begin with its first message."""
         if self._deleted:

@@ -71,7 +71,7 @@ class Guard:
             await stream.send_all(challenge.proof())
         return stream
 
-    async def introduce(self, stream: Stream) -> None:
+    async def authenticate(self, stream: Stream) -> None:
         """Prove to a master that we are its slave, and check its proof that it is the master. Raises as
         above."""
         challenge = Challenge(self.secret, os.urandom(NONCE_BYTES), master=False)

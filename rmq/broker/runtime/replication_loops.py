@@ -190,7 +190,7 @@ class _SlaveLink:
             safe=broker.replica.ack_limit,
             progress=broker.delivery.now,
             tables=feed.note,
-            has_told=lambda: feed.is_told,
+            has_all_rows=lambda: feed.is_complete,
             admit=role.manager.admit if isinstance(role, FailoverReplica) else None,
             confirmed=role.high_watermark,
             heard=feed.heard,
@@ -372,7 +372,7 @@ class Follower:
         async with open_stream(self._network, target, tls=self._guard.tls) as stream:
             self._local = stream.local
             if self._guard.secret:
-                await within(HANDSHAKE_SECONDS, self._guard.introduce, stream)
+                await within(HANDSHAKE_SECONDS, self._guard.authenticate, stream)
             greeting = self._greeting = await self._greet(stream)
             told = self._master_address()
             self._master = told or (greeting.address if greeting else port_before(address))
@@ -438,12 +438,12 @@ class Follower:
                     state.lower_high_watermark(cut)
                 await self._compare_end(stream, greeting)
             except Expired as error:
-                self._begin_anew(str(error))
+                self._set_log_aside(str(error))
                 is_same = False
             except Diverged as error:
                 if store.config.ha_diverged_log is not DivergedLog.aside:
                     raise Diverged(f"{error}. {DIVERGED_ADVICE}") from None
-                self._begin_anew(str(error))
+                self._set_log_aside(str(error))
                 is_same = False
         store.flush()
         low = start if _is_empty(store) else store.min_physical_offset
@@ -456,7 +456,7 @@ class Follower:
         lost = lost_by_cut(self._broker.store, self._broker.replica.high_watermark, cut)
         if lost:
             log.error("MESSAGES WERE LOST by the master of epoch %d: %s", master.epoch, lost)
-            self._begin_anew(lost)
+            self._set_log_aside(lost)
         return bool(lost)
 
     async def _compare_end(self, stream: Stream, greeting: MasterLog) -> None:
@@ -492,14 +492,14 @@ class Follower:
                 )
                 self._broker.store.truncate(cut)
         except Expired as error:
-            self._begin_anew(str(error))
+            self._set_log_aside(str(error))
         except Diverged as error:
             if store.config.ha_diverged_log is not DivergedLog.aside:
                 raise Diverged(f"{error}. {DIVERGED_ADVICE}") from None
-            self._begin_anew(str(error))
+            self._set_log_aside(str(error))
         return theirs.start
 
-    def _begin_anew(self, reason: str) -> None:
+    def _set_log_aside(self, reason: str) -> None:
         try:
             folder = self._broker.store.set_aside()
         except StoreError as error:
@@ -589,7 +589,7 @@ class Follower:
                 is_heard = True
                 if session.received(data, anyio.current_time()) or broker.followed.has_reports:
                     self._grown.set()
-                broker.followed.settle()
+                broker.followed.drop_deleted_queues()
             scope.cancel()
 
         async def write() -> None:

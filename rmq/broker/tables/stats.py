@@ -1,4 +1,4 @@
-"""Counters and moving windows: what went in and out, per topic, per group and in all.
+"""Counters and moving windows of messages in and out, per topic, per group and in all.
 
 Counting is a dictionary look-up and three additions, once for each topic or pull of a chunk; it knows no
 clock. `step(now)` samples every counter: each 10 s for the window of a minute, each 10 minutes for the

@@ -68,7 +68,7 @@ class Delay:
         """`seconds` as brokers are told."""
         return None if self.seconds is None else round(self.seconds * 1000)
 
-    def told(self, times: int) -> str:
+    def describe(self, times: int) -> str:
         """For a log, of a message that failed `times` times before."""
         if self.level < 0:
             return "given up"
@@ -141,7 +141,7 @@ def delay_of(
     return Delay(usual) if policy is None else Delay.of(policy.seconds(times))
 
 
-def reason_told(error: Exception | None) -> str:
+def reason_text(error: Exception | None) -> str:
     """What the broker is told of `error`."""
     return error.reason if isinstance(error, Retry) else reason_of(error)
 

@@ -78,7 +78,7 @@ class Stalls:
             if now - began >= self.seconds:
                 stalled = was.get(place)
                 if stalled is None or stalled.reason != reason:
-                    stalled = self._told(window, place[1], reason, message)
+                    stalled = self._stalled(window, place[1], reason, message)
                 self.current[place] = stalled
         return [stalled for place, stalled in self.current.items() if was.get(place) is not stalled]
 
@@ -105,7 +105,7 @@ class Stalls:
             found[(window.queue, oldest[window]), reason] = waiting.get(window)
         return found
 
-    def _told(
+    def _stalled(
         self, window: ProcessQueue, queue_offset: int, reason: Reason, message: PulledMessage | None
     ) -> Stalled:
         message_id, keys = "", tuple[str, ...]()

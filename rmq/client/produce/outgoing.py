@@ -1,4 +1,4 @@
-"""What a producer puts on the wire: messages are checked, given an id, compressed and made into requests.
+"""Outgoing messages of a producer: checked, given an id, compressed and made into requests.
 Pure.
 """
 

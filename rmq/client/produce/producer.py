@@ -382,7 +382,7 @@ class Producer(AsyncResource):
         """Announce the group to all brokers of a topic: they push replies over the connection of the
         heartbeat."""
         rotation = await self._sender.rotation(topic, timeout)
-        await self._session.introduce(self.group, rotation.route.brokers)
+        await self._session.announce_producer(self.group, rotation.route.brokers)
 
     # --- what leaving the block waits for ---
 

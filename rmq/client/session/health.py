@@ -71,9 +71,9 @@ def health_of(session: Session, ended: str = "") -> Health:
     name_servers = _servers(session, session.name_servers.addresses)
     brokers = _servers(session, session.routes.addresses(slaves=True))
     consumers = tuple(member.health() for member in session.members.values())
-    problems = [f"broker {_told(one)}" for one in brokers if _is_failing(one)]
+    problems = [f"broker {_failure_of(one)}" for one in brokers if _is_failing(one)]
     if all(_is_failing(one) for one in name_servers):
-        problems.insert(0, f"no name server can be reached: {'; '.join(map(_told, name_servers))}")
+        problems.insert(0, f"no name server can be reached: {'; '.join(map(_failure_of, name_servers))}")
     for consumer in consumers:
         problems += [*consumer.problems, *map(str, consumer.stalls)]
     if ended:
@@ -91,7 +91,7 @@ def _is_failing(server: ServerHealth) -> bool:
     return server.failures > 0 and not server.is_connected
 
 
-def _told(server: ServerHealth) -> str:
+def _failure_of(server: ServerHealth) -> str:
     return f"{server.address}: {server.error}"
 
 

@@ -460,7 +460,7 @@ class Session:
                 for address in addresses:
                     tasks.start_soon(self._heartbeat_to, address, data)
 
-    async def introduce(self, group: str, brokers: Iterable[str]) -> None:
+    async def announce_producer(self, group: str, brokers: Iterable[str]) -> None:
         """Announce to these brokers that `group` produces behind the present connections, as far as they can
         be reached: brokers push replies and check-backs to them. A broker that did not answer the last
         heartbeat is not waited for again."""

@@ -18,7 +18,7 @@ from rmq.client.consume.deliveries.timeouts import ConsumeTimeouts, InFlight
 from rmq.client.consume.dispatch import Dispatch
 from rmq.client.consume.message_view import PulledMessage
 from rmq.client.consume.process_queue import ProcessQueue
-from rmq.client.consume.retry import Delay, Retry, delay_of, named, reason_told
+from rmq.client.consume.retry import Delay, Retry, delay_of, named, reason_text
 from rmq.client.consume.stalls import SCANS as STALL_SCANS
 from rmq.client.consume.stalls import Stalls
 from rmq.client.consume.subscription import ConsumerOptions
@@ -144,9 +144,9 @@ class Deliveries:
         self._metrics.failure(_window(message).queue.topic)
         self._log_failure(message, error, delay)
         if self._options.ordered:
-            await self._retry_in_place(message, _window(message), delay, reason_told(error))
+            await self._retry_in_place(message, _window(message), delay, reason_text(error))
         else:
-            await self._send_back(message, _window(message), delay, reason_told(error))
+            await self._send_back(message, _window(message), delay, reason_text(error))
 
     async def nack_all(self, messages: Sequence[PulledMessage], error: Exception | None) -> None:
         """`failed` for messages taken together. Cancelled: messages not sent back yet are postponed."""
@@ -199,7 +199,7 @@ class Deliveries:
             return "not redelivered: the group broadcasts"
         if not options.broadcasting and (delay.level < 0 or (limit is not None and times >= limit)):
             return f"it goes to the dead letters, {dlq_topic(self.group)}"
-        then = delay.told(times)
+        then = delay.describe(times)
         if options.ordered:
             then = f"redelivered in {self._suspended_seconds(delay):g} s, and its queue waits"
         return then if limit is None else f"{then} (attempt {times + 2} of {limit + 1})"

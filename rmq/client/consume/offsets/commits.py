@@ -1,4 +1,4 @@
-"""Commits of a consumer: the brokers are told how far its queues are consumed, or the file is."""
+"""Commits of a consumer's offsets, to the brokers or to a file."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Link:
     def take(self, count: int = 1 << 30) -> None:
         data, self.wire = self.wire[:count], self.wire[count:]
         self.slave.received(data, self.now)
-        self.to.broker.followed.settle()
+        self.to.broker.followed.drop_deleted_queues()
 
     def run(self) -> None:
         self.now += 2 * OFFSETS_SECONDS
