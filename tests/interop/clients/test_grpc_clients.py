@@ -155,7 +155,8 @@ def test_a_message_comes_again_at_the_second_its_time_ends(run: Run, topic: str)
     job = receive(run, topic, 2, ack="no").until(lambda job: len(job.bodies()) == 2)
     assert job.attempts() == [["one", "1"], ["one", "2"]]
     first, second = job.times("message")
-    assert INVISIBLE - 1 < second - first < INVISIBLE + 3, "RocketMQ's comes 3 to 6 s late"
+    # A client that has just started prints its first message late.
+    assert INVISIBLE - 3 < second - first < INVISIBLE + 3, "RocketMQ's comes 3 to 6 s late"
 
 
 @of(CHANGING)
@@ -247,7 +248,8 @@ def test_a_consumer_that_is_killed_gives_back_at_once(run: Run, topic: str) -> N
     killed = time.monotonic()
     other = receive(run, topic, 1).until(lambda job: job.bodies())
     assert other.attempts() == [["one", "2"]]
-    assert other.times("message")[0] - killed < INVISIBLE - 2
+    since = max(killed, *other.times("started"))  # a JVM takes its time on a busy machine
+    assert other.times("message")[0] - since < INVISIBLE - 2
 
 
 @of(ALL)
