@@ -29,6 +29,8 @@ IDLE_SECONDS: Final = 600.0
 CACHED_MAX: Final = 512
 REST: Final = 30.0
 """A value is kept so many times as long as its request took: watching a large cluster stays cheap."""
+LONGEST_SECONDS: Final = 60.0
+"""A value is kept no longer for that reason: on a busy machine requests take long, and brokers die."""
 
 
 def connect_target(name: str, target: Target, credentials: Credentials | None) -> Client:
@@ -45,11 +47,17 @@ class Cache:
         self._locks: dict[Hashable, anyio.Lock] = {}
 
     async def get(
-        self, key: Hashable, seconds: float, fetch: Callable[[], Awaitable[T]], *, rest: float = REST
+        self,
+        key: Hashable,
+        seconds: float,
+        fetch: Callable[[], Awaitable[T]],
+        *,
+        rest: float = REST,
+        longest: float = LONGEST_SECONDS,
     ) -> T:
         """The value of `key`, if it is not older than `seconds`; else the result of `fetch`, which a single
         caller calls while the rest waits. A value whose request took long is kept for `rest` times as long.
-        Errors are not kept."""
+        Errors are not kept. `longest` bounds that."""
         lock = self._locks.setdefault(key, anyio.Lock())
         try:
             async with lock:
@@ -57,19 +65,25 @@ class Cache:
                 if found is not None and self._now() < found[0]:
                     value: T = found[1]
                     return value
-                return await self.renew(key, seconds, fetch, rest=rest)
+                return await self.renew(key, seconds, fetch, rest=rest, longest=longest)
         finally:
             if not lock.statistics().tasks_waiting and not lock.locked():
                 self._locks.pop(key, None)
 
     async def renew(
-        self, key: Hashable, seconds: float, fetch: Callable[[], Awaitable[T]], *, rest: float = REST
+        self,
+        key: Hashable,
+        seconds: float,
+        fetch: Callable[[], Awaitable[T]],
+        *,
+        rest: float = REST,
+        longest: float = LONGEST_SECONDS,
     ) -> T:
         """The result of `fetch`, kept as `get` keeps it."""
         began = self._now()
         value = await fetch()
         took = self._now() - began
-        self._kept[key] = (self._now() + max(seconds, rest * took), value)
+        self._kept[key] = (self._now() + max(seconds, min(rest * took, longest)), value)
         self._kept.move_to_end(key)
         while len(self._kept) > CACHED_MAX:
             self._kept.popitem(last=False)

@@ -12,6 +12,7 @@ PROGRESS_SECONDS: Final = 10.0
 """Limit of a broker's answer about the progress of all groups, and its shortest use by pages."""
 REST: Final = 150.0
 """An answer is used for so many times as long as it took: it costs a broker less than 1 % of a core."""
+LONGEST_SECONDS: Final = 300.0
 
 
 async def progress_of(
@@ -20,4 +21,4 @@ async def progress_of(
     """The progress of all groups at a broker, perhaps of a while ago, unless `renewed`. Raises RmqError."""
     fetch = partial(admin.broker_consume_stats, address, timeout=PROGRESS_SECONDS)
     get = cache.renew if renewed else cache.get
-    return await get(("progress", address), PROGRESS_SECONDS, fetch, rest=REST)
+    return await get(("progress", address), PROGRESS_SECONDS, fetch, rest=REST, longest=LONGEST_SECONDS)

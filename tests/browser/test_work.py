@@ -163,6 +163,16 @@ def test_a_delayed_message_waits_and_is_taken_back(crew: tuple[str, str], page: 
     assert int(page.locator("tr", has_text="any time").locator("td").last.inner_text()) >= 1
     assert page.locator("tr", has_text="10m").count() == 1
     assert faults_of(page, "delayed-waiting") == []
+    page.get_by_role("link", name="level 14").click()
+    page.get_by_role("heading", name="Messages that wait").wait_for()
+    assert "Crates" in main_of(page)
+    assert "later" in main_of(page)
+    page.goto("/c/dev/delayed/messages")
+    row = page.locator("tr", has_text="late")
+    assert "Crates" in row.inner_text()
+    assert row.get_by_role("button", name="Recall").count() == 1
+    assert faults_of(page, "delayed-messages") == []
+    page.goto("/c/dev/delayed")
     page.get_by_label("Recall handle").fill(crew[1])
     page.get_by_role("button", name="Recall").click()
     page.get_by_role("status").wait_for()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import pathlib
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -17,6 +19,7 @@ from rmq.printable import printable
 log = logging.getLogger("rmq.dashboard.audit")
 
 KEPT: Final = 500
+READ_BYTES: Final = 512 << 10
 TEXT_MAX: Final = 200
 SECRETS: Final = frozenset({"secret_key", "password", "secret", "token"})
 BODIES: Final = frozenset({"body"})
@@ -37,11 +40,13 @@ class AuditLine:
 
 
 class AuditLog:
-    """Writes lines to a logger and, with `path`, to a file; keeps the last `KEPT`."""
+    """Writes lines to a logger and, with `path`, to a file; keeps the last `KEPT`, those of the file too."""
 
     def __init__(self, now_ms: Callable[[], int], path: pathlib.Path | None = None) -> None:
         self._now_ms, self._path = now_ms, path
         self._lines: deque[AuditLine] = deque(maxlen=KEPT)
+        if path is not None:
+            self._lines.extend(_last_lines(path))
 
     def write(
         self,
@@ -90,6 +95,36 @@ def _row(line: AuditLine) -> str:
         f" cluster={json.dumps(line.cluster)} operation={line.operation} {line.arguments}"
         f" outcome={json.dumps(line.outcome)}"
     )
+
+
+_ROW: Final = re.compile(
+    r'at=(\d{1,15}) who=("(?:[^"\\]|\\.)*") role=(\S*) address=(\S*) cluster=("(?:[^"\\]|\\.)*")'
+    r' operation=(\S+) (.*) outcome=("(?:[^"\\]|\\.)*")'
+)
+
+
+def _last_lines(path: pathlib.Path) -> list[AuditLine]:
+    """The last lines of a file, newest first; none of a file that cannot be read, which may be written all
+    the same. A line that is none of this log is left out."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - READ_BYTES, 0))
+            rows = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    found = [_read(row) for row in reversed(rows)]
+    return [line for line in found if line is not None][:KEPT]
+
+
+def _read(row: str) -> AuditLine | None:
+    if (match := _ROW.fullmatch(row)) is None:
+        return None
+    at, who, role, address, cluster, operation, arguments, outcome = match.groups()
+    try:
+        texts = [json.loads(one) for one in (who, cluster, outcome)]
+    except ValueError:
+        return None
+    return AuditLine(int(at), texts[0], role, address, texts[1], operation, arguments, texts[2])
 
 
 def _shown(name: str, value: Any) -> str:

@@ -56,14 +56,27 @@ async def cluster_info(call: Call) -> ClusterInfo:
     return await call.held("info", call.admin.cluster_info)
 
 
-async def cluster_overview(call: Call) -> Overview:
+@frozen
+class Look:
+    """All brokers as they described themselves at `asked_at`, in ms since 1970."""
+
+    overview: Overview
+    asked_at: int
+
+
+async def cluster_overview(call: Call) -> Look:
     """All brokers as they describe themselves, shared for a moment."""
-    return await call.held("overview", partial(overview, call.admin))
+    return await call.held("overview", partial(_look, call))
+
+
+async def _look(call: Call) -> Look:
+    asked_at = call.now_ms()
+    return Look(await overview(call.admin), asked_at)
 
 
 async def broker_rows(call: Call) -> list[BrokerRow]:
     """All brokers with their figures; one that does not answer has an error."""
-    seen = await cluster_overview(call)
+    seen = (await cluster_overview(call)).overview
     sets = {(one.cluster, one.name): one for one in seen.sets}
     return [_row(one, sets[one.cluster, one.name]) for one in seen.brokers]
 

@@ -63,8 +63,8 @@ class Overview:
 async def overview(call: Call) -> Overview:
     """Brokers, rates, lag, alarms and the last changes of the cluster."""
     brokers = await figures.broker_rows(call)
-    seen = await figures.cluster_overview(call)
-    incomplete = next((one.error or "" for one in seen.brokers if one.is_refused), "")
+    look = await figures.cluster_overview(call)
+    incomplete = next((one.error or "" for one in look.overview.brokers if one.is_refused), "")
     topics, groups = 0, 0
     lags: dict[str, int] = {}
     try:
@@ -75,7 +75,7 @@ async def overview(call: Call) -> Overview:
         lags = {group: one.lag for group, one in (await figures.all_progress(call)).items()}
     except RmqError as error:
         incomplete = str(error)
-    facts = facts_of(seen, lags, asked_at=call.now_ms())
+    facts = facts_of(look.overview, lags, asked_at=look.asked_at)
     worst = sorted(lags.items(), key=lambda row: (-row[1], row[0]))[:TOP]
     return Overview(
         brokers,
@@ -129,7 +129,8 @@ async def history(
     elif figure == "cluster_lag":
         await figures.all_group_configs(call)
     else:
-        refused = [one for one in (await figures.cluster_overview(call)).brokers if one.is_refused]
+        seen = (await figures.cluster_overview(call)).overview
+        refused = [one for one in seen.brokers if one.is_refused]
         if refused:
             raise Forbidden(f"this account may not see the figures of brokers: {refused[0].error}")
     now = call.now_ms()

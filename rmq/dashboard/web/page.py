@@ -101,9 +101,9 @@ class Page:
         return self.failed(problem_of(error), status_of(error))
 
     def failed(self, problem: Problem, status: int) -> Response:
-        """The page of a problem. A page that is open keeps its figures while servers fail: its next request
-        may find them again."""
-        if self.is_part and status >= SERVER_FAILS:
+        """The page of a problem. A page that is open keeps its figures while servers fail, or while no broker
+        is registered: its next request may find them again."""
+        if self.is_part and (status >= SERVER_FAILS or problem.retriable):
             return Response(status_code=204)
         return self._html("error.html", status, {"problem": problem})
 

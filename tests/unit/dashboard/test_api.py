@@ -13,6 +13,7 @@ pytest.importorskip("jinja2")
 
 from rmq.dashboard.access.roles import Role
 from rmq.dashboard.api.openapi import description
+from rmq.dashboard.clusters import Cache
 from rmq.dashboard.errors import status_of
 from rmq.dashboard.history.history import History, Sample
 from rmq.dashboard.operations.catalog import OPERATIONS
@@ -233,3 +234,34 @@ async def test_the_answers_about_the_cluster_are_there_before_the_first_page() -
         assert len(asked) == 1
         assert (await made.browser().get("/c/test")).status_code == 200
         assert cluster["shop-a"].requests(RequestCode.GET_ALL_TOPIC_CONFIG) == asked
+
+
+async def test_a_broker_that_answered_a_while_ago_has_no_clock_that_is_late() -> None:
+    async with Cluster("shop-a", topics={"Orders": 2}) as cluster, site(cluster) as made:
+        browser = made.browser()
+        assert "its clock" not in (await browser.get("/c/test")).text
+        await cluster.advance(100)
+        assert "its clock" not in (await browser.get("/c/test")).text  # the same answer, shown again
+
+
+async def test_a_slow_answer_is_kept_a_minute_at_most() -> None:
+    clock, asked = [0.0], []
+
+    async def ask() -> int:
+        asked.append(clock[0])
+        clock[0] += 20
+        return len(asked)
+
+    cache = Cache(lambda: clock[0])
+    assert await cache.get("brokers", 2, ask) == 1
+    clock[0] = 79
+    assert await cache.get("brokers", 2, ask) == 1
+    clock[0] = 81
+    assert await cache.get("brokers", 2, ask) == 2
+
+
+async def test_an_open_page_keeps_its_figures_while_no_broker_is_registered() -> None:
+    async with Cluster("shop-a", topics={"Orders": 2}) as cluster, site(cluster) as made:
+        browser = made.browser()
+        for headers, status in (({}, 404), ({"hx-request": "true"}, 204)):
+            assert (await browser.get("/c/test/topics/Gone", headers=headers)).status_code == status

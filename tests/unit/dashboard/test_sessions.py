@@ -1,11 +1,14 @@
-"""Sessions and failed logins of one person cost others neither theirs nor a login."""
+"""Sessions and failed logins of one person cost others neither theirs nor a login; the audit log."""
 
 from __future__ import annotations
+
+import pathlib
 
 import pytest
 
 pytest.importorskip("starlette")
 
+from rmq.dashboard.access.audit import AuditLog
 from rmq.dashboard.access.roles import Role
 from rmq.dashboard.access.sessions import (
     ATTEMPTS,
@@ -76,3 +79,21 @@ def test_right_logins_side_by_side_are_not_refused() -> None:
     limit = LoginLimit(Clock())
     for _ in range(200):
         assert tries(limit, "10.0.0.1", "ci", is_right=True)
+
+
+# --- the audit log ---
+
+
+def test_the_lines_of_an_audit_file_are_shown_after_a_restart(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "audit.log"
+    first = AuditLog(lambda: 1_700_000_000_000, path)
+    hostile = 'a"b outcome="done" \\ <b>\nat=1'
+    first.write(hostile, "admin", "127.0.0.1", "test", "put_topic", {"topic": hostile}, "done")
+    first.write("ada", "admin", "127.0.0.1", "other", "login", {}, "LoginFailed: no")
+    with path.open("a", encoding="utf-8") as file:
+        file.write("a line of somebody else\nat=1 who=\n")
+    again = AuditLog(lambda: 1_700_000_000_001, path)
+    for cluster in ("test", "other"):
+        assert again.last(9, cluster) == first.last(9, cluster) != []
+    again.write("ada", "admin", "127.0.0.1", "test", "login", {}, "done")
+    assert [line.who for line in again.last(9, "test")] == ["ada", first.last(1, "test")[0].who]
