@@ -143,10 +143,11 @@ SERVER_ENVIRONMENT: Final = {**ENVIRONMENT, "PYTHONPATH": f"{ROOT}{os.pathsep}{R
 
 @contextmanager
 def compat(folder: pathlib.Path, **more: str) -> Iterator[Target]:
-    """A broker that lets everybody in, with `more` settings."""
+    """A broker that lets everybody in, with `more` settings; `plugins` among them are added to `metrics`."""
+    plugins = ",".join(filter(None, ("metrics", more.pop("plugins", ""))))
     port, pages = free_port(), free_port()
     settings = {**SMALL, **more, "listenPort": str(port), "storePathRootDir": str(folder / "store")}
-    settings |= {"plugins": "metrics", "metricsPort": str(pages)}
+    settings |= {"plugins": plugins, "metricsPort": str(pages)}
     options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "rmq", "broker", *options, "--set", "brokerIP1=127.0.0.1"]
     made = Target(folder, command, folder, f"127.0.0.1:{port}", pages_address=f"127.0.0.1:{pages}")
