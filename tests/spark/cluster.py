@@ -72,8 +72,9 @@ def another_broker(
     pair: Pair, folder: pathlib.Path, name: str, more: Mapping[str, str] | None = None
 ) -> Iterator[str]:
     """Run one more broker at a pair's name server for the length of the block; gives its address."""
-    settings = {**(more or {}), "brokerName": name}
-    with _in_thread(lambda: embedded._broker(folder, pair.names, "127.0.0.1", 0, settings)) as (address, _):
+    settings = {**(more or {}), "brokerName": name, "namesrvAddr": pair.names, "brokerIP1": "127.0.0.1"}
+    settings.setdefault("listenPort", "0")
+    with _in_thread(lambda: embedded._broker(folder, settings, settings, None, {})) as (address, _):
         yield address
 
 

@@ -580,6 +580,6 @@ def test_it_names_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 
     cases = [case for case in field_cases(kind, binary=False) if case.name == "flag"]
     no_problem(cases)
-    monkeypatch.setattr("rmq.store.store.build_record", trusting)  # takes bits of the sender's from its flag
+    monkeypatch.setattr("rmq.store.writer.build_record", trusting)  # takes bits of the sender's from its flag
     with pytest.raises(pytest.fail.Exception, match=r"(?s)flag = '16'.*flag = '32'.*flag = '48'"):
         no_problem(cases)
