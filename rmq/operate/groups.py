@@ -382,9 +382,10 @@ async def clone(admin: Admin, source: str, target: str, topic: str = "") -> None
     """Set the offsets of group `target` to those of `source`. Raises InvalidName, ConsumerNotOnline when no
     broker has offsets of the source.
     """
-    if not await _offsets(admin, validate_group(source), ""):
+    there = await _offsets(admin, validate_group(source), "")
+    await admin.clone_offsets(source, validate_group(target), topic)  # an account without rights is refused
+    if not there:
         raise ConsumerNotOnline(None, f"no broker has offsets of group {source}: nothing was set")
-    await admin.clone_offsets(validate_group(source), validate_group(target), topic)
 
 
 def _queue_lag(row: QueueProgress) -> QueueLag:
