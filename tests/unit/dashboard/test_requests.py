@@ -53,9 +53,13 @@ def values(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
         return st.none() | texts | st.integers(-1, 9)
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
+    if "anyOf" in schema:
+        return st.one_of(*map(values, schema["anyOf"]))
     match schema.get("type"):
         case "string":
             return texts.map(lambda text: text or "x" * schema.get("minLength", 0))
+        case "null":
+            return st.none()
         case "boolean":
             return st.booleans()
         case "integer":
