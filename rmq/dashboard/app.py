@@ -60,20 +60,22 @@ async def open_dashboard(
         with exports_folder() as folder:
             async with anyio.create_task_group() as tasks:
                 clusters = Clusters(config.clusters, tasks, world.now, connect)
+                audit = AuditLog(world.now_ms, config.audit_file)
                 desk = Desk(
                     config=config,
                     clusters=clusters,
                     logins=_logins(config, clusters, world),
                     sessions=Sessions(world.now),
                     history=history,
-                    audit=AuditLog(world.now_ms, config.audit_file),
+                    audit=audit,
                     now_ms=world.now_ms,
                     jobs=Jobs(tasks, world.now_ms, folder),
                     checks=Checks(tasks, world.now, world.now_ms),
                     run_blocking=world.run_blocking,
                     network=world.network,
                 )
-                sampler = Sampler(clusters, history, world.now_ms, config.sample_seconds, world.run_blocking)
+                seconds, run_blocking = config.sample_seconds, world.run_blocking
+                sampler = Sampler(clusters, history, world.now_ms, seconds, run_blocking, audit.notice)
                 tasks.start_soon(sampler.run)
                 if config.sample_seconds > 0:
                     tasks.start_soon(_warm, desk)

@@ -1,7 +1,10 @@
-"""The audit log: a line for each change and each login, without secrets; pages show the last lines."""
+"""The audit log: a line for each change and each login, without secrets; pages show the last lines, and
+changes that samples of the cluster showed.
+"""
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import json
 import logging
@@ -9,7 +12,7 @@ import os
 import pathlib
 import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from attrs import frozen
@@ -19,6 +22,9 @@ from rmq.printable import printable
 log = logging.getLogger("rmq.dashboard.audit")
 
 KEPT: Final = 500
+NOTICED_MAX: Final = 200
+NOTICED_AT_ONCE: Final = 20
+"""Changes of a cluster that are kept of one sample; the others are counted."""
 READ_BYTES: Final = 512 << 10
 TEXT_MAX: Final = 200
 SECRETS: Final = frozenset({"secret_key", "password", "secret", "token"})
@@ -27,7 +33,8 @@ BODIES: Final = frozenset({"body"})
 
 @frozen
 class AuditLine:
-    """One change or login. `at` is ms since 1970."""
+    """One change or login. `at` is ms since 1970. `who` is empty for a change that a sample of the cluster
+    showed."""
 
     at: int
     who: str
@@ -39,6 +46,15 @@ class AuditLine:
     outcome: str
 
 
+@frozen
+class ClusterChange:
+    """A change of a cluster that a sample showed: the kind in words, the name of its subject, and more."""
+
+    kind: str
+    subject: str
+    text: str
+
+
 class AuditLog:
     """Writes lines to a logger and, with `path`, to a file; keeps the last `KEPT`, those of the file too."""
 
@@ -47,6 +63,7 @@ class AuditLog:
         self._lines: deque[AuditLine] = deque(maxlen=KEPT)
         if path is not None:
             self._lines.extend(_last_lines(path))
+        self._noticed: deque[AuditLine] = deque(maxlen=NOTICED_MAX)
 
     def write(
         self,
@@ -77,10 +94,31 @@ class AuditLog:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(row + "\n")
 
+    def notice(self, cluster: str, found: Iterable[ClusterChange], since: int) -> None:
+        """Add changes that a sample of a cluster showed, but for those that a line since `since` (ms since
+        1970) is about. They are not written to the file: nobody made them here."""
+        made = " ".join(
+            line.arguments
+            for line in itertools.takewhile(lambda line: line.at >= since, self._lines)
+            if line.cluster == cluster
+        )
+        new = [one for one in found if _shown("", one.subject) not in made]
+        for one in new[:NOTICED_AT_ONCE]:
+            self._add_noticed(cluster, one.kind, shown_arguments({"name": one.subject}), one.text)
+        if (rest := len(new) - NOTICED_AT_ONCE) > 0:
+            self._add_noticed(cluster, "more changes", f"{rest} others at the same time", "")
+
+    def _add_noticed(self, cluster: str, kind: str, arguments: str, text: str) -> None:
+        more = f"{arguments} {printable(text)}".strip()
+        self._noticed.appendleft(AuditLine(self._now_ms(), "", "", "", cluster, kind, more, "done"))
+
     def last(self, count: int, cluster: str, who: str | None = None) -> list[AuditLine]:
-        """The newest lines of a cluster, or those of one name, newest first."""
+        """The newest lines of a cluster and changes that samples showed, or the lines of one name, newest
+        first."""
         wanted = None if who is None else printable(who)[:TEXT_MAX]
-        lines = (line for line in self._lines if line.cluster == cluster and wanted in (None, line.who))
+        noticed = self._noticed if who is None else ()
+        both = heapq.merge(self._lines, noticed, key=lambda line: -line.at)
+        lines = (line for line in both if line.cluster == cluster and wanted in (None, line.who))
         return list(itertools.islice(lines, count))
 
 

@@ -1,8 +1,9 @@
 """The sampler: queries each cluster for its figures, and keeps them in the history.
 
 It uses the dashboard's own account, with two requests to each master: its metrics, and the progress of all
-groups. Missing figures are left out, and queried at the next turn. The progress costs a broker up to
-`ROW_SECONDS` for each queue that a group reads: the more rows, the longer the pause.
+groups; and two to a name server: brokers and topics, whose changes since the last sample it reports. Missing
+figures are left out, and queried at the next turn. The progress costs a broker up to `ROW_SECONDS` for each
+queue that a group reads: the more rows, the longer the pause.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import anyio
 
 from rmq.client.admin import GroupProgress
 from rmq.client.admin.reports import first_number
+from rmq.dashboard.access.audit import ClusterChange
 from rmq.dashboard.access.roles import Role
 from rmq.dashboard.access.sessions import Identity
 from rmq.dashboard.clusters import Clusters, Handle
+from rmq.dashboard.history.cluster_changes import View, changes_between, view_of
 from rmq.dashboard.history.history import History, HistoryError, Sample
 from rmq.dashboard.progress import progress_of
 from rmq.errors import RmqError
@@ -32,6 +35,8 @@ SUBJECTS_MAX: Final = 2000
 """Groups and topics of a cluster that are sampled; of more, those with the largest figures."""
 ROW_SECONDS: Final = 60e-6
 """Processor time of a broker for a queue of a group's progress: 28 to 62 µs on a busy machine."""
+LATE_MS: Final = 60_000
+"""A change that is made here shows in a sample as late as this: brokers register every 30 s at least."""
 SHARE: Final = 0.01
 """Of one core, which a broker may spend on being sampled."""
 
@@ -46,7 +51,12 @@ class Sampler:
         now_ms: Callable[[], int],
         seconds: float,
         run_blocking: Callable[..., Awaitable[Any]],
+        on_changes: Callable[[str, list[ClusterChange], int], None],
     ) -> None:
+        """`on_changes` gets a cluster, the changes since its last sample, and the time since which
+        they may have been made here."""
+        self._on_changes = on_changes
+        self._views: dict[str, tuple[int, View]] = {}
         self._clusters, self._history, self._now_ms = clusters, history, now_ms
         self._seconds, self._run_blocking = seconds, run_blocking
         self._ends: dict[str, tuple[int, dict[str, int]]] = {}
@@ -71,7 +81,9 @@ class Sampler:
 
     async def _figures(self, name: str, handle: Handle) -> list[Sample]:
         admin = handle.client.admin
-        table = (await admin.cluster_info()).broker_addr_table
+        info = await admin.cluster_info()
+        self._compare(name, view_of(info, await admin.topics()))
+        table = info.broker_addr_table
         samples: list[Sample] = []
         groups: list[GroupProgress] = []
         for broker, data in table.items():
@@ -93,6 +105,13 @@ class Sampler:
             rates = [one.value for one in samples if one.figure == f"broker_{figure}"]
             samples.append(Sample(f"cluster_{figure}", "", sum(rates)))
         return samples
+
+    def _compare(self, name: str, view: View) -> None:
+        """Report the changes since the last sample."""
+        if (before := self._views.get(name)) is not None:
+            since, earlier = before
+            self._on_changes(name, list(changes_between(earlier, view)), since - LATE_MS)
+        self._views[name] = (self._now_ms(), view)
 
     def _rates(self, name: str, ends: dict[str, int]) -> dict[str, float]:
         """Messages a second into each topic that a group reads, since the last sample."""

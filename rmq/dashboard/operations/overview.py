@@ -139,8 +139,9 @@ async def history(
 
 @operation("GET", "/changes")
 async def changes(call: Call, *, count: Annotated[int, msgspec.Meta(ge=1, le=500)] = 100) -> list[AuditLine]:
-    """The last changes that were made by this dashboard, newest first. An account of the cluster that is no
-    administrator sees its own."""
+    """The last changes that were made by this dashboard, and those of brokers, masters and topics that its
+    samples showed (`who` is empty), newest first. An account of the cluster that is no administrator sees its
+    own."""
     return _changes(call, count)
 
 

@@ -1,6 +1,8 @@
-"""What sampling costs a broker."""
+"""The cost of samples for a broker, and the changes of a cluster that they show."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
@@ -8,11 +10,14 @@ pytest.importorskip("starlette")
 pytest.importorskip("hypercorn")
 pytest.importorskip("jinja2")
 
+from rmq.dashboard.access.audit import AuditLog, ClusterChange
+from rmq.dashboard.history.cluster_changes import View, changes_between, view_of
 from rmq.dashboard.history.sampler import ROW_SECONDS, SHARE, pause_after
+from rmq.protocol.bodies import BrokerData, ClusterInfo
 from rmq.protocol.codes import RequestCode
 from rmq.testing.cluster import Cluster
 
-from .site import site
+from .site import BASE, site, text_of
 
 
 @pytest.mark.parametrize("rows", [0, 100, 5_000, 10_000, 200_000])
@@ -38,3 +43,75 @@ async def test_pages_use_the_progress_of_all_groups_that_was_sampled() -> None:
         for path in ("", "/groups", "/streams"):
             assert (await browser.get(f"/c/test{path}")).status_code == 200
         assert cluster["shop-a"].count(RequestCode.GET_BROKER_CONSUME_STATS) == asked == 2
+
+
+def view(brokers: dict[tuple[str, int], str], *topics: str) -> View:
+    table: dict[str, dict[int, str]] = {}
+    for (name, number), address in brokers.items():
+        table.setdefault(name, {})[number] = address
+    data = {name: BrokerData("Shop", name, addresses) for name, addresses in table.items()}
+    return view_of(ClusterInfo(data, {"Shop": sorted(table)}), topics)
+
+
+def test_a_view_leaves_out_topics_of_the_system_retries_and_dead_letters() -> None:
+    topics = (
+        "Orders",
+        "%RETRY%g",
+        "%DLQ%g",
+        "shop-a",
+        "Shop",
+        "TBW102",
+        "rmq_sys_wheel_timer",
+        "Shop_REPLY_TOPIC",
+    )
+    assert view({("shop-a", 0): "a:1"}, *topics).topics == {"Orders"}
+
+
+def test_an_election_is_one_notice_and_a_broker_that_is_gone_another() -> None:
+    before = view({("shop", 0): "a:1", ("shop", 1): "b:1", ("shop", 2): "c:1"})
+    now = view({("shop", 0): "b:1", ("shop", 2): "c:1"})
+    assert [(one.kind, one.text) for one in changes_between(before, now)] == [
+        ("master changed", "b:1 instead of a:1"),
+        ("broker left", "id 0 at a:1"),
+    ]
+    assert [one.kind for one in changes_between(now, before)] == ["master changed", "broker came"]
+    assert list(changes_between(now, now)) == []
+
+
+async def test_topics_that_others_create_and_delete_are_changes_and_those_made_here_are_there_once() -> None:
+    async with (
+        Cluster("shop-a", topics={"Orders": 2}) as cluster,
+        site(cluster, sample_seconds=30) as made,
+    ):
+        admin = await made.admin()
+        await cluster.advance(31)
+        async with cluster.connect() as client:
+            await client.admin.create_topic("Bills", queues=1)
+            headers = {"origin": BASE, "x-csrf-token": admin.csrf}
+            path = "/api/v1/clusters/test/topics/Crates"
+            assert (await admin.http.put(path, json={"queues": 1}, headers=headers)).status_code == 200
+            await cluster.advance(31)
+            await client.admin.delete_topic("Bills")
+            await cluster.advance(31)
+        page = await admin.get("/c/test/changes")
+        rows = re.findall(r"<tr><td>.*?</tr>", page.text, re.S)
+        text = [text_of(row) for row in rows]
+        assert len(text) == 3, text
+        assert "noticed" in text[0]
+        assert 'topic deleted name="Bills"' in text[0]
+        assert 'topic created name="Bills"' in text[1]
+        assert "Crates" in text[2]
+        assert "noticed" not in text[2]
+
+
+def test_many_changes_at_once_push_out_no_line_of_a_person() -> None:
+    log = AuditLog(lambda: 1_000)
+    log.write("ada", "admin", "", "test", "create_topic", {"topic": "Own"}, "done")
+    for _ in range(30):
+        log.notice("test", [ClusterChange("topic created", f"t{number}", "") for number in range(500)], 2_000)
+    lines = log.last(1_000, "test")
+    assert len(lines) == 201
+    assert sum(line.who == "ada" for line in lines) == 1
+    assert "480 others" in "".join(line.arguments for line in lines)
+    assert [line.who for line in log.last(1_000, "test", "ada")] == ["ada"]
+    assert log.last(10, "other") == []
