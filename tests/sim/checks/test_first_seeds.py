@@ -9,8 +9,8 @@ from tests.sim.conftest import SEEDS, Beside
 
 
 @pytest.mark.parametrize("kind", SEEDS)
-def test_nothing_fails_in_the_first_seeds(kind: str, two_minutes: dict[str, Beside]) -> None:
-    beside = two_minutes[kind]
+def test_nothing_fails_in_the_first_seeds(kind: str, first_seeds: dict[str, Beside]) -> None:
+    beside = first_seeds[kind]
     code = beside.process.wait()
     report = beside.report.read_text("utf-8")
     assert code == 0, report  # which names the seed that failed, and how to run it again
