@@ -71,13 +71,20 @@ class TestScope:
             scope_of(backend, anyio.sleep_forever, anyio.sleep_forever, fail_soon)
 
     def test_with_both_the_users_error_wins(self, backend: str, caplog: pytest.LogCaptureFixture) -> None:
+        failed: list[anyio.Event] = []
+
+        async def fail() -> None:
+            failed[0].set()
+            raise Broken
+
         async def body() -> None:
+            failed.append(anyio.Event())
             with anyio.CancelScope(shield=True):
-                await anyio.sleep(0.01)
+                await failed[0].wait()
             raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
-            scope_of(backend, body, fail_soon)
+            scope_of(backend, body, fail)
         assert "a background task failed too" in caplog.text
 
     def test_a_group_of_the_users_stays_what_it_was(self, backend: str) -> None:
