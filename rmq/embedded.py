@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from rmq.broker.config import BrokerConfig
 from rmq.broker.runtime import service as broker_service
@@ -103,13 +103,14 @@ async def open(
     }
     namesrv_config = load(NamesrvConfig, arguments=arguments, environment={})
     given = {**(settings or {}), "brokerIP1": host, "listenPort": str(broker_port)}
-    _broker_configs(folder / "store", given)  # a wrong setting is an error before anything starts
+    configs = _broker_configs(folder / "store", given)  # a wrong setting is an error before anything starts
     async with TaskGroupScope() as outer:
         (namesrv,) = await outer.tasks.start(partial(namesrv_service.run, namesrv_config))
-        given["namesrvAddr"] = namesrv
+        config, store_config = configs
+        config = evolve(config, namesrv_addr=namesrv)
         also: dict[str, str] = {}
-        plugins = {**given, **(plugin_settings or {})}
-        async with _broker(folder / "store", given, plugins, tls, also) as address:
+        plugins = {**given, "namesrvAddr": namesrv, **(plugin_settings or {})}
+        async with _broker(config, store_config, plugins, tls, also) as address:
             yield System(namesrv, address, folder, folder / "store", also)
 
 
@@ -123,14 +124,13 @@ def _broker_configs(store: pathlib.Path, settings: Mapping[str, str]) -> tuple[B
 
 @asynccontextmanager
 async def _broker(
-    store: pathlib.Path,
-    settings: Mapping[str, str],
+    config: BrokerConfig,
+    store_config: StoreConfig,
     plugins: Mapping[str, str],
     tls: TlsConfig | None,
     also: dict[str, str],
 ) -> AsyncIterator[str]:
     """Run the broker; yields its address, and fills `also`."""
-    config, store_config = _broker_configs(store, settings)
     running = partial(broker_service.run, config, store_config, tls=tls, plugin_settings=plugins, also=also)
     async with TaskGroupScope() as scope:
         addresses = await scope.tasks.start(running)

@@ -74,7 +74,8 @@ def another_broker(
     """Run one more broker at a pair's name server for the length of the block; gives its address."""
     settings = {**(more or {}), "brokerName": name, "namesrvAddr": pair.names, "brokerIP1": "127.0.0.1"}
     settings.setdefault("listenPort", "0")
-    with _in_thread(lambda: embedded._broker(folder, settings, settings, None, {})) as (address, _):
+    configs = embedded._broker_configs(folder, settings)
+    with _in_thread(lambda: embedded._broker(*configs, settings, None, {})) as (address, _):
         yield address
 
 
