@@ -16,7 +16,7 @@ from rmq.testing.cluster import Cluster
 
 from ..conftest import Play
 from ..world import World
-from .test_consumer import fill, offsets, sent_back, take
+from .consuming import fill, offsets, sent_back, take
 
 T0 = MessageQueue("T", "a", 0)
 

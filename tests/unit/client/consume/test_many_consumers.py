@@ -16,7 +16,7 @@ from rmq.testing.cluster import Cluster
 
 from ..conftest import Play
 from ..world import World
-from .test_consumer import fill
+from .consuming import fill
 
 COUNT = 100
 KINDS = pytest.mark.parametrize("options", [{}, {"ordered": True}], ids=["any order", "ordered"])

@@ -18,7 +18,7 @@ from rmq.testing.cluster import Cluster
 
 from ..conftest import Play
 from ..world import World
-from .test_consumer import fill, sent_back
+from .consuming import fill, sent_back
 
 
 async def times_of(

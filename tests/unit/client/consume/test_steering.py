@@ -20,7 +20,8 @@ from rmq.testing.cluster import Cluster
 
 from ..conftest import Play
 from ..world import World
-from .test_consumer import fill, of_topic, offsets, sent_back, until
+from .consuming import fill, offsets, sent_back
+from .test_consumer import of_topic, until
 
 KINDS = pytest.mark.parametrize("options", [{}, {"ordered": True}], ids=["any order", "ordered"])
 ZERO, ONE = MessageQueue("T", "a", 0), MessageQueue("T", "a", 1)

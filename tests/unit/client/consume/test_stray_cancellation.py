@@ -22,7 +22,7 @@ from rmq.testing.cluster import Cluster
 
 from ..conftest import Play
 from ..world import World, play_in_memory
-from .test_consumer import fill
+from .consuming import fill
 
 
 async def await_what_was_cancelled() -> None:

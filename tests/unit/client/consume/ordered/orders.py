@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
 
 import anyio
 
+from rmq.client.consume.consumer import Consumer
 from rmq.message import MessageQueue, StoredMessage
 from rmq.testing.cluster import Cluster
 
+from ...world import World
+
+Handler: TypeAlias = Callable[[StoredMessage], Awaitable[None]]
 CLIENTS = ("me", "1", "2")
 
 
@@ -38,6 +45,19 @@ class Order:
             self.seen[queue].append(number)
         finally:
             self.running.discard(queue)
+
+
+@asynccontextmanager
+async def handling(world: World, handler: Handler, **settings: Any) -> AsyncIterator[Consumer]:
+    """A member of group g that handles T in order, from the first message on, for the length of the block."""
+    async with (
+        world.connect(**settings) as client,
+        client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(consumer.run, handler)
+        yield consumer
+        tasks.cancel_scope.cancel()
 
 
 def locked(cluster: Cluster, group: str = "g") -> dict[int, str]:

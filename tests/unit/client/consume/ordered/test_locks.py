@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -15,11 +16,11 @@ from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.remoting.connection import Connection
 from rmq.testing.cluster import Cluster
-from rmq.testing.front import HANG
+from rmq.testing.front import HANG, BrokerFront
 
 from ...world import World
-from ..test_consumer import fill, offsets
-from .orders import Order, locked
+from ..consuming import fill, offsets
+from .orders import Order, handling, locked
 
 LOCK, UNLOCK = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ
 
@@ -47,6 +48,14 @@ def note_unlocks(cluster: Cluster) -> list[tuple[str, int, int]]:
     return noted
 
 
+def answers_after(broker: BrokerFront, seconds: float) -> Callable[[Command, Connection], Command | None]:
+    """An answer for a script: none for the next `seconds`, then the broker's."""
+    end = trio.current_time() + seconds
+    return lambda request, connection: (
+        broker.answer(request, connection) if trio.current_time() >= end else None
+    )
+
+
 async def join(
     client: Client, options: dict[str, Any], task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
@@ -63,17 +72,11 @@ class TestLocks:
         fill(cluster, 2)
         cluster["a"].lock("g", "other", MessageQueue("T", "a", 0))
         order = Order(0.0)
-        async with (
-            setting.connect() as client,
-            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
-            trio.open_nursery() as nursery,
-        ):
-            nursery.start_soon(consumer.run, order)
+        async with handling(setting, order):
             await trio.sleep(59)
             assert order.seen == {1: [1]}
             await trio.sleep(22)
             assert order.seen == {0: [0], 1: [1]}
-            nursery.cancel_scope.cancel()
 
     async def test_the_next_member_begins_when_the_last_message_has_ended(
         self, setting: World, clock: MockClock, cluster: Cluster
@@ -124,34 +127,20 @@ class TestLocks:
         self, setting: World, clock: MockClock, cluster: Cluster
     ) -> None:
         order = Order(5.0)
-        async with (
-            setting.connect() as client,
-            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
-            trio.open_nursery() as nursery,
-        ):
-            nursery.start_soon(consumer.run, order)
+        async with handling(setting, order):
             for number in range(4):
                 await trio.sleep(1)
                 cluster["a"].put("T", 0, b"%d" % number)
             await trio.sleep(30)
-            nursery.cancel_scope.cancel()
         assert (order.seen, order.overlaps) == ({0: [0, 1, 2, 3]}, 0)
 
     async def test_a_lock_that_is_not_renewed_is_not_relied_on(
         self, setting: World, clock: MockClock, cluster: Cluster
     ) -> None:
         order, broker = Order(0.0), cluster["a"]
-        began = trio.current_time()
+        late = answers_after(broker, 38)
 
-        def late(request: Command, connection: Connection) -> Command | None:
-            return broker.answer(request, connection) if trio.current_time() >= began + 38 else None
-
-        async with (
-            setting.connect(lock_interval_ms=20_000) as client,
-            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
-            trio.open_nursery() as nursery,
-        ):
-            nursery.start_soon(consumer.run, order)
+        async with handling(setting, order, lock_interval_ms=20_000):
             await trio.sleep(1)
             broker.script(LOCK, *[late] * 100)
             await trio.sleep(35)
@@ -160,7 +149,6 @@ class TestLocks:
             assert order.seen == {}
             await trio.sleep(5)
             assert order.seen == {0: [7]}
-            nursery.cancel_scope.cancel()
 
     async def test_a_lock_that_is_lost_begins_anew_where_the_others_have_come_to(
         self, setting: World, clock: MockClock, cluster: Cluster
@@ -168,12 +156,7 @@ class TestLocks:
         fill(cluster, 10, queues=1)
         order = Order(9.0)
         queue = MessageQueue("T", "a", 0)
-        async with (
-            setting.connect() as client,
-            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
-            trio.open_nursery() as nursery,
-        ):
-            nursery.start_soon(consumer.run, order)
+        async with handling(setting, order):
             await trio.sleep(15)
             steal(cluster, queue)
             await trio.sleep(10)
@@ -183,7 +166,6 @@ class TestLocks:
             cluster["a"].unlock("g", "other", queue)
             await trio.sleep(60)
             assert order.seen == {0: [0, 1, 2, 8, 9]}
-            nursery.cancel_scope.cancel()
         assert offsets(cluster) == {0: 10, 1: 0}
 
     async def test_a_lock_that_is_lost_while_the_members_are_asked_for_ends_nothing(
@@ -274,17 +256,9 @@ class TestLocks:
     ) -> None:
         fill(cluster, 10, queues=1)
         order, broker, queue = Order(11.0), cluster["a"], MessageQueue("T", "a", 0)
-        began = trio.current_time()
+        late = answers_after(broker, 75)
 
-        def late(request: Command, connection: Connection) -> Command | None:
-            return broker.answer(request, connection) if trio.current_time() >= began + 75 else None
-
-        async with (
-            setting.connect(lock_interval_ms=20_000) as client,
-            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
-            trio.open_nursery() as nursery,
-        ):
-            nursery.start_soon(consumer.run, order)
+        async with handling(setting, order, lock_interval_ms=20_000):
             await trio.sleep(15)
             broker.script(LOCK, *[late] * 100)
             await trio.sleep(47)
@@ -295,26 +269,19 @@ class TestLocks:
             broker.unlock("g", "other", queue)
             await trio.sleep(60)
             assert order.seen == {0: [0, 1, 2, 8, 9]}
-            nursery.cancel_scope.cancel()
 
     async def test_a_lock_that_a_restarted_broker_has_forgotten_counts_as_lost(
         self, setting: World, clock: MockClock, cluster: Cluster
     ) -> None:
         fill(cluster, 10, queues=1)
         order, broker = Order(12.0), cluster["a"]
-        async with (
-            setting.connect(lock_interval_ms=20_000) as client,
-            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
-            trio.open_nursery() as nursery,
-        ):
-            nursery.start_soon(consumer.run, order)
+        async with handling(setting, order, lock_interval_ms=20_000):
             await trio.sleep(15)
             await cluster.stop("a")
             await cluster.start("a")
             broker.commit("g", "T", 0, 8)  # another member had the queue for a moment
             await trio.sleep(80)
             assert order.seen == {0: [0, 1, 8, 9]}
-            nursery.cancel_scope.cancel()
 
     async def test_a_lock_that_nobody_else_can_have_had_is_gone_on_with(
         self, setting: World, clock: MockClock, cluster: Cluster
@@ -322,21 +289,12 @@ class TestLocks:
         """Not renewed for 40 s: not relied on meanwhile, but the broker kept it."""
         fill(cluster, 6, queues=1)
         order, broker = Order(11.0), cluster["a"]
-        began = trio.current_time()
+        late = answers_after(broker, 40)
 
-        def late(request: Command, connection: Connection) -> Command | None:
-            return broker.answer(request, connection) if trio.current_time() >= began + 40 else None
-
-        async with (
-            setting.connect(lock_interval_ms=20_000) as client,
-            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
-            trio.open_nursery() as nursery,
-        ):
-            nursery.start_soon(consumer.run, order)
+        async with handling(setting, order, lock_interval_ms=20_000):
             await trio.sleep(15)
             broker.script(LOCK, *[late] * 20)
             await trio.sleep(42)  # to 57 s: between the ends of two messages
-            nursery.cancel_scope.cancel()
         assert order.seen == {0: [0, 1, 2, 3]}
 
     async def test_a_lock_is_relied_on_from_when_it_was_asked_for(
@@ -354,12 +312,7 @@ class TestLocks:
 
                 answering.start_soon(answer)
 
-            async with (
-                setting.connect(lock_interval_ms=20_000, request_timeout_ms=60_000) as client,
-                client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
-                trio.open_nursery() as nursery,
-            ):
-                nursery.start_soon(consumer.run, order)
+            async with handling(setting, order, lock_interval_ms=20_000, request_timeout_ms=60_000):
                 await trio.sleep(1)
                 broker.script(LOCK, slow, *[HANG] * 20)
                 await trio.sleep(47)  # the answer came 3 s ago
@@ -370,25 +323,18 @@ class TestLocks:
                 broker.put("T", 0, b"2")
                 await trio.sleep(0.5)
                 assert order.seen == {0: [1]}
-                nursery.cancel_scope.cancel()
 
     async def test_a_lost_queue_that_comes_back_waits_for_its_own_message(
         self, setting: World, clock: MockClock, cluster: Cluster
     ) -> None:
         fill(cluster, 2, queues=1)
         order, queue = Order(30.0), MessageQueue("T", "a", 0)
-        async with (
-            setting.connect(lock_interval_ms=10_000) as client,
-            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
-            trio.open_nursery() as nursery,
-        ):
-            nursery.start_soon(consumer.run, order)
+        async with handling(setting, order, lock_interval_ms=10_000):
             await trio.sleep(5)
             steal(cluster, queue)
             await trio.sleep(10)
             cluster["a"].unlock("g", "other", queue)
             await trio.sleep(100)
-            nursery.cancel_scope.cancel()
         assert (order.overlaps, order.seen) == (0, {0: [0, 0, 1]})
 
     async def test_a_queue_is_not_given_up_while_a_message_from_before_a_reset_goes_on(
@@ -439,17 +385,11 @@ class TestLocks:
     ) -> None:
         fill(cluster, 6, queues=1)
         order = Order(1.0)
-        async with (
-            setting.connect() as client,
-            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
-            trio.open_nursery() as nursery,
-        ):
-            nursery.start_soon(consumer.run, order)
+        async with handling(setting, order) as consumer:
             await trio.sleep(2.5)
             consumer._member.reset_offsets("T", {MessageQueue("T", "a", 0): 1})
             await trio.sleep(6)
             assert order.seen == {0: [0, 1, 2, 1, 2, 3, 4, 5]}
-            nursery.cancel_scope.cancel()
 
     async def test_administrators_see_it(self, setting: World, clock: MockClock, cluster: Cluster) -> None:
         async with (

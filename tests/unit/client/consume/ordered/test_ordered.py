@@ -18,8 +18,8 @@ from rmq.testing.front import HANG
 
 from ...conftest import Play
 from ...world import World
-from ..test_consumer import fill, offsets, sent_back, take
-from .orders import Order, locked
+from ..consuming import fill, offsets, sent_back, take
+from .orders import Order, handling, locked
 
 
 async def settle(consumer: Consumer, order: Order, count: int) -> None:
@@ -145,17 +145,11 @@ class TestFailures:
         fill(cluster, 4)
         order = Order(0.0)
         order.failing = {0: 1, 1: 1}
-        async with (
-            setting.connect() as client,
-            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
-            trio.open_nursery() as nursery,
-        ):
-            nursery.start_soon(consumer.run, order)
+        async with handling(setting, order):
             await trio.sleep(0.5)
             clock.jump(5)  # both were due at 1 s
             await trio.sleep(0.1)
             assert order.seen == {0: [0, 2], 1: [1, 3]}
-            nursery.cancel_scope.cancel()
 
     async def test_the_times_are_counted(self, setting: World, clock: MockClock, cluster: Cluster) -> None:
         fill(cluster, 1)

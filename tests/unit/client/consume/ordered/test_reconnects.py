@@ -14,6 +14,7 @@ from rmq.testing.cluster import Cluster
 from ...conftest import Play
 from ...world import World
 from ..consuming import fill
+from .orders import handling
 
 
 @pytest.mark.parametrize("loses", ["cut", "black_hole"])
@@ -59,16 +60,10 @@ def test_the_lock_is_renewed_at_once_when_the_connection_is_back(in_memory: Play
 
     async def scenario(world: World) -> None:
         fill(cluster, 60)
-        async with (
-            world.connect(lock_interval_ms=20_000) as client,
-            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
-            anyio.create_task_group() as tasks,
-        ):
-            tasks.start_soon(consumer.run, handle)
+        async with handling(world, handle, lock_interval_ms=20_000):
             await anyio.sleep(3.3)
             cluster.cut("a")
             await anyio.sleep(20)
-            tasks.cancel_scope.cancel()
 
     in_memory(scenario, cluster)
     assert len(times) == 60
@@ -86,17 +81,11 @@ def test_another_member_that_went_further_is_noticed(in_memory: Play, cluster: C
 
     async def scenario(world: World) -> None:
         fill(cluster, 20, queues=1)
-        async with (
-            world.connect() as client,
-            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
-            anyio.create_task_group() as tasks,
-        ):
-            tasks.start_soon(consumer.run, handle)
+        async with handling(world, handle):
             await anyio.sleep(3.5)
             cluster["a"].commit("g", "T", 0, 12)
             cluster.cut("a")
             await anyio.sleep(30)
-            tasks.cancel_scope.cancel()
 
     in_memory(scenario, cluster)
     assert seen == [0, 1, 2, 3, *range(12, 20)]
@@ -114,19 +103,13 @@ def test_a_place_that_the_consumer_gave_up_itself_is_not_another_member_s(
 
     async def scenario(world: World) -> None:
         fill(cluster, 12, queues=1)
-        async with (
-            world.connect(commit_interval_ms=100) as client,
-            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
-            anyio.create_task_group() as tasks,
-        ):
-            tasks.start_soon(consumer.run, handle)
+        async with handling(world, handle, commit_interval_ms=100) as consumer:
             await anyio.sleep(6.5)
             (queue,) = [one for one in consumer.queues if (one.topic, one.queue_id) == ("T", 0)]
             cluster["a"].script(RequestCode.UPDATE_CONSUMER_OFFSET, *[lambda *_: None] * 2)
             consumer.seek(queue, 2)
             cluster.cut("a")
             await anyio.sleep(30)
-            tasks.cancel_scope.cancel()
 
     in_memory(scenario, cluster)
     assert seen == [*range(7), *range(2, 12)]
