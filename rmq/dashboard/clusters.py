@@ -45,6 +45,8 @@ class Cache:
         self._now = now
         self._kept: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
         self._locks: dict[Hashable, anyio.Lock] = {}
+        self.controllers: list[str] = []
+        """The controllers that a broker has named last. They are asked while no broker answers, too."""
 
     async def get(
         self,
@@ -89,8 +91,12 @@ class Cache:
             self._kept.popitem(last=False)
         return value
 
+    def keep_controllers(self, addresses: list[str]) -> None:
+        """Keep the controllers that a broker names."""
+        self.controllers = addresses
+
     def clear(self) -> None:
-        """Forget all: something was changed."""
+        """Forget all but the controllers: something was changed."""
         self._kept.clear()
 
 

@@ -10,8 +10,7 @@ from attrs import frozen
 
 from rmq.config import parse_addresses
 from rmq.dashboard.access.roles import Role
-from rmq.dashboard.operations import figures
-from rmq.dashboard.operations.operation import Call, operation
+from rmq.dashboard.operations.operation import LARGE_HELD_SECONDS, Call, operation
 from rmq.errors import RmqError
 from rmq.operate.controllers import NO_CONTROLLER, ControlledSet, ControllerState, is_member, leases
 
@@ -72,19 +71,26 @@ async def addresses(call: Call) -> list[str]:
 
 
 async def named(call: Call) -> list[str]:
-    """The addresses of controllers, as brokers name them."""
-    return await call.held("controllers", partial(_named, call))
+    """The addresses of controllers, as brokers name them; while no broker answers, the last known ones."""
+    return await call.held("controllers", partial(_named, call), LARGE_HELD_SECONDS)
 
 
 async def _named(call: Call) -> list[str]:
-    for address in (await figures.masters(call)).values():
-        try:
-            settings = await call.admin.broker_config(address)
-        except RmqError:
-            continue
-        if text := settings.get("controllerAddr", ""):
-            return parse_addresses(text, "controllers")
-    return []
+    is_answered = False
+    for data in (await call.admin.cluster_info()).broker_addr_table.values():
+        for _, address in sorted(data.broker_addrs.items()):
+            try:
+                settings = await call.admin.broker_config(address)
+            except RmqError:
+                continue  # another broker of its set may answer, as during a hand-over
+            if text := settings.get("controllerAddr", ""):
+                call.cache.keep_controllers(parse_addresses(text, "controllers"))
+                return call.cache.controllers
+            is_answered = True
+            break
+    if is_answered:
+        call.cache.keep_controllers([])
+    return call.cache.controllers
 
 
 @operation("GET", "/controllers")

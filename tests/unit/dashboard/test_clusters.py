@@ -65,6 +65,24 @@ async def test_controllers_and_a_set_are_shown_and_its_master_is_handed_over(
             assert "nobody" in text_of(missing.text)
 
 
+async def test_controllers_are_shown_while_no_broker_of_the_cluster_answers(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controlled_set(2) as (found, _):
+        await found.until(inSync=[1, 2])
+        async with site(found.cluster) as made:
+            admin = await made.admin()
+            assert "2 of 2 in sync" in text_of((await admin.get("/c/test")).text)
+            assert "Make it the master" in (await admin.get("/c/test/controllers")).text
+            for node in found.nodes:
+                await found.kill(node)
+            await trio.sleep(60.0)
+            made.clock[0] += 60.0
+            page = text_of((await admin.get("/c/test/controllers")).text)
+            assert len(re.findall(r"\bleads\b", page)) == 1
+            assert page.count("in sync no") == 2  # neither lives
+
+
 # --- accounts ---
 
 ACCOUNTS = """
