@@ -34,7 +34,7 @@ BODIES: Final = frozenset({"body"})
 @frozen
 class AuditLine:
     """One change or login. `at` is ms since 1970. `who` is empty for a change that a sample of the cluster
-    showed."""
+    showed. `kind` is that of the identity: an account and a user of the roles file may have one name."""
 
     at: int
     who: str
@@ -44,6 +44,7 @@ class AuditLine:
     operation: str
     arguments: str
     outcome: str
+    kind: str = ""
 
 
 @frozen
@@ -74,6 +75,7 @@ class AuditLog:
         operation: str,
         arguments: Mapping[str, Any],
         outcome: str,
+        kind: str = "",
     ) -> None:
         """Add a line. Raises OSError when the file cannot be written."""
         text = shown_arguments(arguments)
@@ -86,6 +88,7 @@ class AuditLog:
             operation,
             text,
             printable(outcome),
+            kind,
         )
         self._lines.appendleft(line)
         row = _row(line)
@@ -112,13 +115,13 @@ class AuditLog:
         more = f"{arguments} {printable(text)}".strip()
         self._noticed.appendleft(AuditLine(self._now_ms(), "", "", "", cluster, kind, more, "done"))
 
-    def last(self, count: int, cluster: str, who: str | None = None) -> list[AuditLine]:
-        """The newest lines of a cluster and changes that samples showed, or the lines of one name, newest
-        first."""
-        wanted = None if who is None else printable(who)[:TEXT_MAX]
-        noticed = self._noticed if who is None else ()
+    def last(self, count: int, cluster: str, of: tuple[str, str] | None = None) -> list[AuditLine]:
+        """The newest lines of a cluster and changes that samples showed, newest first; `of` is the kind and
+        the name of an identity: its lines alone."""
+        wanted = None if of is None else (of[0], printable(of[1])[:TEXT_MAX])
+        noticed = self._noticed if of is None else ()
         both = heapq.merge(self._lines, noticed, key=lambda line: -line.at)
-        lines = (line for line in both if line.cluster == cluster and wanted in (None, line.who))
+        lines = (one for one in both if one.cluster == cluster and wanted in (None, (one.kind, one.who)))
         return list(itertools.islice(lines, count))
 
 
@@ -128,16 +131,17 @@ def shown_arguments(arguments: Mapping[str, Any]) -> str:
 
 
 def _row(line: AuditLine) -> str:
+    kind = f" kind={line.kind}" if line.kind else ""
     return (
-        f"at={line.at} who={json.dumps(line.who)} role={line.role} address={line.address}"
+        f"at={line.at} who={json.dumps(line.who)}{kind} role={line.role} address={line.address}"
         f" cluster={json.dumps(line.cluster)} operation={line.operation} {line.arguments}"
         f" outcome={json.dumps(line.outcome)}"
     )
 
 
 _ROW: Final = re.compile(
-    r'at=(\d{1,15}) who=("(?:[^"\\]|\\.)*") role=(\S*) address=(\S*) cluster=("(?:[^"\\]|\\.)*")'
-    r' operation=(\S+) (.*) outcome=("(?:[^"\\]|\\.)*")'
+    r'at=(\d{1,15}) who=("(?:[^"\\]|\\.)*")(?: kind=(\S+))? role=(\S*) address=(\S*)'
+    r' cluster=("(?:[^"\\]|\\.)*") operation=(\S+) (.*) outcome=("(?:[^"\\]|\\.)*")'
 )
 
 
@@ -157,12 +161,12 @@ def _last_lines(path: pathlib.Path) -> list[AuditLine]:
 def _read(row: str) -> AuditLine | None:
     if (match := _ROW.fullmatch(row)) is None:
         return None
-    at, who, role, address, cluster, operation, arguments, outcome = match.groups()
+    at, who, kind, role, address, cluster, operation, arguments, outcome = match.groups()
     try:
         texts = [json.loads(one) for one in (who, cluster, outcome)]
     except ValueError:
         return None
-    return AuditLine(int(at), texts[0], role, address, texts[1], operation, arguments, texts[2])
+    return AuditLine(int(at), texts[0], role, address, texts[1], operation, arguments, texts[2], kind or "")
 
 
 def _shown(name: str, value: Any) -> str:

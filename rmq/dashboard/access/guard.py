@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rmq.dashboard.errors import Problem, ProblemBody
+from rmq.dashboard.paths import with_whole_segments
 
 POLICY: Final = "; ".join(
     (
@@ -70,7 +71,7 @@ class Guard:
                     answer["strict-transport-security"] = "max-age=31536000"
             await send(message)
 
-        await self._app(scope, _Bounded(receive), send_guarded)
+        await self._app(with_whole_segments(scope), _Bounded(receive), send_guarded)
 
     def _refusal(self, scope: Scope, headers: Headers) -> str:
         host = headers.get("host", "")

@@ -26,6 +26,7 @@ from rmq.dashboard.errors import (
 )
 from rmq.dashboard.operations.catalog import OPERATIONS
 from rmq.dashboard.operations.operation import Operation
+from rmq.dashboard.paths import path_of, path_value
 from rmq.errors import RmqError
 from rmq.printable import printable
 
@@ -62,7 +63,7 @@ def api_routes(desk: Desk) -> list[Route]:
         near = [route for route in routes if route.matches(request.scope)[0] is Match.PARTIAL]
         if near:
             return _refused_method(request, sorted({one for route in near for one in route.methods or ()}))
-        raise NotFound(f"the API has no {request.url.path}; /api/v1/openapi.json describes it")
+        raise NotFound(f"the API has no {path_of(request)}; /api/v1/openapi.json describes it")
 
     return [*routes, Route("/api/{path:path}", _guarded(missing), methods=METHODS)]
 
@@ -74,7 +75,7 @@ async def refused_method(request: Request, error: Exception) -> Response:
 
 
 def _refused_method(request: Request, allowed: list[str]) -> Response:
-    text = f"{printable(request.url.path)} takes {' or '.join(allowed)}, not {request.method}"
+    text = f"{printable(path_of(request))} takes {' or '.join(allowed)}, not {request.method}"
     response = _answer(ProblemBody(Problem("BadRequest", 0, text, "use another method")), 405)
     response.headers["allow"] = ", ".join(allowed)
     return response
@@ -83,7 +84,7 @@ def _refused_method(request: Request, allowed: list[str]) -> Response:
 def _handler(desk: Desk, methods: dict[str, Operation]) -> Handler:
     async def handle(request: Request) -> Response:
         one = methods["GET" if request.method == "HEAD" else request.method]
-        cluster = request.path_params["cluster"]
+        cluster = path_value(request, "cluster")
         caller = await desk.caller(request, cluster)
         desk.check_csrf(request, caller, request.headers.get("x-csrf-token", ""))
         given = await _given(request, one)
@@ -94,7 +95,7 @@ def _handler(desk: Desk, methods: dict[str, Operation]) -> Handler:
 
 async def _given(request: Request, one: Operation) -> dict[str, Any]:
     """The arguments: of the path, and of the query (GET, DELETE) or the JSON body. Raises BadRequest."""
-    path = {name: request.path_params[name] for name in one.path_names}
+    path = {name: path_value(request, name) for name in one.path_names}
     if one.method in ("GET", "DELETE"):
         return {**_query(request, one), **path}
     body = await request.body()
@@ -136,7 +137,7 @@ def _guarded(handler: Handler) -> Handler:
                 response.headers["www-authenticate"] = "Bearer"
             return response
         except Exception:
-            log.exception("%s %s failed", request.method, printable(request.url.path))
+            log.exception("%s %s failed", request.method, printable(path_of(request)))
             return _answer(ProblemBody(INTERNAL), 500)
 
     return guarded

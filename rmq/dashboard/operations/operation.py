@@ -164,7 +164,14 @@ async def perform(call: Call, name: str, given: Mapping[str, Any]) -> Any:
         call.cache.clear()
         identity = call.identity
         call.audit.write(
-            identity.name, identity.role.label, call.address, call.cluster, name, values, outcome
+            identity.name,
+            identity.role.label,
+            call.address,
+            call.cluster,
+            name,
+            values,
+            outcome,
+            identity.kind,
         )
     return result
 

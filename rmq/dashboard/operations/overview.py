@@ -147,4 +147,5 @@ async def changes(call: Call, *, count: Annotated[int, msgspec.Meta(ge=1, le=500
 
 def _changes(call: Call, count: int) -> list[AuditLine]:
     identity = call.identity
-    return call.audit.last(count, call.cluster, identity.name if identity.is_confined else None)
+    own = (identity.kind, identity.name) if identity.is_confined else None
+    return call.audit.last(count, call.cluster, own)

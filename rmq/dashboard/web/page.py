@@ -17,6 +17,7 @@ from rmq.dashboard.access.sessions import Notice
 from rmq.dashboard.desk import Caller, Desk, address_of
 from rmq.dashboard.errors import BadRequest, Problem, problem_of, status_of
 from rmq.dashboard.operations.operation import Call
+from rmq.dashboard.paths import path_value, quoted_path
 from rmq.dashboard.web.render import link
 from rmq.errors import RmqError
 
@@ -67,9 +68,14 @@ class Page:
         """Whether a page that is open asks for a part of itself."""
         return self.request.headers.get("hx-request", "") == "true"
 
+    @property
+    def here(self) -> str:
+        """The path of this page, quoted, for a link back."""
+        return quoted_path(self.request)
+
     def path(self, name: str) -> str:
         """A part of the URL's path."""
-        return str(self.request.path_params[name])
+        return path_value(self.request, name)
 
     async def perform(self, operation: str, /, **given: Any) -> Any:
         """Perform an operation as the caller."""

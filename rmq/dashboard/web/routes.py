@@ -19,6 +19,7 @@ from rmq.dashboard.access.sessions import Identity
 from rmq.dashboard.desk import Caller, Desk, address_of
 from rmq.dashboard.errors import INTERNAL, Forbidden, LoginNeeded, NotFound, Problem, problem_of, status_of
 from rmq.dashboard.logins import NOBODY
+from rmq.dashboard.paths import path_of, path_value, quoted_path
 from rmq.dashboard.web import catalog as catalog
 from rmq.dashboard.web.page import PAGES, Handler, Page, read_form, theme_of
 from rmq.dashboard.web.render import STATIC, environment, link
@@ -65,7 +66,7 @@ async def _health(request: Request) -> Response:
 
 
 async def _missing(page: Page) -> Response:
-    raise NotFound(f"there is no page {page.request.url.path}")
+    raise NotFound(f"there is no page {path_of(page.request)}")
 
 
 def _start(desk: Desk) -> Endpoint:
@@ -77,7 +78,8 @@ def _start(desk: Desk) -> Endpoint:
 
 def _endpoint(desk: Desk, templates: Environment, handler: Handler) -> Endpoint:
     async def endpoint(request: Request) -> Response:
-        cluster = request.path_params.get("cluster", desk.clusters.names[0])
+        is_named = "cluster" in request.path_params
+        cluster = path_value(request, "cluster") if is_named else desk.clusters.names[0]
         caller = Caller(NOBODY)
         try:
             caller = await desk.caller(request, cluster)
@@ -92,14 +94,14 @@ def _endpoint(desk: Desk, templates: Environment, handler: Handler) -> Endpoint:
                 return RedirectResponse(link("login", next=_here(request)), 303)
             return Page(desk, request, templates, caller, cluster).error(error)
         except Exception:
-            log.exception("%s %s failed", request.method, printable(request.url.path))
+            log.exception("%s %s failed", request.method, printable(path_of(request)))
             return Page(desk, request, templates, caller, cluster).failed(INTERNAL, 500)
 
     return endpoint
 
 
 def _here(request: Request) -> str:
-    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    return quoted_path(request) + (f"?{request.url.query}" if request.url.query else "")
 
 
 def _login(desk: Desk, templates: Environment) -> Endpoint:
@@ -209,7 +211,8 @@ def _begin_session(desk: Desk, request: Request, identity: Identity, response: R
     desk.sessions.end(request.cookies.get(desk.cookie, ""))
     session = desk.sessions.begin(identity)
     address = address_of(request)
-    desk.audit.write(identity.name, identity.role.label, address, identity.cluster, "login", {}, "done")
+    role, kind = identity.role.label, identity.kind
+    desk.audit.write(identity.name, role, address, identity.cluster, "login", {}, "done", kind)
     response.set_cookie(
         desk.cookie, session.id, httponly=True, secure=desk.config.is_secure, samesite="strict", path="/"
     )

@@ -106,12 +106,13 @@ async def test_topics_that_others_create_and_delete_are_changes_and_those_made_h
 
 def test_many_changes_at_once_push_out_no_line_of_a_person() -> None:
     log = AuditLog(lambda: 1_000)
-    log.write("ada", "admin", "", "test", "create_topic", {"topic": "Own"}, "done")
+    log.write("ada", "admin", "", "test", "create_topic", {"topic": "Own"}, "done", "account")
     for _ in range(30):
         log.notice("test", [ClusterChange("topic created", f"t{number}", "") for number in range(500)], 2_000)
     lines = log.last(1_000, "test")
     assert len(lines) == 201
     assert sum(line.who == "ada" for line in lines) == 1
     assert "480 others" in "".join(line.arguments for line in lines)
-    assert [line.who for line in log.last(1_000, "test", "ada")] == ["ada"]
+    assert [line.who for line in log.last(1_000, "test", ("account", "ada"))] == ["ada"]
+    assert log.last(1_000, "test", ("user", "ada")) == []  # another, of the same name
     assert log.last(10, "other") == []

@@ -88,7 +88,7 @@ def test_the_lines_of_an_audit_file_are_shown_after_a_restart(tmp_path: pathlib.
     path = tmp_path / "audit.log"
     first = AuditLog(lambda: 1_700_000_000_000, path)
     hostile = 'a"b outcome="done" \\ <b>\nat=1'
-    first.write(hostile, "admin", "127.0.0.1", "test", "put_topic", {"topic": hostile}, "done")
+    first.write(hostile, "admin", "127.0.0.1", "test", "put_topic", {"topic": hostile}, "done", "account")
     first.write("ada", "admin", "127.0.0.1", "other", "login", {}, "LoginFailed: no")
     with path.open("a", encoding="utf-8") as file:
         file.write("a line of somebody else\nat=1 who=\n")
