@@ -290,3 +290,17 @@ def test_a_long_job_shows_its_progress_and_is_cancelled(dev: Dev, page: Any) -> 
     page.goto("/c/dev/jobs")
     assert "resend" in main_of(page)
     assert faults_of(page, "jobs-list") == []
+
+
+def test_offsets_are_copied_to_another_group_after_a_preview(crew: tuple[str, str], page: Any) -> None:
+    page.goto("/c/dev/groups/crew")
+    page.get_by_role("link", name="Copy offsets").click()
+    page.get_by_label("group").first.fill("night-crew")
+    page.get_by_role("button", name="Preview").click()
+    page.get_by_role("button", name="Copy", exact=True).wait_for()
+    assert faults_of(page, "copy-preview") == []
+    shown = page.locator("main table tbody tr").all_inner_texts()
+    assert [row.split()[0] for row in shown if row.startswith("Crates")] == ["Crates", "Crates"]
+    page.get_by_role("button", name="Copy", exact=True).click()
+    page.wait_for_url("**/groups/night-crew*")
+    assert "Crates" in main_of(page)
