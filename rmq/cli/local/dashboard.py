@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rmq.cli.output import echo, fail, refuse
-from rmq.cli.target import Target, run, target_options
+from rmq.cli.target import Target, run_service, target_options
 from rmq.errors import ConfigError, PortInUse
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def dashboard(
         )
     except ConfigError as error:
         fail(error)
-    run(_serve, config)
+    run_service(_serve, config)
 
 
 def check_installed() -> None:

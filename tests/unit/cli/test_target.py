@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
+import trio.testing
 import yaml
 from attrs import evolve
 
 from rmq.cli.output import cell, explained, plain, printable
-from rmq.cli.target import report_done, resolve
+from rmq.cli.target import report_done, resolve, run, run_service
 from rmq.client.settings.contexts import Context, Contexts, read_contexts, write_contexts
 from rmq.errors import ConfigError, NoRoute
 from tests.system.shell import ROOT, Shell
@@ -237,3 +241,17 @@ def test_what_was_done_nowhere_was_not_done(capsys: pytest.CaptureFixture[str]) 
     assert "no broker is registered" in capsys.readouterr().err
     report_done("topic Orders made", ["127.0.0.1:1"])
     assert capsys.readouterr().out == "topic Orders made at 127.0.0.1:1\n"
+
+
+@pytest.mark.parametrize(("runner", "status"), [(run, 130), (run_service, 0)])
+def test_a_signal_ends_a_command_with_130_and_a_service_with_0(
+    runner: Callable[..., None], status: int
+) -> None:
+    async def work() -> None:
+        await trio.testing.wait_all_tasks_blocked()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await trio.sleep_forever()
+
+    with pytest.raises(SystemExit) as ended:
+        runner(work)
+    assert ended.value.code == status
