@@ -15,10 +15,10 @@ are linked into it) and swapped with the old folder.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import json
 import os
 import shutil
+import sys
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -30,9 +30,11 @@ from attrs import asdict, frozen
 from rmq.errors import ConfigError, RmqError
 from rmq.files import read_file, replace_file
 
+if sys.platform != "win32":
+    import fcntl
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
 
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
@@ -70,8 +72,9 @@ class ArchiveFolder:
     """The folder, locked for this process: `with ArchiveFolder(path) as folder`.
 
     Entering completes or removes the remains of a killed process. Raises ArchiveInUse, and ConfigError for a
-    folder with other content. All file systems of a single machine will do; object stores cannot rename a
-    file in a single step and are no place for an archive.
+    folder with other content, and on Windows, which has no file locks of this kind. All file systems of a
+    single machine will do; object stores cannot rename a file in a single step and are no place for an
+    archive.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -81,6 +84,8 @@ class ArchiveFolder:
         self.state = self.own / "state"
 
     def __enter__(self) -> Self:
+        if sys.platform == "win32":
+            raise ConfigError("path", str(self.path), "a system with file locks: use WSL or a container")
         self._check()
         self.own.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -103,6 +103,15 @@ try:
 except StoreError as error:
     print(error)
 """
+ARCHIVE = """
+from rmq.errors import ConfigError
+from rmq.spark.pipelines.archive_folder import ArchiveFolder
+
+try:
+    ArchiveFolder("archive").__enter__()
+except ConfigError as error:
+    print(error)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +150,8 @@ def test_a_cluster_in_memory_runs_and_a_store_on_files_says_that_it_does_not(tmp
         "store/lock: a broker does not run on Windows, which lacks the locks and writes of its store:"
         " use WSL or a container"
     ]
+
+
+def test_the_archive_of_spark_is_imported_and_says_that_it_needs_file_locks(tmp_path: pathlib.Path) -> None:
+    said = run(ARCHIVE, tmp_path)
+    assert "a system with file locks: use WSL or a container" in said
