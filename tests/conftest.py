@@ -37,6 +37,7 @@ TOGETHER = {
     "tests/spark/writing/": "a first Spark session",
     "tests/spark/": "a second Spark session",
     "tests/sim/": "seeds of the simulation",
+    "tests/system/closed/": "a cluster with profile=secure",
     "tests/test_structure.py": "trees of all files",
 }
 """Folders and files, the first that fits, and what one worker makes once for all their tests."""

@@ -9,7 +9,7 @@ import pytest
 from tests.system.closed.cluster import Closed, closed_cluster
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Closed]:
     """Four processes with profile=secure; see cluster.py."""
     with closed_cluster(tmp_path_factory.mktemp("closed")) as cluster:
