@@ -370,6 +370,27 @@ def test_attributes_are_assigned_by_their_own_object() -> None:
     assert sorted((values | named) - used) == []
 
 
+def test_no_attribute_is_read_before_a_wait_that_is_part_of_its_new_value() -> None:
+    """`self.found += await ...` reads `self.found` first: changes by others during the wait are undone."""
+    wrong = [
+        f"{source}:{node.lineno}"
+        for source in SOURCES
+        for node in nodes_of(source)
+        if isinstance(node, ast.AugAssign | ast.Assign)
+        and any(isinstance(part, ast.Await) for part in ast.walk(node.value))
+        and is_read_and_written(node)
+    ]
+    assert wrong == []
+
+
+def is_read_and_written(node: ast.AugAssign | ast.Assign) -> bool:
+    """Whether an assignment to an attribute or an item uses its old value."""
+    targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
+    written = {ast.unparse(one) for one in targets if not isinstance(one, ast.Name)}
+    read = {ast.unparse(part) for part in ast.walk(node.value) if isinstance(part, ast.expr)}
+    return bool(written) and (isinstance(node, ast.AugAssign) or not written.isdisjoint(read))
+
+
 def assigned_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, str]]:
     """The attributes that a function assigns, but for those of `self`, `cls` and objects that it has made."""
     own = {"self", "cls"}

@@ -266,7 +266,8 @@ class SimpleConsumer(AsyncResource):
     async def _ask(self, place: _Place, most: int, wait: float, invisible: float) -> None:
         """Poll a broker once, and keep its messages."""
         try:
-            self._ready += await self._pop(place, most, wait, invisible)
+            found = await self._pop(place, most, wait, invisible)
+            self._ready += found  # after the wait: meanwhile others take from the list
             self._paused.pop(place, None)
         except (*NETWORK_ERRORS, NoRoute, ResponseError) as error:
             log.warning("%s: %s of %s: %s", self.group, place.topic, place.broker, error)

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 import rmq
 from rmq import Message
 from rmq.errors import ConfigError, LocalProtocolError, ResponseError
-from rmq.message import dlq_topic
+from rmq.message import MessageQueue, dlq_topic
 from rmq.protocol import codes
 from rmq.protocol.bodies import SubscriptionGroupConfig
 from rmq.protocol.command import Command
@@ -55,6 +55,23 @@ def test_receive_and_ack(in_memory: Play) -> None:
                     await consumer.extend(again, 10)
 
     in_memory(scenario, cluster())
+
+
+def test_the_answer_of_one_broker_brings_back_nothing_that_another_one_had_brought(in_memory: Play) -> None:
+    async def scenario(world: World) -> None:
+        async with (
+            world.connect() as client,
+            client.producer("p") as producer,
+            client.simple_consumer("g", {TOPIC: "*"}, consume_from="first") as consumer,
+        ):
+            for number, broker in enumerate("abba"):  # while the other broker has been asked, and waits
+                queue = MessageQueue(TOPIC, broker, 0)
+                await producer.send(Message(TOPIC, b"%d" % number), queue=queue)
+                found = await consumer.receive(8, wait=10, invisible=600)
+                assert [message.body for message in found] == [b"%d" % number]
+                await consumer.ack(*found)
+
+    in_memory(scenario, cluster("ab"))
 
 
 def test_more_consumers_than_queues_share_a_topic(in_memory: Play) -> None:
