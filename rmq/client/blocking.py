@@ -518,5 +518,5 @@ class Client:
 
     def _loop(self) -> BlockingPortal:
         if self._portal is None:
-            raise LocalProtocolError("the client is not open: use it inside its with block")
+            raise LocalProtocolError("the client is not open: use the client inside its with block")
         return self._portal

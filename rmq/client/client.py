@@ -280,7 +280,7 @@ class Client(AsyncResource):
         """Start the client's tasks. A client is entered once."""
         if self._session is not None:
             raise LocalProtocolError(
-                "this client was opened before: a client opens once, make a new one with rmq.connect"
+                "this client was opened before: a client opens once, create a new one with rmq.connect"
             )
         if os.getpid() != self._made_by:  # made before a fork, in a web server's module: the copies differ
             self._chance.seed()
@@ -578,7 +578,7 @@ class Client(AsyncResource):
 
     def _entered(self) -> Session:
         if self._session is None:
-            raise LocalProtocolError("the client is not open: use it inside its async with block")
+            raise LocalProtocolError("the client is not open: use the client inside its async with block")
         check_loop(self._loop, "the client")
         return self._session
 

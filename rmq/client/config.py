@@ -68,83 +68,81 @@ class ClientConfig:
 
     # --- the client ---
     request_timeout_ms: int = setting(
-        3_000, help="For a request that has no time of its own", unit="ms", java="mqClientApiTimeout"
+        3_000, help="Time-out of a request without its own time-out", unit="ms", java="mqClientApiTimeout"
     )
     poll_name_server_interval_ms: int = setting(
         30_000,
-        help="Routes are asked for again at a name server",
+        help="Period after which the client reads routes from a name server again",
         unit="ms",
         java="pollNameServerInterval",
         validator=at_least(10),
     )
     heartbeat_interval_ms: int = setting(
         30_000,
-        help="A heartbeat goes to every broker",
+        help="Period of the heartbeats to every broker",
         unit="ms",
         java="heartbeatBrokerInterval",
         validator=at_least(10),
     )
     shutdown_timeout_ms: int = setting(
         5_000,
-        help="Closing may take so long: running sends and deliveries end, offsets are committed",
+        help="Longest time for closing: running sends and deliveries end, offsets are committed",
         unit="ms",
     )
 
     tcp_keepalive_ms: int = setting(
         15_000,
-        help="After so long without traffic the system asks whether the server is still there; 0 never",
+        help="Idle time after which the system probes the server (TCP keepalive); 0: never",
         unit="ms",
         validator=at_least(0),
     )
     tcp_user_timeout_ms: int = setting(
         30_000,
-        help="A connection ends when the server's system acknowledges nothing for so long (Linux); 0 as the"
-        " system has it",
+        help="A connection ends after this time without a TCP acknowledgement of the server (Linux); 0: "
+        "the system's default",
         unit="ms",
         validator=at_least(0),
     )
-    namespace: str = setting(
-        "", help="Topics and groups are in this namespace of the cluster; empty for none"
-    )
+    namespace: str = setting("", help="Namespace of topics and groups; empty: none")
 
     # --- producers ---
     send_timeout_ms: int = setting(
         3_000,
-        help="One send, with all its retries, from when it is written: the time before does not count",
+        help="Time-out of a send with all its retries, from the moment that it is written to a connection",
         unit="ms",
         java="sendMsgTimeout",
         validator=at_least(1),
     )
     send_queue_ms: int = setting(
         60_000,
-        help="A send that nothing was stored of may wait so long: for room in the window, for a broker that"
-        " cannot be reached, for a route",
+        help="Longest wait of a send before it is written: for room in the window, for a broker that "
+        "cannot be reached, for a route",
         unit="ms",
         validator=at_least(0),
     )
     send_window: int = setting(
         1_000,
-        help="Sends that may be on their way to one broker; more of them wait, first come first served",
+        help="Sends in flight to one broker; further sends wait in order",
         validator=at_least(1),
     )
     retry_times: int = setting(
         2,
-        help="Further attempts of a send after one that a broker refused, or that may have been stored; on"
-        " other brokers where there are any",
+        help="Retries of a send that a broker refused or may have stored; on other brokers if there are any",
         java="retryTimesWhenSendFailed",
         validator=between(0, 100),
     )
     max_message_size: int = setting(
-        4 * MIB, help="A longer body, or batch, is refused before it is sent", unit="bytes"
+        4 * MIB, help="Largest body or batch; the client refuses a larger one", unit="bytes"
     )
     max_delay_level: int = setting(
         18,
-        help="Levels in the brokers' messageDelayLevel; a message with a higher one is refused",
+        help="Number of levels in the brokers' messageDelayLevel; the client refuses a message with a "
+        "higher level",
         validator=at_least(1),
     )
     compress_over: int = setting(
         4 * KIB,
-        help="A body of this length or more is compressed; 0 never",
+        help="Length from which a body is compressed; 0: never",
         unit="bytes",
         java="compressMsgBodyOverHowmuch",
         validator=at_least(0),
@@ -154,31 +152,31 @@ class ClientConfig:
     )
     avoid_slow_brokers: bool = setting(
         True,
-        help="Brokers that failed or answered slowly are avoided for a while",
+        help="Avoid brokers that failed or answered slowly, for a while",
         java="sendLatencyFaultEnable",
     )
     default_topic_queue_nums: int = setting(
-        4, help="Queues of a topic that the broker makes on the first send", validator=at_least(1)
+        4, help="Queues of a topic that the broker creates on the first send", validator=at_least(1)
     )
 
     # --- consumers ---
     rebalance_interval_ms: int = setting(
-        20_000, help="Queues are shared out again, also without a notice", unit="ms", validator=at_least(10)
+        20_000, help="Period of the rebalance, also without a notice", unit="ms", validator=at_least(10)
     )
     commit_interval_ms: int = setting(
         5_000,
-        help="Consumed offsets are told to the brokers",
+        help="Period of the offset commits to the brokers",
         unit="ms",
         java="persistConsumerOffsetInterval",
         validator=at_least(10),
     )
     pull_batch_size: int = setting(
-        256, help="Messages asked for in one pull; the broker may give fewer", validator=between(1, 1024)
+        256, help="Messages requested in one pull; the broker may return fewer", validator=between(1, 1024)
     )
     pull_suspend_ms: int = setting(
-        15_000, help="A broker may hold a pull that finds nothing for so long", unit="ms"
+        15_000, help="Longest time that a broker holds a long poll without messages", unit="ms"
     )
-    pull_timeout_ms: int = setting(30_000, help="A pull that is not answered by then has failed", unit="ms")
+    pull_timeout_ms: int = setting(30_000, help="Time-out of a pull", unit="ms")
     pull_retry_delay_ms: int = setting(
         3_000,
         help="Wait after a failed pull",
@@ -188,20 +186,19 @@ class ClientConfig:
     )
     max_body_size: int = setting(
         Factory(lambda self: 4 * self.max_message_size, takes_self=True),
-        help="A compressed body that grows over this is refused, with an error; 4 times max_message_size when"
-        " not given",
+        help="Largest body after decompression; a larger one is an error. Default: 4 times max_message_size",
         unit="bytes",
         validator=at_least(1),
     )
     offset_reset: str = setting(
         "nearest",
-        help="Where a group goes on whose messages were removed before it read them: at the one that is"
-        " nearest, or at the `first` or the `last` of the queue",
+        help="Where a group continues if its next messages were removed: at the `nearest` message, or at "
+        "the `first` or `last` of the queue",
         validator=one_of("nearest", "first", "last"),
     )
     queue_max_messages: int = setting(
         1_000,
-        help="Messages of one queue that are not consumed yet; then it is not pulled",
+        help="Unacknowledged messages of one queue from which the client stops pulling that queue",
         java="pullThresholdForQueue",
         validator=at_least(1),
     )
@@ -214,57 +211,55 @@ class ClientConfig:
     )
     queue_max_span: int = setting(
         2_000,
-        help="Distance of the newest pulled message of a queue to the oldest that is not consumed",
+        help="Distance between the newest pulled message of a queue and its oldest unacknowledged one",
         java="consumeConcurrentlyMaxSpan",
         validator=at_least(1),
     )
     total_max_messages: int = setting(
-        64_000, help="Messages of all queues of a consumer that are not consumed yet", validator=at_least(1)
+        64_000, help="Unacknowledged messages of all queues of a consumer", validator=at_least(1)
     )
     total_max_bytes: int = setting(
         64 * MIB,
-        help="The same in bytes; each queue may hold its share, or one message that is larger",
+        help="The same in bytes; each queue may hold its share, or one larger message",
         unit="bytes",
         validator=at_least(1),
     )
     consume_timeout_ms: int = setting(
         900_000,
-        help="A message that is being consumed for so long is logged and sent back",
+        help="A message that is not acknowledged within this time is logged and redelivered",
         unit="ms",
         validator=at_least(1),
     )
     stall_warning_ms: int = setting(
         30_000,
-        help="A warning names a message that has been with its handler for so long, or was taken and not"
-        " finished, or that nobody takes from a full queue; 0 never",
+        help="Time after which a warning names a message that its handler has not finished, that was "
+        "taken and not acknowledged, or that no handler takes from a full queue; 0: never",
         unit="ms",
         validator=at_least(0),
     )
     drain_timeout_ms: int = setting(
         20_000,
-        help="Consumer.drain waits so long for handlers that run, unless it is told otherwise",
+        help="Default time that Consumer.drain waits for running handlers",
         unit="ms",
         validator=at_least(0),
     )
-    offsets_dir: str = setting(
-        "", help="Broadcasting: the offsets are kept below this folder; empty for ~/.rocketmq_offsets"
-    )
+    offsets_dir: str = setting("", help="Broadcasting: folder of the offsets; empty: ~/.rocketmq_offsets")
     max_reconsume_times: int = setting(
         16, help="Deliveries of a failing message before it goes to the dead letters", validator=at_least(0)
     )
     suspend_queue_ms: int = setting(
         1_000,
-        help="Ordered: wait before a message that failed is tried again",
+        help="Ordered: wait before the retry of a failed message",
         unit="ms",
         java="suspendCurrentQueueTimeMillis",
         validator=between(10, 30_000),
     )
     lock_interval_ms: int = setting(
-        20_000, help="Ordered: queue locks are renewed", unit="ms", validator=at_least(10)
+        20_000, help="Ordered: period of the renewal of queue locks", unit="ms", validator=at_least(10)
     )
     redelivery_delay_ms: int = setting(
         5_000,
-        help="Wait before a message is delivered again that could not be sent back or was cancelled",
+        help="Wait before the redelivery of a message that was cancelled or could not be sent back",
         unit="ms",
         validator=at_least(1),
     )

@@ -177,7 +177,7 @@ def decorator(
 def check_middlewares(middlewares: Sequence[Middleware]) -> tuple[Middleware, ...]:
     """Raises InvalidType unless the value is a list of functions of a message and the next function."""
     check_type("middlewares", middlewares, Sequence, "a list of middlewares")
-    expected = "an async function of a message and of the next one, which it calls"
+    expected = "an async function that takes a message and the next function, and calls that function"
     for one in middlewares:
         check_callable("middlewares", one, expected, takes=2)
         if not is_async(one):

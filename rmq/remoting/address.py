@@ -9,7 +9,7 @@ import attrs
 from rmq.errors import ConfigError
 
 SCHEMES = ("tcp", "tls", "ws", "wss")
-_EXPECTED = "host:port or [IPv6]:port, optionally with tcp://, tls://, ws:// or wss:// before it"
+_EXPECTED = "host:port or [IPv6]:port, with or without tcp://, tls://, ws:// or wss:// in front"
 
 
 @attrs.frozen

@@ -337,7 +337,7 @@ async def supervise(
         try:
             return await run()
         except errors as error:
-            log.error("%s failed, starting it again: %s", what, error, exc_info=error)
+            log.error("%s failed and is restarted: %s", what, error, exc_info=error)
         if anyio.current_time() - began > longest:
             pause = first
         await anyio.sleep(pause)
@@ -464,7 +464,7 @@ class TaskGroupScope:
     def _check_leaving(self) -> None:
         """A group swallows a cancellation of a single task, and ends all its other tasks."""
         if not self._is_leaving:
-            raise StrayCancellation("a background task was cancelled, and all others have ended with it")
+            raise StrayCancellation("a background task was cancelled, and ended all background tasks")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -97,8 +97,8 @@ class ServerSettings(LogConfig):
     )
     tcp_user_timeout_seconds: int = setting(
         30,
-        help="A connection ends when the peer's system acknowledges nothing for so long (Linux); 0: as the"
-        " system has it",
+        help="A connection ends after this time without a TCP acknowledgement of the peer (Linux); 0: "
+        "the system's default",
         unit="s",
         validator=at_least(0),
     )

@@ -50,7 +50,7 @@ class ConnectOptions:
     secret_key: str = _secret("ACL: its secret; better `secretKeyFile`, since Spark keeps options in plans")
     secret_key_file: str = setting("", help="ACL: a file with the secret, on every machine of the cluster")
     tls: bool = setting(False, help="Connect by TLS")
-    tls_ca: str = setting("", help="PEM file of the authorities to trust; empty: those of the system")
+    tls_ca: str = setting("", help="PEM file of the trusted authorities; empty: the system's")
     tls_cert: str = setting("", help="PEM file of the client's own certificate")
     tls_key: str = setting("", help="PEM file of its key")
     tls_insecure: bool = setting(False, help="Accept any certificate; for tests only")

@@ -91,8 +91,8 @@ def _runner(request: pytest.FixtureRequest) -> str:
     mark = node.get_closest_marker("asyncio")
     if mark is None or not has("asyncio"):
         pytest.fail(
-            "the fixtures of rmq are for asynchronous tests that pytest-asyncio, anyio or pytest-trio runs:"
-            " this test is none, or not marked as one",
+            "the fixtures of rmq are for asynchronous tests that pytest-asyncio, anyio or pytest-trio "
+            "runs: this test is not asynchronous, or not marked so",
             pytrace=False,
         )
     scope = mark.kwargs.get("loop_scope") or mark.kwargs.get("scope")

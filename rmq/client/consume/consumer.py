@@ -252,7 +252,7 @@ class Consumer(AsyncResource):
                 except BaseException as error:
                     if not withdraw(error, requests):
                         raise
-                    log.warning("%s: the task of a handler was cancelled; its worker goes on", self.group)
+                    log.warning("%s: the task of a handler was cancelled; its worker continues", self.group)
                     await anyio.lowlevel.checkpoint()
 
     async def _work(self, got_messages: Callable[[Sized], None], handle: Isolated) -> None:

@@ -334,8 +334,8 @@ class GroupMember:
         """Give the running handler a message that an administrator sent; the answer comes when it is done."""
         if self._handler is None or self._scope is None:
             remark = (
-                f"the consumer of {self.group} has no handler running that could take it: it takes its "
-                "messages itself, by iteration or poll; name a member that works with a handler"
+                f"the consumer of {self.group} runs no handler: it consumes by iteration or poll; "
+                "name a member that consumes with a handler"
             )
             return request.reply(ResponseCode.SYSTEM_ERROR, remark)
         self._scope.tasks.start_soon(self._consume_directly, request, connection, self._handler)

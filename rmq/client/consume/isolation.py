@@ -103,7 +103,7 @@ def _reset(variable: ContextVar[Any]) -> None:
         if variable not in _warned and variable.name not in OF_LIBRARIES:
             _warned.add(variable)
             log.warning(
-                "context variable %s was set in a delivery's block and keeps its value after it: give it a"
-                " default, reset it by its token, or consume with `run`",
+                "context variable %s was set in a delivery's block and keeps its value after the block: "
+                "give the variable a default, reset it with its token, or consume with `run`",
                 variable.name,
             )

@@ -182,7 +182,7 @@ def subscriptions(
 
 def full_topics(topics: Mapping[str, str | Sql], namespace: str) -> dict[str, str | Sql]:
     """`topics` with the cluster's full names. Raises InvalidType unless it is a dict."""
-    check_type("topics", topics, Mapping, "a dict, topic to what is wanted of it, such as {'Orders': '*'}")
+    check_type("topics", topics, Mapping, "a dict of topics and their filters, such as {'Orders': '*'}")
     for topic, wanted in topics.items():
         _check_wanted(topic, wanted)
     return {with_namespace(namespace, validate_topic(topic)): wanted for topic, wanted in topics.items()}

@@ -89,7 +89,7 @@ class Workers:
         """Why an open consumer that does not drain consumes nothing; empty when all is well. A consumer that
         is iterated over, without a call of `run`, has no problem of this kind."""
         if self.running < self.asked:
-            return f"consumes with {self.running} of the {self.asked} workers that it began with"
+            return f"consumes with {self.running} of the {self.asked} workers that it started with"
         if not self.asked and self.ended:
             return f"consumes nothing: its `run` has ended ({self.ended})"
         return ""

@@ -88,7 +88,7 @@ class ClientMetrics(Observer):
         self._session = session
 
     async def run(self) -> None:
-        assert self._session is not None, "an observer runs once it is attached"
+        assert self._session is not None, "attach the observer first"
         await self._lags.watch(self._session)
 
     def _now(self) -> float:
@@ -169,7 +169,7 @@ class ClientMetrics(Observer):
             Metric(
                 "client_lag_messages",
                 "gauge",
-                "Messages of this client's queues that it has not consumed",
+                "Backlog of this client's queues, in messages",
                 [*self._lags.by_topic.items()],
                 ("group", "topic"),
             ),

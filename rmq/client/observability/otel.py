@@ -79,7 +79,7 @@ class OpenTelemetry(Observer):
             "messaging.client.consumed.messages", "{message}", "Messages that were delivered"
         )
         self._redelivered = meter.create_counter(
-            "rmq.client.redelivered.messages", "{message}", "Those of them that had been delivered before"
+            "rmq.client.redelivered.messages", "{message}", "Deliveries that were redeliveries"
         )
         self._in_flight = meter.create_up_down_counter(
             "rmq.client.sends.in_flight", "{message}", "Sends that have not ended"
@@ -95,7 +95,7 @@ class OpenTelemetry(Observer):
         self._session = session
 
     async def run(self) -> None:
-        assert self._session is not None, "an observer runs once it is attached"
+        assert self._session is not None, "attach the observer first"
         await self._lags.watch(self._session)
 
     # --- sends ---

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NO_DEDUPLICATION: Final = (
-    "broker %s does not deduplicate sends (it has no idempotentSendKeepTime): a message that is sent again "
-    "may be stored twice"
+    "broker %s does not deduplicate sends (its idempotentSendKeepTime is 0): a retry of a send may store "
+    "the message twice"
 )
 
 FIRST_PAUSE_SECONDS: Final = 0.1

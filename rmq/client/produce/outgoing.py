@@ -180,14 +180,14 @@ def check_topic(topic: str) -> None:
     """Raises InvalidName, or InvalidMessage for topics that the brokers keep to themselves."""
     validate_topic(topic)
     if topic in NOT_SENDABLE_TOPICS:
-        raise InvalidMessage(remark=f"{topic} is a topic of the system: applications do not send to it")
+        raise InvalidMessage(remark=f"{topic} is a system topic: applications cannot send to it")
 
 
 def _check_body(body: bytes, most: int) -> None:
     if not isinstance(body, (bytes, bytearray, memoryview)):
         raise InvalidMessageType(remark=f"the body is a {type(body).__name__}, not bytes")
     if not body:
-        raise InvalidMessage(remark="the body is empty; RocketMQ takes messages of one byte or more")
+        raise InvalidMessage(remark="the body is empty; RocketMQ needs at least one byte")
     if len(body) > most:
         raise InvalidMessage(
             remark=f"the body has {len(body)} bytes, at most {most} are allowed (max_message_size)"
@@ -420,7 +420,7 @@ def reply_to(
     cluster, to = given.get(PROPERTY_CLUSTER), given.get(PROPERTY_REPLY_TO_CLIENT)
     if not cluster or not to or PROPERTY_CORRELATION_ID not in given:
         raise InvalidMessage(
-            remark=f"message {asked.message_id} is no request: only what `request` sent can be replied to"
+            remark=f"message {asked.message_id} is not a request: reply only to messages that `request` sent"
         )
     extra = {
         PROPERTY_MESSAGE_TYPE: REPLY,

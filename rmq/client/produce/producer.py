@@ -367,7 +367,7 @@ class Producer(AsyncResource):
         may not have been sent.
         """
         session = self._session
-        check_type("message", message, StoredMessage, "the message that is replied to, as it was delivered")
+        check_type("message", message, StoredMessage, "the request message, as delivered")
         session.begin_replying()
         outgoing, queue = reply_to(message, body, session.unique_ids.next(), session.config)
         until = asker_waits_until(message)

@@ -144,7 +144,7 @@ def _check_queue(queue: object, sharding_key: object) -> None:
         raise ConfigError(
             "sharding_key",
             sharding_key,
-            "no sharding_key together with queue: each of them chooses the queue",
+            "either sharding_key or queue: each chooses the queue",
         )
 
 
@@ -257,7 +257,7 @@ class Sender:
             await session.refresh(topic, timeout)
             rotation = await session.rotation(topic, timeout)
         if not rotation.is_writable:
-            detail = "it has no queue that may be written and has a master"
+            detail = "it has no writable queue with a master"
             raise no_route(topic, session.name_servers.addresses, detail)
         return rotation
 

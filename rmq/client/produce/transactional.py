@@ -164,7 +164,7 @@ class TransactionalProducer(Producer):
             await session.pool.notify(address, request, session.brokers.timeout)
         except ConnectFailed as error:
             log.warning(
-                "cannot end transaction %s now, it ends by the broker's check-back: %s", header.msg_id, error
+                "cannot end transaction %s now, the broker's check-back will end it: %s", header.msg_id, error
             )
 
     # --- check-back ---
@@ -227,7 +227,7 @@ class Transaction:
     def result(self) -> SendResult:
         """Where the half message is stored, and its ids."""
         if self._result is None:
-            raise LocalProtocolError("the transaction has not begun: use it inside its block")
+            raise LocalProtocolError("the transaction has not begun: use the transaction inside its block")
         return self._result
 
     async def __aenter__(self) -> Transaction:

@@ -272,7 +272,9 @@ class Redrive:
         except (NoRoute, ResponseError, InvalidName, LocalProtocolError) as error:
             done.failed.append((letter.message_id, error))
         except RmqError as error:
-            error.add_note(f"{done.sent} messages were sent again before; run it once more to go on")
+            error.add_note(
+                f"{done.sent} messages were resent before the failure; run the same call to continue"
+            )
             raise
 
     def _read(self, chosen: Letters) -> AsyncGenerator[StoredMessage]:

@@ -416,7 +416,9 @@ class PullConsumer(AsyncResource):
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise LocalProtocolError(f"the pull consumer of {self.group} is not open: use it in its block")
+            raise LocalProtocolError(
+                f"the pull consumer of {self.group} is not open: use the consumer inside its block"
+            )
 
 
 # Whole topics, for tools: what they hold now, queue by queue.

@@ -216,7 +216,9 @@ class SimpleConsumer(AsyncResource):
         check_number("wait", wait, 0, whole=False)
         check_number("invisible", invisible, 1, whole=False)
         if not self._is_open:
-            raise LocalProtocolError(f"the consumer of {self.group} is not open: use it in its block")
+            raise LocalProtocolError(
+                f"the consumer of {self.group} is not open: use the consumer inside its block"
+            )
         now, deadline = self._session.now, self._session.now() + wait
         while True:
             found = self._take(max_messages)

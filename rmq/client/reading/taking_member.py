@@ -71,7 +71,10 @@ class TakingMember:
 
     def consume_directly(self, request: Command, connection: Connection) -> Command:
         """Refuse: the messages of the group are the application's to handle."""
-        remark = f"group {self.group} takes messages one by one: none can be handed to it from outside"
+        remark = (
+            f"group {self.group} uses per-message delivery: a message cannot be passed to its "
+            "handler from outside"
+        )
         return request.reply(ResponseCode.SYSTEM_ERROR, remark)
 
     def health(self) -> ConsumerHealth:

@@ -66,13 +66,17 @@ class Stalled:
         named = f" {self.message_id}" + (f", keys {' '.join(self.keys)}" if self.keys else "")
         place = f"offset {self.queue_offset} of {queue.topic}, queue {queue.queue_id} of {queue.broker_name}"
         message = f"message{named} ({place})" if self.message_id else f"the message at {place}"
-        full = f"; the queue is pulled no more: {self.unfinished} messages of it are not finished"
+        full = f"; the client stopped pulling the queue: {self.unfinished} messages are not acknowledged"
         what = {
             "handler": f"the handler of {message} has not ended for {self.seconds:g} s",
-            "unfinished": f"{message} was taken, not finished, {self.seconds:g} s ago: "
-            "consume it inside `async with delivery`, or call `delivery.done()`",
-            "untaken": f"nobody has taken {message} for {self.seconds:g} s: "
-            "all handlers are busy, or nobody iterates",
+            "unfinished": (
+                f"{message} was taken {self.seconds:g} s ago and is not acknowledged: handle the "
+                "message inside `async with delivery`, or call `delivery.done()`"
+            ),
+            "untaken": (
+                f"no handler has taken {message} for {self.seconds:g} s: all handlers are busy, "
+                "or the consumer is not iterated"
+            ),
         }[self.reason]
         return f"{self.group}: {what}{full if self.is_full else ''}"
 

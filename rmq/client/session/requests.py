@@ -90,7 +90,7 @@ NO_MEMBERS = "no consumer for this group"
 def parse_name_servers(text: str | Sequence[str], source: str = "") -> list[str]:
     """``"a:9876;b:9876"`` or a list of addresses as a list. Raises ConfigError for an empty list, and for an
     invalid address, with the name of the `source`."""
-    expected = "at least one name server as host:port, or with tls://, ws:// or wss:// before it"
+    expected = "at least one name server as host:port, with or without tls://, ws:// or wss:// in front"
     check_type("namesrv", text, (str, Sequence), expected)
     pieces = text.replace(",", ";").split(";") if isinstance(text, str) else list(text)
     for piece in pieces:

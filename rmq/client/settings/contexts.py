@@ -106,7 +106,7 @@ def _yaml(path: pathlib.Path) -> ModuleType:
         raise ConfigError(
             "contexts",
             str(path),
-            "the package PyYAML to read it: pip install 'rmq-client[contexts]'",
+            "the package PyYAML: pip install 'rmq-client[contexts]'",
         ) from None
     return yaml
 
@@ -158,5 +158,5 @@ def context_called(name: str, source: str = "") -> Context:
     there = read_contexts().contexts
     if name not in there:
         listed = ", ".join(there) or "none"
-        raise ConfigError("context", name, f"one of those that `rmq context list` shows: {listed}", source)
+        raise ConfigError("context", name, f"a context that `rmq context list` shows: {listed}", source)
     return there[name]

@@ -104,7 +104,7 @@ def _credentials(merged: Context, environment: Mapping[str, str]) -> Credentials
         raise ConfigError(
             "account",
             access_key,
-            f"its secret too: --secret-key-file, {SECRET_VARIABLE} or a context with one",
+            f"a secret for the access key: --secret-key-file, {SECRET_VARIABLE} or a context with one",
         )
     from rmq.protocol.auth.signature import Credentials
 

@@ -111,7 +111,7 @@ class PushConsumer(Opened):
         try:
             consumer.run(self._handle, concurrency=self._thread_count)
         except Exception:
-            log.exception("the push consumer of %s has stopped: it gets no messages any more", self._group)
+            log.exception("the push consumer of %s has stopped and receives no more messages", self._group)
 
     def _handle(self, message: StoredMessage) -> None:
         thread = threading.get_ident()
@@ -124,7 +124,7 @@ class PushConsumer(Opened):
             if not self._warned:
                 self._warned = True
                 log.warning(
-                    "the callback of %s returned None: it counts as CONSUME_SUCCESS; return a ConsumeStatus",
+                    "the callback of %s returned None, treated as CONSUME_SUCCESS; return a ConsumeStatus",
                     message.topic,
                 )
             return

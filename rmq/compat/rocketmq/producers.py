@@ -162,7 +162,7 @@ class Producer(Opened):
                 try:
                     return result_of(producer.send(msg.packed(), queue=queue))
                 except RmqError as error:
-                    log.info("a send to %s failed, it is tried again: %s", queue, error)
+                    log.info("a send to %s failed and is retried: %s", queue, error)
             return result_of(producer.send(msg.packed(), queue=queue))
 
     def send_oneway_orderly(

@@ -90,10 +90,10 @@ def _decision(what: str, decide: Callable[[], TransactionStatus | int]) -> Decis
     try:
         status = decide()
     except Exception:
-        log.exception("%s failed: it counts as TransactionStatus.UNKNOWN", what)
+        log.exception("%s failed, treated as TransactionStatus.UNKNOWN", what)
         return Decision.UNKNOWN
     try:
         return _DECISIONS[TransactionStatus(status)]
     except ValueError:
-        log.error("%s returned %r: expected a TransactionStatus; it counts as UNKNOWN", what, status)
+        log.error("%s returned %r: expected a TransactionStatus, treated as UNKNOWN", what, status)
         return Decision.UNKNOWN

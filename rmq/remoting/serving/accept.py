@@ -133,7 +133,7 @@ async def first_bytes(stream: Stream, limits: Limits) -> bytes:
     Raises RemoteProtocolError when none come in `limits.idle_seconds`, BrokenResourceError when the peer goes
     away.
     """
-    with _within(limits.idle_seconds, "did not say a word"):
+    with _within(limits.idle_seconds, "sent nothing"):
         first = bytes(await stream.receive_some(_FIRST_BYTES))
     if not first:
         raise broken("the peer closed the connection before it sent anything")

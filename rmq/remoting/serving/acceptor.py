@@ -213,7 +213,7 @@ class Acceptor:
         if reason == "rate":
             return f"its address connects more than {self.per_second:g} times a second (the limit)"
         return (
-            f"{self._descriptors:g} descriptors are in use, the others are for files (ulimit -n raises them)"
+            f"{self._descriptors:g} descriptors are in use, the rest are reserved for files (raise ulimit -n)"
         )
 
     def _make_room(self, newcomer: Guest, reason: str) -> bool:

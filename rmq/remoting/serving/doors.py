@@ -239,7 +239,7 @@ class DoorConnection:
                     with self._scope:
                         await self._served(host)
                 finally:
-                    self.close("the door has ended it")
+                    self.close("the door closed it")
                     with anyio.move_on_after(self._limits.linger_seconds, shield=True):
                         while self._unsent:
                             self._is_empty = anyio.Event()

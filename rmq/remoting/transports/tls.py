@@ -46,28 +46,31 @@ class TlsConfig:
 
     tls_mode: str = setting(
         "disabled",
-        help="What a server accepts: disabled (no TLS), permissive (both on one port), enforcing (only TLS)",
+        help="Connections that a server accepts: disabled (no TLS), permissive (both on one port), "
+        "enforcing (only TLS)",
         validator=one_of("disabled", "permissive", "enforcing"),
     )
-    tls_enable: bool = setting(
-        False, help="Dial with TLS: every address that names no scheme counts as tls://"
-    )
+    tls_enable: bool = setting(False, help="Use TLS for every address without a scheme, as with tls://")
     tls_config_file: str = setting(
-        "", help="A tls.properties of RocketMQ; its keys count where the settings here say nothing"
+        "", help="RocketMQ's tls.properties; its keys replace defaults of the settings here"
     )
     tls_test_mode: bool = setting(
-        False, help="A server without tlsCertPath makes itself a certificate that nobody can verify"
+        False, help="A server without tlsCertPath generates a certificate that no client can verify"
     )
-    tls_cert_path: str = setting("", help="PEM file: own certificate, then its chain")
-    tls_key_path: str = setting("", help="PEM file: the key of the certificate; empty: it is in tlsCertPath")
+    tls_cert_path: str = setting("", help="PEM file: the certificate, then its chain")
+    tls_key_path: str = setting("", help="PEM file: the key of the certificate; empty: in tlsCertPath")
     tls_key_password: str = setting("", help="Password of the key file", secret=True)
-    tls_trust_path: str = setting("", help="PEM file of the authorities to trust; empty: those of the system")
-    tls_client_cert_path: str = setting("", help="For dialling: PEM file; empty: tlsCertPath")
-    tls_client_key_path: str = setting("", help="For dialling: PEM file; empty: it is in tlsClientCertPath")
-    tls_client_key_password: str = setting(
-        "", help="Password of the key file for dialling; empty: tlsKeyPassword", secret=True
+    tls_trust_path: str = setting("", help="PEM file of the trusted authorities; empty: the system's")
+    tls_client_cert_path: str = setting("", help="For outgoing connections: PEM file; empty: tlsCertPath")
+    tls_client_key_path: str = setting(
+        "", help="For outgoing connections: PEM file; empty: in tlsClientCertPath"
     )
-    tls_client_trust_path: str = setting("", help="For dialling: authorities to trust; empty: tlsTrustPath")
+    tls_client_key_password: str = setting(
+        "", help="For outgoing connections: password of the key file; empty: tlsKeyPassword", secret=True
+    )
+    tls_client_trust_path: str = setting(
+        "", help="For outgoing connections: trusted authorities; empty: tlsTrustPath"
+    )
     tls_client_auth: str = setting(
         "none",
         help="Whether a server asks clients for a certificate",
@@ -77,7 +80,7 @@ class TlsConfig:
         "", help="The name a client expects in the server's certificate; empty: the host of the address"
     )
     tls_insecure_skip_verify: bool = setting(
-        False, help="Clients accept any certificate: no protection against impostors; for tests only"
+        False, help="Clients accept every certificate: no protection against impostors; for tests only"
     )
 
     def __attrs_post_init__(self) -> None:
@@ -527,24 +530,27 @@ class TlsStream(ByteStream):
 _VERIFY: Final = {
     # OpenSSL's X509_V_ERR_* -> what is wrong, and what to do.
     9: "is not valid yet: compare the clocks of both machines",
-    10: "has expired: issue a new one and put it in the place of the old; no restart is needed",
-    18: "is signed by itself: set tlsTrustPath to it, if it is to be trusted",
-    19: "comes from an authority that is not trusted here: set tlsTrustPath to the authority's PEM file",
-    20: "comes from an authority that is not trusted here: set tlsTrustPath to the authority's PEM file",
-    21: "comes from an authority that is not trusted here: set tlsTrustPath to the authority's PEM file",
+    10: "has expired: replace it with a new one; no restart is needed",
+    18: "is self-signed: to trust it, set tlsTrustPath to it",
+    19: "comes from an untrusted authority: set tlsTrustPath to the authority's PEM file",
+    20: "comes from an untrusted authority: set tlsTrustPath to the authority's PEM file",
+    21: "comes from an untrusted authority: set tlsTrustPath to the authority's PEM file",
     23: "was revoked: issue a new one",
-    26: "was not issued for this side of a connection: issue it again (a client's with --client)",
-    62: "is for other names: use one of them, issue it for this one too, or set tlsServerName",
-    64: "is for other addresses: use one of them, issue it for this one too, or set tlsServerName",
+    26: "was issued for the other side of a connection: issue a new one (for a client with --client)",
+    62: "is for other names: connect by one of its names, issue one for this name, or set tlsServerName",
+    64: "is for other addresses: connect to one of its addresses, issue one for this address, or set "
+    "tlsServerName",
 }
 _ALERTS: Final = {
     # OpenSSL's reason -> what the peer, or what came instead of a peer, means by it.
     "CERTIFICATE_REQUIRED": "the server asks for a client certificate: set tlsCertPath and tlsKeyPath",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "peer did not return a certificate, and tlsClientAuth requires one",
-    "UNKNOWN_CA": "the peer does not trust the authority of our certificate: it needs it in its tlsTrustPath",
-    "CERTIFICATE_EXPIRED": "the peer says that our certificate has expired: issue a new one",
-    "BAD_CERTIFICATE": "the peer refuses our certificate: see its log, and that it is for this name and use",
-    "WRONG_VERSION_NUMBER": "what the peer says is no TLS: its tlsMode may be disabled, or the port another",
+    "UNKNOWN_CA": "the peer does not trust the authority of our certificate: add the authority to the "
+    "peer's tlsTrustPath",
+    "CERTIFICATE_EXPIRED": "our certificate has expired, says the peer: issue a new one",
+    "BAD_CERTIFICATE": "the peer refuses our certificate: see the peer's log, and check the "
+    "certificate's names and use",
+    "WRONG_VERSION_NUMBER": "the peer does not speak TLS: its tlsMode may be disabled, or the port is wrong",
     "PROTOCOL_VERSION": "the peers have no version of TLS in common: 1.2 is the oldest",
     "UNSUPPORTED_PROTOCOL": "the peers have no version of TLS in common: 1.2 is the oldest",
 }

@@ -132,7 +132,7 @@ def _reason(error: BaseException | None) -> str:
         return f"the peer refused with HTTP status {error.status_code}"
     if error is None or isinstance(error, trio_websocket.ConnectionClosed):
         return "the peer hung up"
-    return f"what the peer says is no WebSocket handshake ({error})"
+    return f"the peer's answer is not a WebSocket handshake ({error})"
 
 
 class MeteredStream(PrefixedStream):

@@ -43,7 +43,7 @@ async def connect_websocket(stream: Stream, host: str) -> WebSocketClientStream:
         data = await stream.receive_some(MESSAGE_BYTES)
         if not data:
             raise broken("the peer hung up")
-        events = list(_events(protocol, bytes(data), "what the peer says is no WebSocket handshake"))
+        events = list(_events(protocol, bytes(data), "the peer's answer is not a WebSocket handshake"))
         for number, event in enumerate(events):
             if isinstance(event, RejectConnection):
                 raise broken(f"the peer refused with HTTP status {event.status_code}")

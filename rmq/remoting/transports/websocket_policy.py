@@ -47,7 +47,7 @@ class WebSocketAccess:
         for origin in origins:
             listed = ANY_ORIGIN in self.origins or origin.lower().rstrip("/") in self.origins
             if not listed and not _is_own(origin, host):
-                return f"a web page of {origin!r} may not connect: webSocketOrigins does not list it"
+                return f"a web page of {origin!r} may not connect: webSocketOrigins does not list its origin"
         strict = bool(self.hosts or origins) or is_loopback(local.rpartition(":")[0])
         return self.page_refusal(host) if strict else ""
 
@@ -56,7 +56,7 @@ class WebSocketAccess:
         name = _name_of(host)
         if _is_safe(name) or name in self.hosts or name in self.own:
             return ""
-        return f"it asks for host {host!r}, which is no name of this server: webSocketHosts does not list it"
+        return f"it asks for host {host!r}, which webSocketHosts does not list"
 
 
 def _is_own(origin: str, host: str) -> bool:

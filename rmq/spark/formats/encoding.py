@@ -163,7 +163,7 @@ def bodies(batch: pa.RecordBatch, most: int) -> pa.Array:
     """The bodies as bytes. Raises RowRefused for a row that has none, or more than `most` bytes."""
     found = batch.column("body").cast(pa.binary())
     sizes = pc.fill_null(pc.binary_length(found), 0)
-    _refuse(pc.equal(sizes, 0), "the body is empty; RocketMQ takes messages of one byte or more")
+    _refuse(pc.equal(sizes, 0), "the body is empty; RocketMQ needs at least one byte")
     _refuse(pc.greater(sizes, most), f"the body has more than {most} bytes (maxMessageBytes)")
     return found
 

@@ -183,7 +183,7 @@ def test_a_member_without_a_handler_cannot_take_a_message_again(closed: Closed) 
         until(lambda: any(row["members"] == 1 for row in rows(closed, "group", "list")))
         arguments = ("msg", "resend", "readers", sent["message_id"], "--topic", "Orders", "--yes")
         status, _, error = closed.rmq(*arguments)
-    assert (status, "has no handler running that could take it" in error) == (1, True), error
+    assert (status, "runs no handler" in error) == (1, True), error
 
 
 def test_the_doctor_counts_dead_letters(closed: Closed) -> None:
@@ -260,7 +260,7 @@ def test_the_slave_is_read_while_its_master_is_down(closed: Closed) -> None:
     assert closed.ok(*look, who="owner-app").count("kept") == 5
     status, _, error = closed.rmq(*look, who="low-user")
     assert (status, "NoPermission (16)" in error) == (1, True)
-    with pytest.raises(rmq.NoRoute, match="no queue that may be written and has a master"):
+    with pytest.raises(rmq.NoRoute, match="no writable queue with a master"):
         trio.run(send_at_once, closed, "Pair")
 
     closed.start("master-a")

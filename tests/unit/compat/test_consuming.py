@@ -78,7 +78,7 @@ def test_none_counts_as_consumed_with_one_warning(
         assert wait()
     assert sorted(found) == [b"1", b"2"]
     assert [record.message for record in caplog.records if "returned None" in record.message] == [
-        f"the callback of {topic} returned None: it counts as CONSUME_SUCCESS; return a ConsumeStatus"
+        f"the callback of {topic} returned None, treated as CONSUME_SUCCESS; return a ConsumeStatus"
     ]
 
 
@@ -243,5 +243,5 @@ def test_a_program_may_end_without_a_shutdown(names: str, topic: str) -> None:
         _, errors = process.communicate("\n", timeout=SECONDS)
     assert process.returncode == 0
     assert errors.splitlines() == [
-        f"the callback of {topic} returned None: it counts as CONSUME_SUCCESS; return a ConsumeStatus"
+        f"the callback of {topic} returned None, treated as CONSUME_SUCCESS; return a ConsumeStatus"
     ]

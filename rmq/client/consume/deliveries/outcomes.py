@@ -306,5 +306,5 @@ class Deliveries:
 
 
 def _window(message: PulledMessage) -> ProcessQueue:
-    assert message.window is not None, "only what was pulled for a process queue is delivered"
+    assert message.window is not None, "a delivery needs a message that was pulled for a process queue"
     return message.window

@@ -77,7 +77,9 @@ class Commits:
                     continue
                 # Read before the request goes out: messages end while it is on its way.
                 queue_offset = window.commit_offset
-                assert queue_offset <= window.next_offset, f"{window.queue}: committed beyond what was pulled"
+                assert queue_offset <= window.next_offset, (
+                    f"{window.queue}: committed beyond the pulled messages"
+                )
                 try:
                     await self._session.brokers.update_offset(
                         self._group, window.queue, queue_offset, window.topic_created_ms

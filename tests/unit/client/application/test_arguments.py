@@ -24,7 +24,7 @@ from ..world import World
 
 MESSAGE = Message("T", b"x")
 QUEUE = MessageQueue("T", "a", 0)
-BOTH = ("sharding_key", "'k'", "no sharding_key together with queue")
+BOTH = ("sharding_key", "'k'", "either sharding_key or queue")
 
 
 def explains(error: BaseException, argument: str, given: str, allowed: str) -> None:
@@ -123,7 +123,7 @@ Call = Callable[[rmq.Producer], Awaitable[object]]
         (lambda producer: producer.request(MESSAGE, "3"), "timeout", "'3'", "a number"),
         (lambda producer: producer.request(MESSAGE, float("nan")), "timeout", "nan", "a number"),
         (lambda producer: producer.request(b"x"), "message", "b'x'", "rmq.Message"),
-        (lambda producer: producer.reply(b"x", b"y"), "message", "b'x'", "as it was delivered"),
+        (lambda producer: producer.reply(b"x", b"y"), "message", "b'x'", "as delivered"),
         (lambda producer: producer.recall(5), "handle", "5", "recall_handle"),
         (lambda producer: producer.queues(5), "topic", "5", "as text"),
     ],

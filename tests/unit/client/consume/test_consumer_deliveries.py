@@ -515,7 +515,7 @@ class TestQuestions:
             await trio.sleep(0.1)
             answer = await self.give(setting)
             nursery.cancel_scope.cancel()
-        assert "no handler running" in (before.remark or "")
+        assert "runs no handler" in (before.remark or "")
         told = ConsumeMessageDirectlyResult.from_json(answer.body)
         assert (told.consume_result, seen) == (result, [b"given"])
         assert ("why" in (told.remark or "")) is fails

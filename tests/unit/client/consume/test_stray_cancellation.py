@@ -239,7 +239,7 @@ def test_a_handler_that_cancels_its_own_task_ends_no_worker(
             tasks.cancel_scope.cancel()
 
     play_in_memory("asyncio", scenario, cluster)
-    assert "the task of a handler was cancelled; its worker goes on" in caplog.text
+    assert "the task of a handler was cancelled; its worker continues" in caplog.text
 
 
 @WAYS

@@ -95,7 +95,7 @@ def test_brokers_that_do_not_have_it_store_as_always(
 
     in_memory(scenario, cluster)
     assert cluster["a"].count(IDEMPOTENT_SEND) == 1
-    assert [one for one in caplog.messages if "has no idempotentSendKeepTime" in one] == caplog.messages
+    assert [one for one in caplog.messages if "its idempotentSendKeepTime is 0" in one] == caplog.messages
 
 
 def test_delayed_messages_and_requests_go_as_always(in_memory: Play, knowing: Cluster) -> None:

@@ -241,7 +241,7 @@ class TestRoutes:
     ) -> None:
         await setting.cluster.create_topic("ReadOnly", perm=4)
         async with setting.connect() as client, client.producer("p") as producer:
-            with pytest.raises(NoRoute, match="no queue that may be written"):
+            with pytest.raises(NoRoute, match="no writable queue"):
                 await producer.send(Message("ReadOnly", b"x"))
 
     async def test_routes_are_asked_for_again_every_30_s(self, setting: World, clock: MockClock) -> None:

@@ -289,9 +289,10 @@ class TestStalls:
                 (ONE, 0, "unfinished", True),
             ]
             assert lines(caplog, "billing: ") == [
-                f"billing: the message at offset 0 of T, queue {number} of a was taken, not finished, 30 s"
-                " ago: consume it inside `async with delivery`, or call `delivery.done()`; the queue is"
-                " pulled no more: 20 messages of it are not finished"
+                f"billing: the message at offset 0 of T, queue {number} of a was taken 30 s ago and is "
+                "not acknowledged: handle the message inside `async with delivery`, or call "
+                "`delivery.done()`; the client stopped pulling the queue: 20 messages are not "
+                "acknowledged"
                 for number in (0, 1)
             ]
             assert client.health().consumers[0].stalls == tuple(stalls)
@@ -313,7 +314,7 @@ class TestStalls:
             await trio.sleep(50)
         (stalled,) = [event for event in told if isinstance(event, Stalled)]
         assert (stalled.reason, stalled.is_full, stalled.unfinished) == ("unfinished", False, 1)
-        assert "pulled no more" not in str(stalled)
+        assert "stopped pulling the queue" not in str(stalled)
 
     @KINDS
     async def test_a_handler_that_hangs(
@@ -352,8 +353,11 @@ class TestStalls:
         assert stalls["handler"].is_full
         other = stalls["untaken"]
         assert other.queue != stalls["handler"].queue
-        assert "nobody has taken message ID" in str(other)
-        assert "all handlers are busy, or nobody iterates; the queue is pulled no more: 5" in str(other)
+        assert "no handler has taken message ID" in str(other)
+        assert (
+            "all handlers are busy, or the consumer is not iterated; the client stopped pulling the queue: 5"
+            in str(other)
+        )
 
     async def test_who_goes_on_is_not_told_and_its_stall_is_over(
         self, setting: World, clock: MockClock, caplog: pytest.LogCaptureFixture

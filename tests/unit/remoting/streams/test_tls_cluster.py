@@ -151,17 +151,18 @@ def other_authority(authority: Authority, tmp_path: Path) -> TlsConfig:
 
 Case = Callable[[Authority, Path], tuple[TlsConfig, TlsConfig]]
 CASES: dict[str, tuple[Case, str]] = {
-    "an authority that is not trusted": (
+    "an untrusted authority": (
         lambda one, path: (one.server("127.0.0.1"), other_authority(one, path)),
-        "comes from an authority that is not trusted here: set tlsTrustPath",
+        "comes from an untrusted authority: set tlsTrustPath",
     ),
     "another host": (
         lambda one, path: (one.server("broker-a.example"), one.client),
-        "is for other addresses: use one of them, issue it for this one too, or set tlsServerName",
+        "is for other addresses: connect to one of its addresses, issue one for this address, or set "
+        "tlsServerName",
     ),
     "expired": (
         lambda one, path: (one.server("127.0.0.1", days=-1), one.client),
-        "has expired: issue a new one",
+        "has expired: replace it with a new one",
     ),
     "no client certificate": (
         lambda one, path: (one.server("127.0.0.1", client_auth="require"), one.client),

@@ -190,8 +190,8 @@ def test_a_server_that_does_not_close_is_not_waited_for(in_memory: Play) -> None
     ("answer", "reason"),
     [
         (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n", "refused with HTTP status 403"),
-        (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "no WebSocket handshake"),
-        (b"HTTP/1.1 101 Switching\r\nX: \xff\xfe\r\n\r\n", "no WebSocket handshake"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "not a WebSocket handshake"),
+        (b"HTTP/1.1 101 Switching\r\nX: \xff\xfe\r\n\r\n", "not a WebSocket handshake"),
         (b"", "hung up"),
     ],
 )
