@@ -92,7 +92,7 @@ def test_a_batch_is_the_request_that_java_makes(golden: pathlib.Path) -> None:
         (Message("", b"x"), InvalidName, "it is empty"),
         (Message("../etc", b"x"), InvalidName, "only letters"),
         (Message("T" * 128, b"x"), InvalidName, "128 characters"),
-        (Message("SCHEDULE_TOPIC_XXXX", b"x"), MessageIllegal, "topic of the system"),
+        (Message("SCHEDULE_TOPIC_XXXX", b"x"), MessageIllegal, "system topic"),
         (Message("T", b""), MessageIllegal, "the body is empty"),
         (Message("T", b"x" * (4 * 1024 * 1024 + 1)), MessageIllegal, "4194305 bytes, at most 4194304"),
         (Message("T", b"x", properties={"TAGS": "a"}), MessageIllegal, "TAGS are RocketMQ's own"),

@@ -163,7 +163,7 @@ class TestRequests:
 
     async def test_what_cannot_be_replied_to(self, setting: World, clock: MockClock) -> None:
         async with setting.connect() as client, client.producer("g") as producer:
-            with pytest.raises(MessageIllegal, match="no request"):
+            with pytest.raises(MessageIllegal, match="not a request"):
                 await producer.reply(stored({"CLUSTER": "C", "UNIQ_KEY": "ID"}), b"17")
 
 

@@ -248,7 +248,7 @@ async def test_a_run_that_a_lost_broker_ends_is_gone_on_with(clock: MockClock) -
         with pytest.raises(rmq.RmqError) as caught:
             await client.redrive("g", rate=1, progress=stop)
         assert caught.value.retriable
-        assert any("3 messages were sent again" in note for note in caught.value.__notes__)
+        assert any("3 messages were resent" in note for note in caught.value.__notes__)
         await trio.sleep(60)
         await made.start("a")
         await trio.sleep(60)

@@ -169,7 +169,7 @@ async def test_descriptors_are_kept_back_for_files(
         streams = [await proved(network, "10.0.0.1") for _ in range(3)]
         assert [await is_served(stream) for stream in streams] == [True, False, True]
     assert dict(acceptor.refused) == {"descriptors": 1}
-    assert "776 descriptors are in use, the others are for files" in caplog.text
+    assert "776 descriptors are in use, the rest are reserved for files" in caplog.text
     network, slaves = MemoryNetwork(), Acceptor(64, share=0.125)
     async with accepting(network, slaves, 776, 943, 944):
         streams = [await proved(network, "10.0.0.1") for _ in range(3)]
