@@ -270,9 +270,14 @@ class DoorStream(Protocol):
     async def drain(self) -> None:
         """Return when little waits to be sent, or the connection has ended."""
 
-    def hold(self, count: int) -> None:
+    def hold(self, count: int, since: float | None = None) -> None:
         """Count so many bytes of the peer, which the door keeps, in the broker's memory budget; the count
-        holds until the next call."""
+        holds until the next call.
+
+        `since` is the time of the event loop (s) from which on the peer has owed the rest of them: of a
+        request, or the room for an answer; infinite where it owes nothing. Without it: the time since which
+        the door has held any. When memory is tight, peers that owe for longest are cut off first.
+        """
 
     def close(self, reason: str = "closed by this side") -> None:
         """End the connection soon: bytes that were written are sent if the peer still reads."""

@@ -20,6 +20,9 @@ Holders = tuple[str, ...]
 IPv6 network of 64 bits, and that of 48 bits around it. Empty: nothing but the whole table bounds it."""
 
 NOBODY: Final[Holders] = ()
+DOOR_CLIENT_BYTES: Final = 8 * 1024
+"""More than a client of a door costs with its group, its membership and its calls. Clients that share
+connections may be as many as `connectionBufferBytes` has room for; shares of them are counted."""
 _REMEMBERED: Final = 4096
 
 

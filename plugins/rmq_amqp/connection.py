@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -83,6 +84,7 @@ class Connection:
         self._paused: dict[Link, None] = {}
         self._temporaries: dict[str, Temporary] = {}
         self._waiting_bytes = self._partial_bytes = 0
+        self._parts: dict[Link, tuple[float, int]] = {}  # of messages: since when, and how many bytes
         self._room = anyio.Event()
         self._changed = anyio.Event()
         self._is_ended = False
@@ -141,17 +143,29 @@ class Connection:
         self._paused[link] = None
         self.wake()
 
-    def count(self, *, waiting: int = 0, partial: int = 0) -> None:
-        """So many bytes more wait for room in the store, and of parts of messages; fewer by negative
-        numbers."""
+    def count(self, waiting: int) -> None:
+        """So many bytes more wait for room in the store; fewer by a negative number."""
         self._waiting_bytes += waiting
-        self._partial_bytes += partial
-        self.stream.hold(self._waiting_bytes + self._partial_bytes)
+        self._hold()
         if self._waiting_bytes <= WAITING_BYTES:
             self._room.set()
+
+    def count_part(self, link: Link, size: int) -> None:
+        """So many bytes of a message, whose rest has not come, are held for a link; 0: none."""
+        since, before = self._parts.get(link, (self._clock(), 0))
+        self._partial_bytes += size - before
+        if size:
+            self._parts[link] = since, size
+        else:
+            self._parts.pop(link, None)
+        self._hold()
         if self._partial_bytes > PARTIAL_BYTES:
             text = f"the connection has begun messages of {self._partial_bytes} bytes and ended none"
             self.refuse(RESOURCE_LIMIT, f"{text}; at most {PARTIAL_BYTES} are allowed")
+
+    def _hold(self) -> None:
+        since = next((since for since, _ in self._parts.values()), math.inf)
+        self.stream.hold(self._waiting_bytes + self._partial_bytes, since)
 
     def flush(self) -> None:
         """Write the bytes for the peer."""

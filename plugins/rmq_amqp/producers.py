@@ -87,21 +87,21 @@ class Producer(Link):
         before = len(self._inbox)
         engine.receive(self.pointer, self._inbox)
         if engine.is_aborted(delivery):
-            self.connection.count(partial=-before)
+            self.connection.count_part(self, 0)
             self._inbox.clear()
             engine.settle(delivery)
             self._grant()
             return
         if len(self._inbox) > MESSAGE_BYTES:
-            self.connection.count(partial=-before)
+            self.connection.count_part(self, 0)
             self._inbox.clear()
             self.connection.end_link(self, TOO_LONG, f"a message has more than {MESSAGE_BYTES} bytes")
             return
         if engine.is_partial(delivery):
-            self.connection.count(partial=len(self._inbox) - before)
+            self.connection.count_part(self, len(self._inbox))
             return
         if before:
-            self.connection.count(partial=-before)
+            self.connection.count_part(self, 0)
         data = bytes(self._inbox)
         self._inbox.clear()
         engine.advance(self.pointer)
@@ -165,7 +165,8 @@ class Producer(Link):
     def on_end(self, *, is_closed: bool) -> None:
         """As `Link.on_end`: messages that wait for room, and were not answered, are dropped."""
         sizes = (len(message.body) + FIXED_BYTES for _, message in self._waiting)
-        self.connection.count(waiting=-sum(sizes), partial=-len(self._inbox))
+        self.connection.count(-sum(sizes))
+        self.connection.count_part(self, 0)
         self._inbox.clear()
         self._waiting.clear()
 
@@ -188,7 +189,7 @@ class Producer(Link):
     def _wait(self, delivery: Any, message: Message) -> None:
         """Keep a message until there is room."""
         self._waiting.append((delivery, message))
-        self.connection.count(waiting=len(message.body) + FIXED_BYTES)
+        self.connection.count(len(message.body) + FIXED_BYTES)
         if not self._is_retrying:
             self._is_retrying = True
             self._host.defer(RETRY_SECONDS, self._retry)
@@ -221,7 +222,7 @@ class Producer(Link):
             except EXPECTED as error:
                 self._answer_to(delivery, message, error)
             self._waiting.popleft()
-            self.connection.count(waiting=-len(message.body) - FIXED_BYTES)
+            self.connection.count(-len(message.body) - FIXED_BYTES)
         self.connection.wake()
 
     def _stored(self, delivery: Any, message: Message, outcome: Appended) -> None:

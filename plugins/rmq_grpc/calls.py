@@ -147,6 +147,8 @@ class Calls:
         self._most_bytes = most_bytes
         self._open: dict[int, Call] = {}
         self._waiting: dict[int, Call] = {}  # whose answers wait for the peer's flow control
+        self._waiting_since = math.inf  # when the peer granted room for an answer last
+        self._unfinished: dict[int, float] = {}  # calls without the rest of a message: since when
         self._request_bytes = self._answer_bytes = self._incomplete = 0
         self._strikes, self._strikes_since = 0, clock()
         self._grants = 0  # frames that grant room: those of a peer that reads, one of the call's, one of all
@@ -242,6 +244,7 @@ class Calls:
         headers = checked(event.headers)
         call = Call(self, event.stream_id, headers.get(":path", ""), headers, self._clock())
         self._open[event.stream_id] = call
+        self._unfinished[event.stream_id] = call.began
         self._incomplete += 1
         kind = headers.get("content-type", "")
         if headers.get(":method") != "POST" or not kind.startswith("application/grpc"):
@@ -278,12 +281,20 @@ class Calls:
         call._inflow += event.data
         self._request_bytes += len(event.data)
         while not call.is_over and (message := self._next_message(call)) is not None:
+            self._unfinished.pop(call.stream_id, None)
             self._serve(call, message)
+        if call._inflow and call.stream_id in self._open:
+            self._unfinished.setdefault(call.stream_id, self._clock())
         if self._request_bytes > REQUESTS_BYTES and not call.is_over:
             call.finish(RESOURCE_EXHAUSTED, f"{REQUESTS_BYTES} bytes of unfinished requests wait already")
 
     def _hold(self) -> None:
-        self._stream.hold(self._request_bytes + self._answer_bytes + CALL_BYTES * self._incomplete)
+        """Count the bytes that are held, and since when the peer owes the rest of them."""
+        count = self._request_bytes + self._answer_bytes + CALL_BYTES * self._incomplete
+        since = next(iter(self._unfinished.values()), math.inf)
+        if self._waiting:
+            since = min(since, self._waiting_since)
+        self._stream.hold(count, since)
 
     def _acknowledge(self, count: int, stream_id: int) -> None:
         try:
@@ -349,6 +360,8 @@ class Calls:
         self._push(call)
         if self._answer_bytes > ANSWERS_BYTES:
             self._stream.close(f"its peer does not take answers: {self._answer_bytes} bytes wait")
+        if self._waiting:
+            self._hold()
         self._flush()
 
     def end(self, call: Call, status: int, text: str) -> None:
@@ -380,10 +393,13 @@ class Calls:
 
     def _push(self, call: Call) -> None:
         outbox, stream_id = call._outbox, call.stream_id
+        size = len(outbox)
         try:
             while outbox:
                 room = min(self._h2.local_flow_control_window(stream_id), self._h2.max_outbound_frame_size)
                 if room <= 0:
+                    if not self._waiting or len(outbox) < size:
+                        self._waiting_since = self._clock()
                     self._waiting[stream_id] = call
                     return
                 piece = bytes(outbox[:room])
@@ -415,6 +431,7 @@ class Calls:
         if call is None or self._open.pop(call.stream_id, None) is None:
             return
         self._waiting.pop(call.stream_id, None)
+        self._unfinished.pop(call.stream_id, None)
         self._request_bytes -= len(call._inflow)
         self._answer_bytes -= len(call._outbox)
         self._incomplete -= not call.has_begun

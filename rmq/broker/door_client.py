@@ -43,6 +43,7 @@ from rmq.protocol.headers import (
     NotifyConsumerIdsChangedRequestHeader,
 )
 from rmq.protocol.record import decode_records
+from rmq.shares import DOOR_CLIENT_BYTES
 
 if TYPE_CHECKING:
     from attrs import frozen
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
 else:
     from rmq.lazy_attrs import frozen
 
-CLIENTS_MAX: Final = 100_000
-"""Clients of doors beyond the first of each connection."""
 HEARTBEAT_SECONDS: Final = 30.0
 """How often the broker renews the memberships of a connection that stands."""
 
@@ -121,9 +120,10 @@ class DoorClient:
         first = self._connection or self
         holders = self._broker.settings.holders_of(first)
         shares = self._broker.door_peers.clients
-        shares.most = CLIENTS_MAX
+        shares.most = self.config.connection_buffer_bytes // DOOR_CLIENT_BYTES
         if full := shares.full(holders):
-            raise for_code(ResponseCode.SYSTEM_BUSY, f"of the clients that share connections {full}")
+            remark = f"of the clients that share connections (connectionBufferBytes) {full}"
+            raise for_code(ResponseCode.SYSTEM_BUSY, remark)
         shares.add(holders)
         other = type(self)(self._broker, self._door, self._stream, first)
         first._others[other] = holders

@@ -22,7 +22,7 @@ from rmq.protocol.codes import ResponseCode
 from rmq.proxy.members import ProxiedGroup, ProxiedProducer
 from rmq.proxy.takes import Takes
 from rmq.proxy.topics import Topics
-from rmq.shares import Shares
+from rmq.shares import DOOR_CLIENT_BYTES, Shares
 
 if TYPE_CHECKING:
     from rmq.client.session.session import Session
@@ -34,7 +34,6 @@ log = logging.getLogger("rmq.proxy")
 PRODUCER_GROUP: Final = "rmq-proxy"
 TOPICS_MAX: Final = 100_000
 """Topics whose routes are in memory."""
-CLIENTS_MAX: Final = 100_000
 ANNOUNCE_SECONDS: Final = 0.2
 """Between two heartbeats for new groups and producers."""
 LEAVING_SECONDS: Final = 5.0
@@ -56,7 +55,7 @@ class ProxiedCluster:
         self.takes = Takes(session)
         self.sender = Sender(session, PRODUCER_GROUP)
         self.calls = Shares(config.proxy_max_calls)
-        self.clients = Shares(CLIENTS_MAX)
+        self.clients = Shares(config.connection_buffer_bytes // DOOR_CLIENT_BYTES)
         self._tasks = tasks
         self._secret = secret or b"rmq-proxy"
         self._unknown: dict[str, None] = {}

@@ -63,7 +63,8 @@ class ProxyPeer(ServerDoorPeer):
         first = self._first or self
         holders, shares = first.holders, self._cluster.clients
         if full := shares.full(holders):
-            raise for_code(ResponseCode.SYSTEM_BUSY, f"of the clients that share connections {full}")
+            remark = f"of the clients that share connections (connectionBufferBytes) {full}"
+            raise for_code(ResponseCode.SYSTEM_BUSY, remark)
         shares.add(holders)
         other = type(self)(self._cluster, self._server, self._door, self._connection, first)
         first._others[other] = holders

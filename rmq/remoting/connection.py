@@ -307,7 +307,7 @@ class Connection(SendingSide):
         self.active_at = self._heard_at = now = self._now()
         commands = self._decoder.feed(bytes(data))
         if commands:
-            self._half_since = math.inf
+            self._half_since = now if self._decoder.buffered and not self._decoder.has_more else math.inf
             self.has_received = True
             self._serve(self._take_responses(commands))
         elif self._half_since == math.inf and self._decoder.buffered:
@@ -331,6 +331,8 @@ class Connection(SendingSide):
             self._serve(self._rest)
             return
         self._serve(self._take_responses(self._decoder.feed(b"")))
+        if self._decoder.buffered and not self._decoder.has_more:
+            self._half_since = self._now()
         if self._decoder.head is not None or self._decoder.refused:
             self._ask()
 

@@ -63,7 +63,7 @@ class Stream:
     def write(self, data: bytes) -> None:
         """Drop the bytes."""
 
-    def hold(self, count: int) -> None:
+    def hold(self, count: int, since: float | None = None) -> None:
         """Keep the count."""
         self.held = count
 

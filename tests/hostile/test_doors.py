@@ -42,19 +42,7 @@ pytestmark = pytest.mark.campaign
 
 def clients_without_end(number: int) -> Iterator[bytes]:
     """Each call is another client's, and stays open: 100 Telemetry calls of a connection."""
-    encoder = Encoder()
-    yield floods.hello()
-    for place, stream_id in zip(range(STREAMS), floods.streams(), strict=False):
-        block = floods.headers(encoder, "Telemetry", client_id=f"stranger-{number}-{place}")
-        asked = floods.schema.message("TelemetryCommand")()
-        settings = asked.settings
-        settings.client_type = 4  # a simple consumer
-        settings.subscription.group.name = f"Strangers-{number}-{place}"
-        one = settings.subscription.subscriptions.add()
-        one.topic.name, one.expression.expression, one.expression.type = "Orders", "*", 1
-        yield floods.frame(floods.HeadersFrame(stream_id, block), "END_HEADERS") + floods.message(
-            stream_id, asked
-        )
+    return floods.members(f"stranger-{number}", STREAMS)
 
 
 def polls_without_end(number: int) -> Iterator[bytes]:

@@ -20,7 +20,15 @@ import attrs
 
 from rmq.doors import Door, DoorHost
 from rmq.errors import AccessDenied, RemoteProtocolError, ResponseError
-from rmq.remoting.limits import SMALL_BYTES, UNPROVED_FACTOR, Limits, MemoryBudget
+from rmq.remoting.limits import (
+    PATIENCE_SECONDS,
+    SMALL_BYTES,
+    TIGHT_SECONDS,
+    UNPROVED_FACTOR,
+    UNPROVED_SECONDS,
+    Limits,
+    MemoryBudget,
+)
 from rmq.remoting.loop import Wakeup, disconnect_errors, disconnect_or_close_errors
 from rmq.remoting.serving.acceptor import Acceptor, Guest
 from rmq.remoting.transports.stream import Listener, Stream, close_at_once
@@ -53,6 +61,7 @@ class DoorConnection:
         self._outbox: list[bytes] = []
         self._unsent = 0
         self._held_by_door = 0
+        self._door_since = math.inf  # since when the peer owes the rest of what the door holds
         self._active_at = self._taken_at = anyio.current_time()
         self._written = Wakeup()
         self._room = anyio.Event()
@@ -105,7 +114,7 @@ class DoorConnection:
         """Read more; whether anything came."""
         if self._unsent > self._limits.pause_bytes:
             await self.drain()
-        if self._unsent + len(self._received) > SMALL_BYTES and self._budget.is_tight:
+        if self._is_slow(anyio.current_time(), PATIENCE_SECONDS):
             await self._budget.relief()
         if self._received and self._partial_since == math.inf:
             self._partial_since = anyio.current_time()
@@ -145,9 +154,17 @@ class DoorConnection:
                 self._room = anyio.Event()
             await self._room.wait()
 
-    def hold(self, count: int) -> None:
+    def hold(self, count: int, since: float | None = None) -> None:
         """As `rmq.doors.DoorStream.hold`."""
-        if count != self._held_by_door and not self.is_closed:
+        if self.is_closed:
+            return
+        if not count:
+            self._door_since = math.inf
+        elif since is not None:
+            self._door_since = since
+        elif not self._held_by_door:
+            self._door_since = anyio.current_time()
+        if count != self._held_by_door:
             self._held_by_door = count
             self._account()
 
@@ -185,6 +202,7 @@ class DoorConnection:
         self._outbox.clear()
         self._received.clear()
         self._unsent = self._held_by_door = 0
+        self._door_since = math.inf
         self._is_empty.set()
         self._account()
 
@@ -209,6 +227,8 @@ class DoorConnection:
             return math.inf
         if now - self._partial_since >= limits.frame_seconds:
             self.abort(f"a request was not complete after {limits.frame_seconds:g} s")
+        elif self._is_slow(now, self._patience):
+            self.abort(f"a request was not complete after {self._patience:g} s, while others need the memory")
         elif self._unsent and now - self._taken_at >= limits.stall_seconds:
             self.abort(f"its peer took nothing for {limits.stall_seconds:g} s")
         elif now - self._active_at >= limits.idle_seconds:
@@ -220,13 +240,26 @@ class DoorConnection:
 
     def waste(self, now: float) -> float:
         """As `Connection.waste`: for how many seconds a request is not complete, or nothing was taken."""
-        held = self._unsent + len(self._received) + self._held_by_door
-        since = min(self._partial_since, self._taken_at if self._unsent else math.inf)
+        since = min(self._partial_since, self._door_since, self._taken_at if self._unsent else math.inf)
         seconds = max(now - since, 0.0) * (1.0 if self.has_proved else UNPROVED_FACTOR)
-        return (seconds if held > SMALL_BYTES else seconds / 1000) + held * 1e-12
+        return (seconds if self._held > SMALL_BYTES else seconds / 1000) + self._held * 1e-12
+
+    def _is_slow(self, now: float, patience: float) -> bool:
+        """Whether the peer holds much, and owes the rest of it for longer than `patience` (s), while memory
+        is tight."""
+        since = min(self._partial_since, self._door_since)
+        return self._held > SMALL_BYTES and self._budget.is_tight and now - since > patience
+
+    @property
+    def _patience(self) -> float:
+        return TIGHT_SECONDS if self.has_proved else UNPROVED_SECONDS
+
+    @property
+    def _held(self) -> int:
+        return self._unsent + len(self._received) + self._held_by_door
 
     def _account(self) -> None:
-        self._budget.hold(self, self._unsent + len(self._received) + self._held_by_door)
+        self._budget.hold(self, self._held)
 
     async def run(self, host: DoorHost) -> None:
         """Serve the peer until the door returns or the connection ends; send the outbox, and close. Errors of

@@ -39,7 +39,7 @@ class Stream:
     def write(self, data: bytes) -> None:
         assert not self.is_closed
 
-    def hold(self, count: int) -> None:
+    def hold(self, count: int, since: float | None = None) -> None:
         assert count >= 0
 
     def close(self, reason: str = "") -> None:

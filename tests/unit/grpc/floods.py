@@ -225,6 +225,21 @@ def many_clients() -> Iterator[bytes]:
         yield begun + message(stream_id, asked, "END_STREAM")
 
 
+def members(name: str, count: int) -> Iterator[bytes]:
+    """Telemetry calls that stay open, each of another client with a group of its own."""
+    encoder = Encoder()
+    yield hello()
+    for place, stream_id in zip(range(count), streams(), strict=False):
+        block = headers(encoder, "Telemetry", client_id=f"{name}-{place}")
+        asked = schema.message("TelemetryCommand")()
+        settings = asked.settings
+        settings.client_type = 4  # a simple consumer
+        settings.subscription.group.name = f"Group-{name}-{place}"
+        one = settings.subscription.subscriptions.add()
+        one.topic.name, one.expression.expression, one.expression.type = "Orders", "*", 1
+        yield frame(HeadersFrame(stream_id, block), "END_HEADERS") + message(stream_id, asked)
+
+
 FLOODS: dict[str, Flood] = {
     flood.__name__: flood
     for flood in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -23,13 +24,13 @@ HEADERS = [
 
 class Stream:
     def __init__(self) -> None:
-        self.held = 0
+        self.held, self.since = 0, math.inf
 
     def write(self, data: bytes) -> None:
         pass
 
-    def hold(self, count: int) -> None:
-        self.held = count
+    def hold(self, count: int, since: float | None = None) -> None:
+        self.held, self.since = count, math.inf if since is None else since
 
 
 class Service:
@@ -60,3 +61,59 @@ def test_calls_without_a_whole_request_count_until_they_end() -> None:
     now = REQUEST_SECONDS + 1
     calls.expire()
     assert stream.held == 0
+
+
+def test_a_connection_owes_since_its_oldest_call_that_lacks_a_part() -> None:
+    now = 0.0
+    stream = Stream()
+    calls = Calls(stream, Service(), clock=lambda: now, most_bytes=1000)  # type: ignore[arg-type]
+    client = h2.connection.H2Connection(h2.config.H2Configuration())
+    client.initiate_connection()
+    now = 1.0
+    client.send_headers(1, HEADERS)
+    calls.feed(client.data_to_send())
+    now = 2.0
+    client.send_headers(3, HEADERS)
+    calls.feed(client.data_to_send())
+    assert stream.since == 1
+    now = 3.0
+    client.send_data(1, b"\0\0\0\0\0")  # whole
+    calls.feed(client.data_to_send())
+    assert stream.since == 2
+    now = 4.0
+    client.send_data(1, b"\0\0\0\0\x05ab")  # a part of the next message
+    client.send_data(3, b"\0\0\0\0\0")
+    calls.feed(client.data_to_send())
+    assert (stream.held, stream.since) == (7, 4)
+    now = 5.0
+    client.send_data(1, b"cde")
+    calls.feed(client.data_to_send())
+    assert (stream.held, stream.since) == (0, math.inf)
+
+
+def test_a_connection_owes_room_for_answers_since_it_granted_some_last() -> None:
+    now = 1.0
+    begun: list[Call] = []
+    service = Service()
+    service.begins = lambda call: not begun.append(call)  # type: ignore[method-assign, func-returns-value]
+    stream = Stream()
+    calls = Calls(stream, service, clock=lambda: now, most_bytes=1000)  # type: ignore[arg-type]
+    client = h2.connection.H2Connection(h2.config.H2Configuration())
+    client.initiate_connection()
+    client.send_headers(1, HEADERS)
+    client.send_data(1, b"\0\0\0\0\0")
+    calls.feed(client.data_to_send())
+    begun[0].send(bytes(200_000))
+    assert stream.since == 1
+    assert stream.held > 100_000
+    now = 2.0
+    client.increment_flow_control_window(50_000)
+    calls.feed(client.data_to_send())
+    assert stream.since == 1, "the call itself got no room"
+    client.increment_flow_control_window(50_000, 1)
+    calls.feed(client.data_to_send())
+    assert stream.since == 2
+    client.increment_flow_control_window(200_000)
+    client.increment_flow_control_window(200_000, 1)
+    calls.feed(client.data_to_send())
+    assert (stream.held, stream.since) == (0, math.inf)

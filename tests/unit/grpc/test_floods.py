@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
@@ -14,7 +15,9 @@ pytest.importorskip("h2")
 from rmq_grpc.calls import Call, Calls
 from trio.testing import MockClock
 
+from rmq.broker import door_client
 from rmq.errors import RemoteProtocolError
+from rmq.proxy import cluster as proxy_cluster
 from rmq.testing.network import MemoryNetwork
 from tests.unit.grpc.floods import FLOODS, Flood
 from tests.unit.grpc.test_grpc import (
@@ -22,12 +25,16 @@ from tests.unit.grpc.test_grpc import (
     acking,
     client,
     cluster,
+    door,
     message,
     received,
     receiving,
+    request,
     sending,
     word,
 )
+
+__all__ = ["door"]
 
 HELD_MAX = 80 << 20
 """Bytes that one connection may make the broker hold: 32 MiB of requests, as much of answers, and more."""
@@ -76,6 +83,27 @@ async def test_another_client_goes_on(autojump_clock: MockClock, flood: Flood) -
         assert broker.budget.held < 100_000, "a connection that has ended holds nothing"
 
 
+async def test_clients_that_share_connections_find_no_place_beyond_the_budget(
+    door: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three addresses take what they can; a client from a fourth address still finds a place."""
+    settings = {"connection_buffer_bytes": 32 << 20}
+    for module in (door_client, proxy_cluster):
+        monkeypatch.setattr(module, "DOOR_CLIENT_BYTES", (32 << 20) // 16)
+    let_in: dict[str, int] = {}
+    async with cluster(**settings) as running, AsyncExitStack() as stack:
+        for address in ("10.0.8.2", "10.0.8.3", "10.0.8.4", "10.0.8.5"):
+            one = await stack.enter_async_context(client(running, host=address))
+            words = []
+            for number in range(16):
+                asked = request("Heartbeat", client_type=3, group="G")
+                one.client_id = f"{address}-{number}"
+                words.append(word(await one.one("Heartbeat", asked)))
+            assert set(words) == {"OK", "TOO_MANY_REQUESTS"}
+            let_in[address] = words.count("OK")
+    assert list(let_in.values()) == [8, 4, 2, 1]
+
+
 class Stream:
     """A door's stream whose peer takes all that is written."""
 
@@ -88,7 +116,7 @@ class Stream:
     def write(self, data: bytes) -> None:
         pass
 
-    def hold(self, count: int) -> None:
+    def hold(self, count: int, since: float | None = None) -> None:
         self.held = count
 
     def close(self, reason: str = "") -> None:

@@ -45,7 +45,7 @@ def _without(settings: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 DOOR: ContextVar[str] = ContextVar("DOOR", default="broker")
-PROXY_SETTINGS = ("acl_enable", "acl_file", "plugins", "plugin_settings")
+PROXY_SETTINGS = ("acl_enable", "acl_file", "connection_buffer_bytes", "plugins", "plugin_settings")
 
 
 @pytest.fixture(params=["broker", "proxy"])

@@ -13,6 +13,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
 from rmq.remoting import Connection, Limits
 from rmq.remoting.endpoint import Endpoint
+from rmq.remoting.limits import MemoryBudget
 from rmq.remoting.transports.stream import Stream
 from rmq.testing import MemoryNetwork
 
@@ -109,13 +110,17 @@ class Link:
 
 @asynccontextmanager
 async def linked(
-    endpoint: Echo | None = None, *, limits: Limits | None = None, network: MemoryNetwork | None = None
+    endpoint: Echo | None = None,
+    *,
+    limits: Limits | None = None,
+    network: MemoryNetwork | None = None,
+    budget: MemoryBudget | None = None,
 ) -> AsyncIterator[Link]:
     """A connection over memory, running until the end of the block."""
     network = network or MemoryNetwork(seed=1)
     ours, theirs = network.pair()
     endpoint = endpoint or Echo()
-    connection = Connection(ours, endpoint, limits=limits)
+    connection = Connection(ours, endpoint, limits=limits, budget=budget)
     link = Link(connection, endpoint, RawPeer(theirs), network, trio.Event())
 
     async def run() -> None:

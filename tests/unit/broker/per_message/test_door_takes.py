@@ -130,7 +130,7 @@ def test_a_peer_without_permission_takes_nothing(rig: Rig, monkeypatch: pytest.M
 def test_clients_that_share_connections_have_a_share_of_all(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door_client, "CLIENTS_MAX", 16)
+    monkeypatch.setattr(door_client, "DOOR_CLIENT_BYTES", rig.broker.config.connection_buffer_bytes // 16)
     made = []
     for host, most in (("10.0.0.1", 8), ("10.0.0.2", 4)):
         for number in range(most):

@@ -280,6 +280,21 @@ async def test_unfinished_frames_of_many_count_together(
     assert "the budget of 4194304 is used up" in caplog.text
 
 
+async def test_the_part_of_a_frame_behind_a_whole_one_counts_from_when_it_came(
+    autojump_clock: MockClock,
+) -> None:
+    """It had no time before, so that a budget was relieved by whoever had just not been answered."""
+    budget = MemoryBudget(MIB)
+    async with linked(Echo(), budget=budget) as link:
+        half = encode(request(b"x" * MIB))[: 40 * KIB]
+        await link.peer.stream.send_all(encode(request(b"whole")) + half)  # one chunk
+        await link.peer.receive()
+        await trio.sleep(5)
+        assert link.connection.waste(trio.current_time()) > 4.9 / 1000
+        link.connection.expire(trio.current_time() + 60)
+        assert "not complete after" in link.connection.reason
+
+
 @pytest.mark.parametrize("proves", [False, True])
 @pytest.mark.parametrize("mib", [32, 64])
 async def test_a_large_request_is_not_held_up_by_unfinished_ones(
