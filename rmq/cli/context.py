@@ -139,7 +139,9 @@ def show_context(name: str | None, output: Format) -> None:
     if not wanted:
         fail(
             ConfigError(
-                "context", "", "a NAME, since no context is current; `rmq context use NAME` makes it so"
+                "context",
+                "",
+                "a NAME, since no context is current; `rmq context use NAME` sets the current context",
             )
         )
     _known(contexts, wanted)

@@ -50,7 +50,7 @@ def output_option(command: Callable[..., T]) -> Callable[..., T]:
         type=click.Choice(["table", "json", "yaml"]),
         default="table",
         show_default=True,
-        help="How to print it.",
+        help="Output format.",
     )
     return option(command)
 

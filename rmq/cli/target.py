@@ -70,7 +70,7 @@ _OPTIONS = (
         help="A named cluster, see `rmq context`.",
     ),
     click.option(
-        "--access-key", metavar="NAME", help=f"Account; its secret comes from a file or {SECRET_VARIABLE}."
+        "--access-key", metavar="NAME", help=f"Account; the secret is read from a file or {SECRET_VARIABLE}."
     ),
     click.option(
         "--secret-key-file",
@@ -225,7 +225,7 @@ def confirm(yes: bool, question: str) -> None:
     try:
         agreed = click.confirm(question, err=True)
     except click.Abort:
-        refuse("nothing was changed: nobody answered; --yes answers for you")
+        refuse("nothing was changed: there was no answer; --yes answers for you")
     if not agreed:
         refuse("nothing was changed")
 
@@ -233,5 +233,5 @@ def confirm(yes: bool, question: str) -> None:
 def report_done(what: str, addresses: Any) -> None:
     """Print the action and the servers that did it; ends with 1 without any server."""
     if not (servers := ", ".join(addresses)):
-        refuse("nothing was done: no broker is registered there; `rmq cluster list` shows those that are")
+        refuse("nothing was done: no broker is registered there; `rmq cluster list` shows registered brokers")
     echo(f"{what} at {servers}")

@@ -37,7 +37,7 @@ def as_limit_size(context: click.Context, parameter: click.Parameter, given: str
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     if limit == 0 and given != "none":
-        raise click.BadParameter("at least one byte is wanted, or none for no limit")
+        raise click.BadParameter("at least one byte, or none for no limit")
     return limit
 
 

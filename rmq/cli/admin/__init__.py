@@ -16,9 +16,9 @@ _SECTIONS: Final = {
     "Topics": (
         "topics",
         {
-            "updateTopic": "Make a topic or change it.",
+            "updateTopic": "Create or change a topic.",
             "deleteTopic": "Delete a topic from brokers and name servers.",
-            "updateTopicPerm": "Change what a topic allows.",
+            "updateTopicPerm": "Change the permissions of a topic.",
             "topicRoute": "Show where a topic's queues are.",
             "topicStatus": "Show the ends of a topic's queues.",
             "topicClusterList": "Show which clusters have a topic.",
@@ -31,22 +31,22 @@ _SECTIONS: Final = {
     "Groups and offsets": (
         "groups",
         {
-            "updateSubGroup": "Make a consumer group or change it.",
+            "updateSubGroup": "Create or change a consumer group.",
             "deleteSubGroup": "Delete a consumer group.",
             "getConsumerConfig": "Show the settings of a consumer group.",
             "consumerProgress": "Show how far groups are, and how fast.",
-            "consumerStatus": "Show what members of a group say of themselves.",
+            "consumerStatus": "Show the running state that members of a group report.",
             "cloneGroupOffset": "Give a group the offsets of another.",
             "resetOffsetByTime": "Set a group to a time; members need no restart.",
             "skipAccumulatedMessage": "Set a group to the end of a topic.",
-            "startMonitoring": "Watch all groups: what is left, who is stuck.",
+            "startMonitoring": "Watch all groups: backlog and stuck members.",
         },
     ),
     "Connections": (
         "clients",
         {
             "producerConnection": "Show the members of a producer group.",
-            "consumerConnection": "Show the members of a consumer group and what they want.",
+            "consumerConnection": "Show the members of a consumer group and their subscriptions.",
             "producer": "Show all producers of a broker.",
         },
     ),
@@ -57,7 +57,7 @@ _SECTIONS: Final = {
             "updateBrokerConfig": "Change a setting of running brokers.",
             "getBrokerConfig": "Show the settings of brokers.",
             "brokerConsumeStats": "Show the progress of all groups on a broker.",
-            "cleanExpiredCQ": "Remove files of queues whose messages are gone.",
+            "cleanExpiredCQ": "Remove files of queues whose messages were deleted.",
             "deleteExpiredCommitLog": "Remove log files past their time now.",
             "cleanUnusedTopic": "Remove queues of topics that do not exist.",
             "queryCq": "Show raw units of a consume queue.",
@@ -86,11 +86,11 @@ _SECTIONS: Final = {
     "Messages": (
         "messages",
         {
-            "queryMsgById": "Show messages by their offset ids; send or consume them again.",
+            "queryMsgById": "Show messages by their offset ids, resend or redeliver them.",
             "queryMsgByKey": "Find messages by a key.",
-            "queryMsgByUniqueKey": "Show messages by the producer's id; have one consumed.",
+            "queryMsgByUniqueKey": "Show messages by the producer's id, or deliver one to a member.",
             "queryMsgByOffset": "Show the message at an offset of a queue.",
-            "queryMsgTraceById": "Show what a message's trace tells.",
+            "queryMsgTraceById": "Show a message's trace.",
             "printMsg": "Print the messages of a topic.",
             "printMsgByQueue": "Print or count the messages of a queue.",
             "sendMessage": "Send a message.",
@@ -100,7 +100,7 @@ _SECTIONS: Final = {
     "Access control": (
         "acl",
         {
-            "updateAclConfig": "Make an account or change it.",
+            "updateAclConfig": "Create or change an account.",
             "deleteAclConfig": "Remove an account.",
             "clusterAclConfigVersion": "Show the versions of account files.",
             "updateGlobalWhiteAddr": "Set the addresses that need no account.",

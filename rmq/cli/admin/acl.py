@@ -83,7 +83,9 @@ async def acl_versions(client: Client, where: Where) -> None:
 @COMMANDS.add("updateGlobalWhiteAddr")
 @where_options("Set them on")
 @click.option("-g", "--globalWhiteRemoteAddresses", "addresses", required=True, help="Such as 10.10.103.*.")
-@click.option("-p", "--aclFileFullPath", "file", default="", help="One of several files of a Java broker.")
+@click.option(
+    "-p", "--aclFileFullPath", "file", default="", help="One of a Java broker's several account files."
+)
 async def set_white_addresses(client: Client, where: Where, addresses: str, file: str) -> None:
     """Set the addresses that need no account."""
     for address in await client.admin.acl_set_white_addresses(list(_listed(addresses)), file=file, **where):

@@ -101,7 +101,7 @@ async def consume_stats(client: Client, broker: str, timeout_ms: int, level: int
 @COMMANDS.add("cleanExpiredCQ")
 @where_options("Clean", needed=False)
 async def clean_queues(client: Client, where: Where) -> None:
-    """Remove files of queues whose messages are gone."""
+    """Remove files of queues whose messages were deleted."""
     await client.admin.clean_expired_queues(**where)
     echo("success")
 
@@ -131,7 +131,7 @@ async def clean_topics(client: Client, where: Where) -> None:
 @click.option("-i", "--index", type=NUMBER, required=True, help="The first unit.")
 @click.option("-c", "--count", type=COUNT, default=10, help="How many.")
 @click.option("-b", "--broker", help="The broker.  [default: the topic's first]")
-@click.option("-g", "--consumer", "group", default="", help="Say whether this group's filter takes them.")
+@click.option("-g", "--consumer", "group", default="", help="Show whether this group's filter selects them.")
 async def query_queue(
     client: Client, topic: str, queue_id: int, index: int, count: int, broker: str | None, group: str
 ) -> None:

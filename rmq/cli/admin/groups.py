@@ -75,7 +75,7 @@ ROUND_SECONDS = 60
     "notify_consumer_ids_changed_enable",
     type=bool,
     default=True,
-    help="Tell members when others come and go.",
+    help="Notify members when members join and leave.",
 )
 async def update_group(client: Client, where: Where, **settings: object) -> None:
     """Create or change a consumer group: options left out get mqadmin's defaults."""
@@ -119,7 +119,9 @@ async def consumer_config(client: Client, group: str) -> None:
 
 @COMMANDS.add("consumerProgress")
 @click.option("-g", "--groupName", "group", help="One group, queue by queue.")
-@click.option("-s", "--showClientIP", "show_client", type=bool, default=False, help="Who has each queue.")
+@click.option(
+    "-s", "--showClientIP", "show_client", type=bool, default=False, help="Show the owner of each queue."
+)
 async def consumer_progress(client: Client, group: str | None, show_client: bool) -> None:
     """Show the progress of all groups, or of a group in every queue."""
     if group is None:
@@ -200,9 +202,9 @@ def _described(members: ConsumerConnection | None) -> tuple[int, str, str, str]:
 
 @COMMANDS.add("consumerStatus")
 @click.option("-g", "--consumerGroup", "group", required=True, help="The group.")
-@click.option("-i", "--clientId", "client_id", help="One member: print what it says.")
+@click.option("-i", "--clientId", "client_id", help="Only this member: print its report.")
 @click.option("-b", "--brokerAddr", "broker", default="", help="Ask this broker.")
-@click.option("-s", "--jstack", "stack", is_flag=True, help="Also what its threads or tasks do now.")
+@click.option("-s", "--jstack", "stack", is_flag=True, help="Include the stacks of its threads or tasks.")
 async def consumer_status(
     client: Client, group: str, client_id: str | None, broker: str, stack: bool
 ) -> None:

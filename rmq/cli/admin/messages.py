@@ -61,7 +61,7 @@ expression_option = click.option(
 
 @COMMANDS.add("queryMsgById")
 @click.option("-i", "--msgId", "ids", required=True, help="Offset ids, separated by commas.")
-@click.option("-g", "--consumerGroup", "group", help="With -d: have a member of this group consume them.")
+@click.option("-g", "--consumerGroup", "group", help="With -d: deliver them to a member of this group.")
 @click.option("-d", "--clientId", "client_id", help="With -g: that member.")
 @click.option("-s", "--sendMessage", "send", type=bool, default=False, help="Send them again: true or false.")
 @click.option("-u", "--unitName", "unit", help="Taken for the sake of scripts; units are not supported.")
@@ -89,7 +89,7 @@ async def _send_again(client: Client, message: StoredMessage) -> None:
 @topic_option
 @click.option("-i", "--msgId", "message_id", required=True, help="The producer's id.")
 @click.option("-a", "--showAll", "show_all", is_flag=True, help="All with this id, not only the first.")
-@click.option("-g", "--consumerGroup", "group", help="With -d: have a member of this group consume it.")
+@click.option("-g", "--consumerGroup", "group", help="With -d: deliver it to a member of this group.")
 @click.option("-d", "--clientId", "client_id", help="With -g: that member.")
 async def query_by_unique_key(
     client: Client, topic: str, message_id: str, show_all: bool, group: str | None, client_id: str | None
@@ -428,7 +428,11 @@ def result_text(result: SendResult) -> str:
 
 @COMMANDS.add("sendMsgStatus")
 @click.option(
-    "-b", "--brokerName", "broker", required=True, help="The broker's name: every broker has a topic of it."
+    "-b",
+    "--brokerName",
+    "broker",
+    required=True,
+    help="The broker's name, which is also the name of a topic.",
 )
 @click.option("-s", "--messageSize", "size", type=NUMBER, default=128, help="Bytes of a message.")
 @click.option("-c", "--count", type=COUNT, default=50, help="Messages.")

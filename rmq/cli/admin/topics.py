@@ -76,7 +76,7 @@ async def delete_topic(client: Client, topic: str, cluster: str) -> None:
 @topic_option
 @click.option("-p", "--perm", type=perm, required=True, help="2 write, 4 read, 6 both.")
 async def update_topic_perm(client: Client, where: Where, topic: str, perm: int) -> None:
-    """Change what a topic allows."""
+    """Change the permissions of a topic."""
     for address, before in (await client.admin.set_topic_perm(topic, perm, **where)).items():
         if before.perm == perm:
             echo("new perm equals to the old one!")
@@ -174,7 +174,7 @@ async def update_order_conf(client: Client, topic: str, method: str, conf: str |
         echo(f"get orderConf success. topic=[{topic}], orderConf=[{found}]")
     elif method == "put":
         if not conf:
-            raise click.UsageError("give -v with what to write, such as broker-a:8;broker-b:8")
+            raise click.UsageError("give -v with a value, such as broker-a:8;broker-b:8")
         await client.admin.put_order_conf(topic, conf)
         echo(f"update orderConf success. topic=[{topic}], orderConf=[{conf}]")
     else:

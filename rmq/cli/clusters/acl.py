@@ -57,7 +57,8 @@ FILE: Final = click.option(
 SECRET_FILE: Final = click.option(
     "--secret-file",
     type=click.Path(dir_okay=False, path_type=pathlib.Path),
-    help="Take the secret from this file; if it is not there, write a new one to it instead of showing it.",
+    help="Read the secret from this file; if the file does not exist, write a new secret to it instead "
+    "of printing the secret.",
 )
 
 
@@ -83,7 +84,7 @@ class Accounts:
 
         found = await configs(admin, cluster=self.cluster, broker=self.broker)
         if not found:
-            raise RmqError("no broker is registered there; `rmq cluster list` shows those that are")
+            raise RmqError("no broker is registered there; `rmq cluster list` shows registered brokers")
         return found
 
     def find(self, name: str) -> AclAccount | None:
@@ -154,11 +155,11 @@ def permission_options(command: Callable[..., T]) -> Callable[..., T]:
         click.option("--group", multiple=True, metavar="GROUP=PERM", help="SUB or DENY."),
         click.option("--default-topic", metavar="PERM", default="", help="For all other topics."),
         click.option("--default-group", metavar="PERM", default="", help="For all other groups."),
-        click.option("--white", metavar="ADDRESSES", default="", help="From here it need not sign."),
+        click.option("--white", metavar="ADDRESSES", default="", help="It need not sign from this address."),
         click.option(
             "--proof",
             type=click.Choice(["required", "shown", "optional"]),
-            help="Whether its requests must be proved: all, those after the first proved one, or none.",
+            help="Which requests must be proved: all, all after the first proved request, or none.",
         ),
         click.option(
             "--quota",
@@ -215,7 +216,7 @@ def add(accounts: Accounts, who: str, secret_file: pathlib.Path | None, **given:
 @click.option("--drop-group", multiple=True, metavar="GROUP", help="Take from the single groups.")
 @click.option("--no-topics", is_flag=True, help="Empty the list of single topics.")
 @click.option("--no-groups", is_flag=True, help="Empty the list of single groups.")
-@click.option("--no-white", is_flag=True, help="It must sign from everywhere.")
+@click.option("--no-white", is_flag=True, help="It must sign from every address.")
 @yes_option
 @accounts_options
 def change(
@@ -402,7 +403,10 @@ def _secret(path: pathlib.Path | None) -> Iterator[str]:
     if path is not None and path.exists():
         given = read_secret(path, "--secret-file")
         if len(given) < SECRET_LENGTH_MIN or not given.isprintable():
-            wanted = f"{SECRET_LENGTH_MIN} printable characters or more; without the file a good one is made"
+            wanted = (
+                f"{SECRET_LENGTH_MIN} printable characters or more; without the file a new secret "
+                "is generated"
+            )
             raise click.BadParameter(f"the secret in {path} must have {wanted}", param_hint="--secret-file")
         yield given
         return
@@ -410,7 +414,7 @@ def _secret(path: pathlib.Path | None) -> Iterator[str]:
     if path is None:
         yield made
         # Alone on the standard output's last line, so that a script can take it.
-        echo("its secret, which nobody can look up later:", err=True)
+        echo("its secret, which cannot be shown again:", err=True)
         echo(made)
         return
     try:

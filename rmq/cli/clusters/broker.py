@@ -97,7 +97,7 @@ def clean(
 ) -> None:
     """Remove files that are not needed any more, of a broker (-b), of a cluster (-c), or of all brokers."""
     if not (queues or topics or logs):
-        raise click.UsageError("say what to clean: --queues, --topics, --logs")
+        raise click.UsageError("choose what to clean: --queues, --topics, --logs")
     confirm(yes, f"Remove such files from {broker or cluster or 'all brokers'}?")
 
     async def work(admin: Admin) -> list[str]:
@@ -131,9 +131,7 @@ def forget(target: Target, name: str, yes: bool) -> None:
     confirm(yes, f"Miss the brokers of the name {name} no more that are not there?")
     found = run_admin(target, lambda admin: admin.forget_missing(name))
     if not any(found.values()):
-        refuse(
-            f"no name server misses a broker of the name {name}; `rmq doctor` shows those that are missing"
-        )
+        refuse(f"no name server misses a broker of the name {name}; `rmq doctor` shows missing brokers")
     echo(f"{name}: {max(found.values())} missing brokers are forgotten")
 
 

@@ -66,7 +66,7 @@ def show_cluster(target: Target, name: str, output: Format) -> None:
     """List the brokers of one cluster."""
     rows = run_admin(target, lambda admin: _brokers(admin, name))
     if not rows:
-        refuse(f"no cluster {name}; `rmq cluster list` shows those there are")
+        refuse(f"no cluster {name}; `rmq cluster list` shows all clusters")
     show(rows, output, columns=COLUMNS)
 
 

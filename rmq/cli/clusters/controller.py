@@ -21,13 +21,15 @@ T = TypeVar("T")
 
 SECRET_VARIABLE: Final = "RMQ_CLUSTER_SECRET_FILE"
 MEMBER_SECONDS: Final = 30.0
-FORGETFUL: Final = "it has lost its journal: drop it, and add it with an empty folder (docs/runbooks.md)"
+FORGETFUL: Final = (
+    "it has lost its journal: drop it, and add it again with an empty folder (docs/runbooks.md)"
+)
 CONTROLLERS: Final = click.option(
     "--controllers",
     envvar="RMQ_CONTROLLERS",
     metavar="HOST:PORT;...",
     default="",
-    help="The controllers. Default: the name servers, or those that brokers name.",
+    help="The controllers. Default: the name servers, or the brokers' controllerAddr.",
 )
 BROKER: Final = click.argument("broker")
 ADDRESS: Final = click.argument("address", metavar="ADDRESS")
@@ -114,7 +116,8 @@ def _row(one: ControlledSet, replica: Replica) -> dict[str, Any]:
     "--unclean",
     "is_unclean",
     is_flag=True,
-    help="One that is not in sync, where none in sync lives: what only these had is LOST.",
+    help="Elect a replica that is not in sync, if no in-sync replica lives: messages that only those had "
+    "are LOST.",
 )
 @yes_option
 @target_options
@@ -152,7 +155,7 @@ def remove(target: Target, broker: str, number: int, controllers: str, yes: bool
     type=click.FloatRange(0),
     default=MEMBER_SECONDS,
     show_default=True,
-    help="How many seconds to wait until it has what the others have.",
+    help="Seconds to wait until it has the log.",
 )
 @target_options
 def add(target: Target, address: str, controllers: str, seconds: float) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     "--expect",
     "expected",
     type=click.Path(exists=True, dir_okay=False, path_type=pathlib.Path),
-    help="Compare with FILE, as `rmq export` wrote it.",
+    help="Compare with FILE, written by `rmq export`.",
 )
 @output_option
 @target_options

@@ -48,7 +48,7 @@ def export(target: Target, file: pathlib.Path, cluster: str, offsets: bool) -> N
 @click.command("import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=pathlib.Path))
 @click.option("-c", "--cluster", default="", help="Only into this cluster. [default: all]")
-@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the changes without making them.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @output_option
 @target_options

@@ -140,7 +140,7 @@ def create(
 
 @group.command()
 @GROUP
-@click.option("--offsets", is_flag=True, help="Also forget how far it was.")
+@click.option("--offsets", is_flag=True, help="Also delete its offsets.")
 @yes_option
 @part_options
 @target_options
@@ -269,7 +269,7 @@ def _move(target: Target, question: str, where: tuple[str, str, int], yes: bool,
 
 @group.command()
 @GROUP
-@click.option("--stack", is_flag=True, help="Also what their threads or tasks do now.")
+@click.option("--stack", is_flag=True, help="Include the stacks of their threads or tasks.")
 @output_option
 @target_options
 def members(target: Target, group: str, stack: bool, output: Format) -> None:
@@ -298,7 +298,7 @@ def members(target: Target, group: str, stack: bool, output: Format) -> None:
     if output == "table":
         subscriptions = {str(row["subscriptions"]) for row in rows if row["subscriptions"] is not None}
         if len(subscriptions) > 1:
-            echo("members of one group must subscribe to the same: messages are lost", err=True)
+            echo("all members of a group need the same subscriptions: messages are lost", err=True)
         for row in rows if stack else []:
             echo(f"\n{row['client_id']}\n{row['stack'] or 'it does not say'}")
 

@@ -32,12 +32,12 @@ def tell(line: str) -> None:
 @click.command()
 @click.argument("topic", shell_complete=complete_topic)
 @click.option("--from", "source", required=True, metavar="BROKER", help="Where it is.")
-@click.option("--to", "goal", required=True, metavar="BROKER", help="Where it is to be.")
+@click.option("--to", "goal", required=True, metavar="BROKER", help="The broker that gets the topic.")
 @click.option(
     "--timeout", callback=as_duration, default="10m", show_default=True, help="How long to wait at most."
 )
 @click.option("--no-wait", is_flag=True, help="Let new messages go to the new broker, and return.")
-@click.option("--delete", is_flag=True, help="Delete it at the old broker, with what retention keeps there.")
+@click.option("--delete", is_flag=True, help="Delete it at the old broker, with all messages there.")
 @yes_option
 @target_options
 def move(
@@ -51,7 +51,7 @@ def move(
     ordered topic go to other queues. Status 1 when something is left; the same command goes on in this case.
     """
     if delete and no_wait:
-        refuse("--delete deletes only what all groups have consumed: leave --no-wait out")
+        refuse("--delete needs every group to have consumed its backlog: leave --no-wait out")
     from rmq.operate.placement import moved
 
     confirm(yes, f"Move topic {topic} from {source} to {goal}?")
@@ -74,7 +74,7 @@ def plan(target: Target, cluster: str, output: Format) -> None:
 
     counts = run_admin(target, lambda admin: _counts(admin, cluster))
     if not counts:
-        refuse(f"no master of cluster {cluster or 'any'}; `rmq cluster list` shows those there are")
+        refuse(f"no master of cluster {cluster or 'any'}; `rmq cluster list` shows all clusters")
     moves = planned(counts)
     totals = {broker: sum(topics.values()) for broker, topics in counts.items()}
     after = dict(totals)
@@ -99,7 +99,7 @@ def plan(target: Target, cluster: str, output: Format) -> None:
     type=click.Path(dir_okay=False, path_type=pathlib.Path),
     default="rmq-balance.json",
     show_default=True,
-    help="File of the moves and how far they are; a run continues the moves in it.",
+    help="File of the moves and their progress; a run continues the moves in it.",
 )
 @click.option(
     "--timeout",
@@ -112,9 +112,7 @@ def plan(target: Target, cluster: str, output: Format) -> None:
     "--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="Topics at a time."
 )
 @click.option("--in-order", is_flag=True, help="Keep the order of every topic, not of ordered topics only.")
-@click.option(
-    "--delete", is_flag=True, help="Delete each topic at its old broker, with what retention keeps."
-)
+@click.option("--delete", is_flag=True, help="Delete each topic at its old broker, with all messages there.")
 @click.option("--dry-run", is_flag=True, help="Show the moves that would be done, and change nothing.")
 @yes_option
 @output_option

@@ -32,7 +32,7 @@ RETENTION_BYTES = click.option(
     "--retention-bytes",
     metavar="SIZE|none",
     callback=as_limit_size,
-    help="Bytes of messages that it keeps on each broker: 10g, 512m; older ones are given up.",
+    help="Bytes of messages to keep on each broker: 10g, 512m; older messages are dropped.",
 )
 
 
@@ -91,7 +91,7 @@ def show_topic(target: Target, topic: str, output: Format) -> None:
 @click.option("--queues", type=QUEUES, default=8, show_default=True, help="Queues on each broker.")
 @click.option("--perm", default="rw", callback=as_perm, show_default=True, help="rw, r, w or none.")
 @click.option("--order", is_flag=True, help="An ordered topic: name servers note its queues.")
-@click.option("--if-missing", is_flag=True, help="Do nothing, with status 0, when there is one.")
+@click.option("--if-missing", is_flag=True, help="Do nothing, with status 0, if it exists.")
 @part_options
 @target_options
 def create(
@@ -117,7 +117,7 @@ def create(
     if addresses is None and if_missing:
         echo(f"topic {topic} exists already; nothing was changed")
     elif addresses is None:
-        refuse(f"topic {topic} exists already; `rmq topic update` changes it, --if-missing lets it be")
+        refuse(f"topic {topic} exists already; `rmq topic update` changes it, --if-missing accepts it")
     else:
         report_done(f"topic {topic} made with {queues} queues each", addresses)
 

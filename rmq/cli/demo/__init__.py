@@ -86,11 +86,9 @@ class Plan:
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=pathlib.Path),
-    help="Folder for the store. [default: a new one under the system's temporary folder]",
+    help="Folder for the store. [default: a new folder in the temporary folder]",
 )
-@click.option(
-    "--keep/--no-keep", default=True, help="Keep a temporary folder for a look at it. [default: keep]"
-)
+@click.option("--keep/--no-keep", default=True, help="Keep the temporary folder. [default: keep]")
 @click.option(
     "--spark/--no-spark",
     default=True,
@@ -139,7 +137,7 @@ def _run(plan: Plan, path: pathlib.Path, column: str, *, note: str) -> int:
     try:
         results = trio.run(run_demo, plan)
     except KeyboardInterrupt:
-        return _fail(DemoFailed(f"interrupted; what was stored lies in {plan.folder}"), EXIT_INTERRUPTED)
+        return _fail(DemoFailed(f"interrupted; the stored messages are in {plan.folder}"), EXIT_INTERRUPTED)
     except (RmqError, DemoFailed, OSError) as error:
         return _fail(error, status_of(error))
     check = check_order(plan.rows, results.deliveries)
@@ -149,7 +147,7 @@ def _run(plan: Plan, path: pathlib.Path, column: str, *, note: str) -> int:
     )
     print_parts(terminal, order_line(check, column), ONE_PROCESS, f"Files: {plan.folder / 'store'}{note}")
     if not check.has_passed:
-        return _fail(DemoFailed(check.first_wrong or "not everything came once and unchanged"), EXIT_FAILED)
+        return _fail(DemoFailed(check.first_wrong or "messages lost, duplicated or changed"), EXIT_FAILED)
     return 0
 
 

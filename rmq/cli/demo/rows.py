@@ -113,7 +113,7 @@ def _json_records(path: pathlib.Path, text: str) -> Iterator[tuple[int, dict[str
             reason = getattr(error, "msg", None) or "nested too deeply"
             raise BadInput(f"{path}: line {number}: not JSON: {reason}") from error
         if not isinstance(record, dict):
-            raise BadInput(f"{path}: line {number}: not a JSON object; one object a line is wanted")
+            raise BadInput(f"{path}: line {number}: not a JSON object; expected one object a line")
         yield number, record
 
 

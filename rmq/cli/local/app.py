@@ -51,7 +51,7 @@ Loop = Literal["asyncio", "uvloop", "trio"]
 @click.option(
     "--drain", callback=as_duration, metavar="20s", help="Handlers get so long to finish in the end."
 )
-@click.option("--reload", "reloads", is_flag=True, help="Start anew when a .py file below --dir changes.")
+@click.option("--reload", "reloads", is_flag=True, help="Restart when a .py file below --dir changes.")
 @click.option(
     "--dir",
     "folder",
@@ -300,7 +300,7 @@ async def _keep_all(command: list[str], count: int, folder: pathlib.Path | None)
             now = await trio.to_thread.run_sync(snapshot, folder)
             if now != before:
                 names = sorted(str(path) for path, _ in now.items() ^ before.items())
-                echo(f"changed: {', '.join(dict.fromkeys(names))}; starting anew", err=True)
+                echo(f"changed: {', '.join(dict.fromkeys(names))}; restarting", err=True)
                 before = now
                 workers.reload()
 

@@ -29,7 +29,7 @@ LOG = click.option("--commitlog", "log", type=PATH, help="Where the store's log 
 @click.argument("folders", type=PATH, nargs=-1, required=True, metavar="[STORE] TARGET")
 @LOG
 @RATE
-@click.option("--verify", "verifies", is_flag=True, help="Read all of TARGET again, not only what is new.")
+@click.option("--verify", "verifies", is_flag=True, help="Read all of TARGET, not only new data.")
 def backup_command(
     folders: tuple[pathlib.Path, ...], log: pathlib.Path | None, rate: float | None, verifies: bool
 ) -> None:
@@ -56,7 +56,7 @@ def backup_command(
     if wrong:
         sys.exit(EXIT_FAILED)
     if verifies:
-        echo(f"{target} is as it was copied")
+        echo(f"{target} matches the copy")
 
 
 @click.command("seed")

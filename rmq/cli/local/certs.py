@@ -90,7 +90,7 @@ def issue(
     With --host it is for a server, which may also use it to dial others; with --client for a client.
     """
     if client == bool(hosts):
-        raise click.UsageError("say who it is for: --host HOST for a server, or --client")
+        raise click.UsageError("choose its use: --host HOST for a server, or --client")
     if name == CA or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise click.UsageError(f"{name!r} cannot be a name: letters, digits and . _ -, and not {CA!r}")
     authority = _authority(folder)
@@ -129,7 +129,7 @@ def secret(file: pathlib.Path, force: bool) -> None:
     """Make the secret that all servers of a cluster share (`clusterSecretFile`): 32 random bytes as text."""
     _check_free([file], force)
     _write(file, base64.b64encode(secrets.token_bytes(32)) + b"\n", KEY_MODE)
-    echo(f"{file}: copy it to every name server and broker, by a way that nobody reads")
+    echo(f"{file}: copy it to every name server and broker, over an encrypted connection")
 
 
 class Refused(click.ClickException):
@@ -219,7 +219,7 @@ def _save(
 def _check_free(paths: Sequence[pathlib.Path], force: bool) -> None:
     for path in paths:
         if path.exists() and not force:
-            raise Refused(f"{path} is there already; --force replaces it")
+            raise Refused(f"{path} exists already; --force replaces it")
 
 
 def _write(path: pathlib.Path, data: bytes, mode: int) -> None:

@@ -27,9 +27,15 @@ FILE = click.Path(dir_okay=False, path_type=pathlib.Path)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8088, show_default=True)
 @click.option(
-    "--allowed-host", "allowed", multiple=True, metavar="NAME", help="A name that browsers use for it."
+    "--allowed-host",
+    "allowed",
+    multiple=True,
+    metavar="NAME",
+    help="A host name of the dashboard in browsers.",
 )
-@click.option("--cluster", "clusters", multiple=True, metavar="CONTEXT", help="One more cluster, by context.")
+@click.option(
+    "--cluster", "clusters", multiple=True, metavar="CONTEXT", help="A further cluster, by context."
+)
 @click.option("--roles", "roles_file", type=FILE, help="YAML file of users and tokens with their roles.")
 @click.option("--oidc", "oidc_file", type=FILE, help="YAML file of a provider of logins, by OpenID Connect.")
 @click.option("--no-account-login", is_flag=True, help="Do not let accounts of the cluster log in.")

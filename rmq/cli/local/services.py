@@ -127,7 +127,7 @@ def controller(context: click.Context, arguments: tuple[str, ...]) -> None:
     type=click.Path(file_okay=False, path_type=pathlib.Path),
     default="rmq-data",
     show_default=True,
-    help="Folder of the store; made when it is not there, used again when it is.",
+    help="Folder of the store; created if it does not exist.",
 )
 @click.option("--set", "given", multiple=True, metavar="KEY=VALUE", help="A broker.conf setting; repeatable.")
 @click.option(

@@ -64,12 +64,17 @@ def check_command(folder: str, commit_log: str | None, delay_levels: str) -> Non
 @FOLDER
 @LOG
 @DELAYS
-@click.option("--cut-tail", "cut", is_flag=True, help="Cut what follows the last good record.")
-@click.option("--accept-start", "start", is_flag=True, help="Go on without first files that are missing.")
+@click.option("--cut-tail", "cut", is_flag=True, help="Truncate the log after its last good record.")
+@click.option("--accept-start", "start", is_flag=True, help="Accept that first files are missing.")
 @click.option("--skip-damaged", "skip", is_flag=True, help="Overwrite damage that good records follow.")
 @click.option("--rebuild-queues", "queues", is_flag=True, help="Make all consume queues again from the log.")
 @click.option("--rebuild-index", "index", is_flag=True, help="Make the key index again from the log.")
-@click.option("--report", "target", type=click.Path(dir_okay=False), help="What was given up, as JSON lines.")
+@click.option(
+    "--report",
+    "target",
+    type=click.Path(dir_okay=False),
+    help="File for the overwritten bytes, as JSON lines.",
+)
 def repair(
     folder: str,
     commit_log: str | None,
@@ -87,8 +92,8 @@ def repair(
     """
     if not (cut or start or skip or queues or index):
         raise click.UsageError(
-            "say what to repair: --cut-tail, --accept-start, --skip-damaged, --rebuild-queues,"
-            " --rebuild-index"
+            "choose what to repair: --cut-tail, --accept-start, --skip-damaged, --rebuild-queues, "
+            "--rebuild-index"
         )
     with _explained("repair"):
         disk = RealDisk()
@@ -130,7 +135,10 @@ def dump_command(
 @store.command("compare")
 @click.argument("replicas", nargs=-1, required=True, type=click.Path(exists=True), metavar="DIR...")
 @click.option(
-    "--write-digests", "target", type=click.Path(dir_okay=False), help="Write those of one DIR to this file."
+    "--write-digests",
+    "target",
+    type=click.Path(dir_okay=False),
+    help="Write the digests of one DIR to this file.",
 )
 def compare_command(replicas: tuple[str, ...], target: str | None) -> None:
     """Compare the logs of replicas in their common part, and name the first difference. Changes nothing.
@@ -145,7 +153,7 @@ def compare_command(replicas: tuple[str, ...], target: str | None) -> None:
                 _write_digests(logs, target)
                 return
             if len(logs) < 2:
-                raise click.UsageError("name two folders at least, or one and --write-digests FILE")
+                raise click.UsageError("name at least two folders, or one and --write-digests FILE")
             same = [_compare(logs[0], other) for other in logs[1:]]
         finally:
             for log in logs:

@@ -54,9 +54,7 @@ def load_options(command: Any) -> Any:
     """Adds what all three have in common."""
     for option in (
         click.option("--topic", default=TOPIC, show_default=True, shell_complete=complete_topic),
-        click.option(
-            "--duration", callback=as_duration, default="10s", show_default=True, help="How long to go on."
-        ),
+        click.option("--duration", callback=as_duration, default="10s", show_default=True, help="Duration."),
         click.option("--count", type=click.IntRange(1), help="End after so many messages."),
         output_option,
         target_options,
@@ -120,7 +118,7 @@ def _bench(target: Target, output: Format, roles: tuple[str, ...], options: dict
         for meter in meters:
             meter.print_histogram()
     if any(row["failed"] for row in rows) or not any(row["messages"] for row in rows):
-        error = next((meter.error for meter in meters if meter.error), "no message came")
+        error = next((meter.error for meter in meters if meter.error), "no message arrived")
         echo(f"rmq bench: {error}", err=True)
         sys.exit(EXIT_FAILED)
 

@@ -30,11 +30,15 @@ def dlq() -> None:
 def _choice_options(command: Callable[..., T]) -> Callable[..., T]:
     """Adds the options that say which letters are meant."""
     for option in (
-        click.option("--reason", "reason", metavar="TEXT", help="Those whose reason contains this text."),
-        click.option("--topic", metavar="TOPIC", help="Those that came from this topic."),
-        click.option("--until", callback=as_position, metavar="WHEN", help="Those that died before then."),
-        click.option("--since", callback=as_position, metavar="WHEN", help="Those that died then or later."),
-        click.option("--id", "ids", multiple=True, metavar="ID", help="Those with these message ids."),
+        click.option(
+            "--reason", "reason", metavar="TEXT", help="Only letters with this text in their reason."
+        ),
+        click.option("--topic", metavar="TOPIC", help="Only letters of this original topic."),
+        click.option(
+            "--until", callback=as_position, metavar="WHEN", help="Only letters from before this time."
+        ),
+        click.option("--since", callback=as_position, metavar="WHEN", help="Only letters from this time on."),
+        click.option("--id", "ids", multiple=True, metavar="ID", help="Only letters with these message ids."),
     ):
         command = option(command)
     return command
@@ -91,8 +95,8 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
 @dlq.command()
 @click.argument("group")
 @_choice_options
-@click.option("--all", "every", is_flag=True, help="All letters; to be said when nothing else chooses.")
-@click.option("--to", metavar="TOPIC", help="Send them to this topic instead of their own.")
+@click.option("--all", "every", is_flag=True, help="All letters; needed without another choice.")
+@click.option("--to", metavar="TOPIC", help="Send them to this topic instead of their original topic.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="At most so many a second.")
 @target_options
 def redrive(
@@ -104,7 +108,7 @@ def redrive(
     status 1 when a letter could not be sent.
     """
     if not every and not any(value for value in choice.values()):
-        raise click.UsageError("say which: --id, --since, --until, --topic, --reason, or --all")
+        raise click.UsageError("choose letters: --id, --since, --until, --topic, --reason, or --all")
     letters = _letters(**choice)
 
     async def work() -> Redriven:

@@ -41,7 +41,7 @@ msg.add_command(pub, "send")
 @msg.command()
 @ID
 @click.option("--topic", default="", help="Its topic: needed for an id that a producer gave.")
-@click.option("--groups", is_flag=True, help="Also which groups have consumed it.")
+@click.option("--groups", is_flag=True, help="Show also which groups have consumed it.")
 @output_option
 @target_options
 def get(target: Target, message_id: str, topic: str, groups: bool, output: Format) -> None:
@@ -173,7 +173,7 @@ def print_messages(
 @click.argument("group", shell_complete=complete_group)
 @ID
 @click.option("--topic", default="", help="Its topic: needed for an id that a producer gave.")
-@click.option("--client", default="", help="The member to give it to. [default: the first]")
+@click.option("--client", default="", help="The member that gets it. [default: the first]")
 @yes_option
 @output_option
 @target_options

@@ -102,7 +102,7 @@ def message_options(command: Any) -> Any:
     metavar="10s|LEVEL",
     help="Deliver later: a time, or a level 1 to 18.",
 )
-@click.option("--sharding-key", metavar="KEY", help="Equal keys go to one queue, in order.")
+@click.option("--sharding-key", metavar="KEY", help="Messages with equal keys go to one queue, in order.")
 @click.option("--count", type=click.IntRange(1), default=1, help="Send BODY or the file so many times.")
 @click.option(
     "--concurrency", type=click.IntRange(1, 1024), default=1, help="Sends in flight; over 1 unordered."
@@ -389,7 +389,7 @@ def own_properties(properties: Mapping[str, str]) -> dict[str, str]:
 @click.argument("body", required=False)
 @click.option("--timeout", callback=as_duration, default="3s", show_default=True, help="Wait so long.")
 @message_options
-@click.option("--sharding-key", metavar="KEY", help="Equal keys go to one queue.")
+@click.option("--sharding-key", metavar="KEY", help="Messages with equal keys go to one queue.")
 @click.option("--group", default="rmq-cli-request", show_default=True, help="Producer group.")
 @style_option("body")
 @target_options

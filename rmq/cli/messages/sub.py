@@ -48,7 +48,9 @@ def expression(tags: str | None, sql: str | None) -> str | Sql:
 def filter_options(command: Any) -> Any:
     """Adds --filter and --sql."""
     tags = click.option("--filter", "tags", metavar="TAGS", help="Only these tags: 'paid || refunded'.")
-    sql = click.option("--sql", metavar="EXPRESSION", help="Only what this SQL92 expression takes.")
+    sql = click.option(
+        "--sql", metavar="EXPRESSION", help="Only messages that this SQL92 expression selects."
+    )
     return tags(sql(command))
 
 
@@ -57,7 +59,7 @@ def filter_options(command: Any) -> Any:
 @click.option("-g", "--group", required=True, shell_complete=complete_group, help="Consumer group.")
 @filter_options
 @click.option("--max", "most", type=click.IntRange(1), help="End after so many messages.")
-@click.option("--idle", callback=as_duration, metavar="10s", help="End when none has come for so long.")
+@click.option("--idle", callback=as_duration, metavar="10s", help="End after this time without a message.")
 @click.option(
     "--from",
     "start",
@@ -146,11 +148,13 @@ async def _take(
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("body", required=False)
 @click.option("-g", "--group", required=True, shell_complete=complete_group, help="Consumer group.")
-@click.option("--exec", "program", metavar="COMMAND", help="Reply what this prints; it reads the request.")
+@click.option(
+    "--exec", "program", metavar="COMMAND", help="Run this program on each request; its output is the reply."
+)
 @click.option("--echo", "is_echo", is_flag=True, help="Reply the request itself.")
 @filter_options
 @click.option("--max", "most", type=click.IntRange(1), help="End after so many messages.")
-@click.option("--idle", callback=as_duration, metavar="10s", help="End when none has come for so long.")
+@click.option("--idle", callback=as_duration, metavar="10s", help="End after this time without a message.")
 @style_option("line")
 @target_options
 def reply(

@@ -19,7 +19,7 @@ PIPELINES: Final = {
         "Count dead letters by group, topic, tag, reason, times and hour.",
     ),
     "resend": ("rmq.cli.spark.messages", "Send chosen dead letters to their topics again."),
-    "run": ("rmq.cli.spark.streams", "Run the streams of a file, and start them again when they fail."),
+    "run": ("rmq.cli.spark.streams", "Run the streams of a file, and restart them when they fail."),
     "audit": (
         "rmq.cli.spark.analyses",
         "Compare log and queues of a store's folder, message by message.",
@@ -28,7 +28,7 @@ PIPELINES: Final = {
         "rmq.cli.spark.analyses",
         "Latencies by topic and group, from message traces, with charts.",
     ),
-    "lag": ("rmq.cli.spark.analyses", "Sample the lag of groups, and show it over time."),
+    "lag": ("rmq.cli.spark.analyses", "Sample the lag of groups, and chart the lag over time."),
     "profile": (
         "rmq.cli.spark.analyses",
         "Sizes, rates, keys, tags, queues and bodies of topics, with charts.",

@@ -176,7 +176,7 @@ def profile_command(
 @FOLDER
 @click.option("--group", "groups", multiple=True, metavar="GROUP", help="Only this group; may be repeated.")
 @click.option("--times", type=click.IntRange(0), default=1, show_default=True, help="Samples to take.")
-@click.option("--every", callback=as_duration, default="10s", show_default=True, help="Time between them.")
+@click.option("--every", callback=as_duration, default="10s", show_default=True, help="Time between samples.")
 @output_option
 @brokers_option
 @spark_options

@@ -60,7 +60,7 @@ def brokers_option(command: Callable[..., T]) -> Callable[..., T]:
         default="",
         expose_value=False,
         callback=_on_brokers,
-        help="Wait for these brokers, and fail without: name servers do not know one that is stopped.",
+        help="Wait for these brokers, and fail without them: name servers do not know stopped brokers.",
     )(command)
 
 
@@ -139,7 +139,7 @@ def spark_session(
     try:
         yield spark
     except Exception as error:
-        error.add_note(f"what Spark said is in {log}")
+        error.add_note(f"Spark's output is in {log}")
         raise
     else:
         log.unlink(missing_ok=True)

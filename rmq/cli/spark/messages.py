@@ -39,7 +39,9 @@ FOLDER = click.argument("folder", type=click.Path(file_okay=False, path_type=pat
     help="Where the first run begins: earliest, latest, -2h, or a time.",
 )
 @click.option("--pattern", is_flag=True, help="TOPIC is a regular expression for names of topics.")
-@click.option("--every", callback=as_duration, metavar="TIME", help="Go on, with a batch so often (10s).")
+@click.option(
+    "--every", callback=as_duration, metavar="TIME", help="Keep running, with a batch at this interval (10s)."
+)
 @click.option(
     "--batch-rows", type=click.IntRange(1), default=500_000, show_default=True, help="Messages of a batch."
 )
@@ -48,7 +50,7 @@ FOLDER = click.argument("folder", type=click.Path(file_okay=False, path_type=pat
     type=click.IntRange(0),
     default=32,
     show_default=True,
-    help="Merge small files when a partition has so many of about one size; 0: never.",
+    help="Merge small files when a partition has this many of similar size; 0: never.",
 )
 @output_option
 @brokers_option
@@ -119,9 +121,9 @@ def run_options(command: Callable[..., T]) -> Callable[..., T]:
             "--state",
             type=click.Path(file_okay=False, path_type=pathlib.Path),
             metavar="DIR",
-            help="Keep here where a run began. Without it a run with an id looks through the whole target.",
+            help="Folder for the start of a run. Without it a run with an id reads the whole target.",
         ),
-        click.option("--run", "run_id", default="", metavar="ID", help="Name of the run, to go on with it."),
+        click.option("--run", "run_id", default="", metavar="ID", help="Name of the run, to continue it."),
     ):
         command = option(command)
     return command
@@ -144,17 +146,17 @@ def as_run(run_id: str, state: pathlib.Path | None, rate: int) -> Run:
     help="Take messages of the archive in DIR (of --topic only, when that is given too).",
 )
 @click.option("--topic", metavar="TOPIC", help="Take messages of this topic.")
-@click.option("--since", callback=as_position, metavar="WHEN", help="Those stored then or later.")
-@click.option("--until", callback=as_position, metavar="WHEN", help="Those stored before then.")
+@click.option("--since", callback=as_position, metavar="WHEN", help="Only messages stored from this time on.")
+@click.option("--until", callback=as_position, metavar="WHEN", help="Only messages stored before this time.")
 @click.option("--from-offsets", metavar="JSON", help='First offsets: {"Orders":{"broker-a":{"0":12}}}.')
 @click.option("--to-offsets", metavar="JSON", help="Where to end, likewise.")
-@click.option("--where", metavar="SQL", help="Those for which this is true: \"tags = 'paid'\".")
+@click.option("--where", metavar="SQL", help="Only rows for which this is true: \"tags = 'paid'\".")
 @click.option(
     "--keep",
     default="tags,keys,properties",
     show_default=True,
     metavar="NAMES",
-    help="What to keep beside the body.",
+    help="Fields to keep beside the body.",
 )
 @run_options
 @output_option
@@ -179,7 +181,7 @@ def replay_command(
     messages are not sent twice.
     """
     if not (choice["folder"] or choice["topic"]):
-        raise click.UsageError("say what to send: --archive or --topic")
+        raise click.UsageError("choose the source: --archive or --topic")
     if choice["folder"] and (choice["from_offsets"] or choice["to_offsets"]):
         raise click.UsageError("offsets are for topics; use --where with an archive")
     options = source_options(target)
@@ -242,16 +244,18 @@ def letter_options(command: Callable[..., T]) -> Callable[..., T]:
     where = click.option(
         "--where",
         metavar="SQL",
-        help="Those for which this is true, over group, originTopic, originId, tags, keys, reason, times,"
-        " diedAt and the columns of messages.",
+        help="Only letters for which this is true, over group, originTopic, originId, tags, keys, "
+        "reason, times, diedAt and the columns of messages.",
     )
     return click.argument("groups", nargs=-1, metavar="[GROUP...]")(where(command))
 
 
 @click.command("resend")
 @letter_options
-@click.option("--all", "every", is_flag=True, help="All letters; to be said when nothing else chooses.")
-@click.option("--to", default="", metavar="TOPIC", help="Send them to this topic instead of their own.")
+@click.option("--all", "every", is_flag=True, help="All letters; needed without another choice.")
+@click.option(
+    "--to", default="", metavar="TOPIC", help="Send them to this topic instead of their original topic."
+)
 @run_options
 @output_option
 @brokers_option
@@ -272,7 +276,7 @@ def resend_command(
 ) -> None:
     """Send dead letters to their topics again, once for each run; the letters stay in place."""
     if not (every or where or groups):
-        raise click.UsageError("say which: GROUP, --where or --all")
+        raise click.UsageError("choose letters: GROUP, --where or --all")
     options = source_options(target)
 
     def work(spark: SparkSession, watch: Watch) -> SentAgain:

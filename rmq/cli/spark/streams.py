@@ -21,7 +21,7 @@ from rmq.errors import ConfigError, RmqError
 
 @click.command("run")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=pathlib.Path), metavar="FILE")
-@click.option("--once", is_flag=True, help="End when what is there now is done; for cron or Airflow.")
+@click.option("--once", is_flag=True, help="End after the present messages; for cron or Airflow.")
 @click.option("--check", is_flag=True, help="Read the file, show its streams, and run nothing.")
 @output_option
 @spark_options

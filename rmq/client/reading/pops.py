@@ -28,7 +28,7 @@ class Pops:
     async def pop(
         self, broker: str, address: str, header: PopMessageRequestHeader, seconds: float
     ) -> Command | None:
-        """Ask for messages, and wait up to `seconds` for the first; None: no message came.
+        """Ask for messages, and wait up to `seconds` for the first; None: no message arrived.
 
         Raises ResponseError for a refusal, and network errors. Cancelled: messages of the answer
         are redelivered when their lease ends.

@@ -108,7 +108,7 @@ def test_archive_compact_and_replay(
     offsets = json.dumps({"Cli": {pair.broker: {"0": 5, "1": 5}}})
     done = json.loads(rmq("replay", "--topic", "Cli", "--from-offsets", offsets, *asked))
     assert (done["sent"], done["already"]) == (20, 20)
-    assert "say what to send" in rmq("replay", "--to", "CliTo", status=2)
+    assert "choose the source" in rmq("replay", "--to", "CliTo", status=2)
 
 
 def test_dead_letters_and_errors(rmq: Any, pair: Pair, tmp_path: pathlib.Path) -> None:

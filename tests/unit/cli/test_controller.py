@@ -42,7 +42,7 @@ def test_who_has_lost_its_journal_is_told_with_what_to_do(monkeypatch: pytest.Mo
     done = status(monkeypatch, state("a:1", leading=True, forgetful=["b:1"]), state("b:1"))
     assert done.exit_code == 1, done.output
     (row,) = [line for line in done.output.splitlines() if line.startswith("b:1")]
-    assert "it has lost its journal: drop it, and add it with an empty folder" in row
+    assert "it has lost its journal: drop it, and add it again with an empty folder" in row
 
 
 def test_leases_that_differ_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,7 @@ def test_contexts_are_added_used_shown_and_removed(shell: Shell, tmp_path: pathl
         (("sub", "T", "-g", "g", "--filter", "a", "--sql", "b"), "--filter or --sql, not both"),
         (("tail", "T", "--from", "yesterday"), "'yesterday' is no place in time"),
         (("tail", "T", "--grep", "("), "is no regular expression"),
-        (("broker", "clean"), "say what to clean"),
+        (("broker", "clean"), "choose what to clean"),
         (("topic", "list", "--context", "nobody"), "context = 'nobody'"),
         (("topic", "list", "-n", "h:1", "--access-key", "me"), "a secret for the access key"),
     ],
