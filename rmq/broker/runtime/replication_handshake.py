@@ -58,9 +58,10 @@ class Guard:
         """Whether a peer must pass TLS or a proof before it counts as a slave."""
         return bool(self.secret) or self.tls.mode != "disabled"
 
-    async def admitted(self, raw: Stream) -> Stream:
-        """A slave's stream after TLS and proof. Raises RemoteProtocolError, and the errors of streams."""
-        stream, first = await remove_tls(raw, self.tls)
+    async def admitted(self, on_first: Callable[[], object], raw: Stream) -> Stream:
+        """A slave's stream after TLS and proof; `on_first()` is called when the first bytes have come. Raises
+        RemoteProtocolError, and the errors of streams."""
+        stream, first = await remove_tls(raw, self.tls, on_first=on_first)
         stream = PrefixedStream(first, stream)
         if self.secret:
             challenge = Challenge(self.secret, os.urandom(NONCE_BYTES), master=True, others=self.others)

@@ -138,7 +138,8 @@ async def _welcome(broker: Broker, guard: Guard, raw: Stream, guest: Guest) -> N
     """Serve a peer that is admitted; a refused peer learns nothing of the log. A peer proves itself by the
     secret, or without a secret by its first report."""
     try:
-        stream = await within(HANDSHAKE_SECONDS, guard.admitted, raw) if guard.is_restricted else raw
+        admitted = partial(guard.admitted, guest.speaks)
+        stream = await within(HANDSHAKE_SECONDS, admitted, raw) if guard.is_restricted else raw
     except link_errors(RemoteProtocolError) as error:
         log.warning("no slave: %s is refused: %s", raw.peer, error)
         await close_at_once(raw)
@@ -231,6 +232,7 @@ class _SlaveLink:
         """Take the slave's reports; cancel `scope` when it hangs up."""
         opened = False
         while data := await _receive(self._stream, self._silence_seconds, "slave"):
+            self._guest.speaks()
             now = anyio.current_time()
             self.session.received(data, now)
             self._replicas.acknowledged(now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from functools import partial
 
 import anyio
@@ -84,3 +85,24 @@ async def test_connections_that_prove_nothing_are_counted(data: bytes) -> None:
         await stream.aclose()
         await cluster.advance(1)
         assert acceptor.failed == before + 1
+
+
+@pytest.mark.parametrize("secret", ["", "s" * 24])
+async def test_slaves_that_prove_nothing_are_counted(tmp_path: pathlib.Path, secret: str) -> None:
+    settings = {}
+    if secret:
+        (file := tmp_path / "secret").write_text(secret)
+        file.chmod(0o600)
+        settings["ha_secret_file"] = str(file)
+    async with Cluster("a", **settings) as cluster:
+        server = cluster["a"].server
+        assert isinstance(server, Broker)
+        assert isinstance(cluster.network, MemoryNetwork)
+        host, _, port = cluster["a"].address.partition(":")
+        for data in (b"nonsense of another protocol" * 4, b""):
+            stream = await cluster.network.host("10.0.8.8").dial(f"{host}:{int(port) + 1}")
+            if data:
+                await stream.send_all(data)
+            await stream.aclose()
+            await cluster.advance(60)
+            assert server.acceptors["slaves"].failed == 1, "a silent connection has failed at nothing"
