@@ -97,6 +97,8 @@ class Server:
     settings: dict[str, str]
     before: tuple[str, ...] = ()
     """Words before the command, such as a namespace for its files."""
+    options: tuple[str, ...] = ()
+    """Words after the command, such as `--processes 2`."""
     python_path: str = f"{ROOT}{os.pathsep}{ROOT / 'plugins'}"
     process: subprocess.Popen[bytes] | None = None
     done: set[str] = field(factory=set)
@@ -124,7 +126,7 @@ class Server:
         self.file.write_text("".join(f"{key}={value}\n" for key, value in self.settings.items()))
         with (self.folder / f"{self.name}.log").open("a") as log:
             self.process = subprocess.Popen(
-                [*self.before, sys.executable, "-m", "rmq", self.kind, "-c", str(self.file)],
+                [*self.before, sys.executable, "-m", "rmq", self.kind, *self.options, "-c", str(self.file)],
                 env={**os.environ, "PYTHONPATH": self.python_path, "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -111,6 +111,16 @@ def test_dashboards_have_ids_of_their_own_and_the_variables_that_they_use() -> N
         assert used == {variable["name"] for variable in table["templating"]["list"]}
 
 
+def test_panels_tell_the_processes_of_an_instance_apart() -> None:
+    """`rmq broker --processes 2` is one instance whose rows have the label `process`."""
+    for file in DASHBOARDS:
+        for panel in json.loads(file.read_text())["panels"]:
+            for target in panel["targets"]:
+                assert "on (instance) " not in target["expr"], panel["title"]
+                if "{{instance}}" in target["legendFormat"] and " by (" not in target["expr"]:
+                    assert "{{instance}} {{process}}" in target["legendFormat"], panel["title"]
+
+
 def test_every_alert_says_how_bad_and_what() -> None:
     rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"][0]["rules"]
     assert len({rule["alert"] for rule in rules}) == len(rules) > 10
@@ -141,7 +151,7 @@ REFUSED = 'rmq_refusals_total{request="SEND_MESSAGE", reason="%s"}'
 SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "RmqDown": ({'up{job="rmq"}': "0x60"}, {'up{job="rmq"}': "1x60"}),
     "RmqNotRegistered": (
-        {'rmq_registered{namesrv="1"}': "0x60", 'rmq_registered{namesrv="2"}': "0x60"},
+        {'rmq_registered{process="1"}': "0x60", 'rmq_registered{process="2"}': "1x60"},
         {'rmq_registered{namesrv="1"}': "0x60", 'rmq_registered{namesrv="2"}': "1x60"},
     ),
     "RmqRefusesMessages": ({"rmq_store_writable": "0x60"}, {"rmq_store_writable": "1x60"}),
@@ -164,8 +174,9 @@ SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         BUILDS | {'rmq_slaves{instance="m"}': "1x60", 'rmq_slaves{instance="s"}': "0x60"},
     ),
     "RmqSlaveGone": (
-        {'rmq_slaves{instance="m"}': "2x10 1x50"},
-        {'rmq_slaves{instance="m"}': "1x10 2x50", 'rmq_slaves{instance="s"}': "0x60"},
+        BUILDS | {'rmq_slaves{instance="m"}': "2x10 1x50", 'rmq_slaves{instance="s"}': "0x60"},
+        # The slave has become the master; a slave of its own comes first.
+        BUILDS | {'rmq_slaves{instance="m"}': "1x10 0x50", 'rmq_slaves{instance="s"}': "0x10 1x50"},
     ),
     "RmqSendsNotReplicated": (
         {'rmq_sends_unsure_total{reason="SLAVE_NOT_AVAILABLE"}': "0+5x60"},

@@ -19,7 +19,7 @@ import yaml
 
 from tests.ports import free_ports
 from tests.system.containers import DEPLOY
-from tests.system.drill import Drill, until
+from tests.system.drill import TOPIC, Drill, Server, until
 from tests.system.test_failover_runbooks import brokers_of_a_set, let_control
 
 pytestmark = [
@@ -125,5 +125,104 @@ def test_rules_and_panels_are_evaluated_on_real_servers(tmp_path: pathlib.Path) 
             assert len({row["metric"]["broker_id"] for row in rows(url, JOINED)}) == 2
             slave.end()
             until(lambda: states()["RmqDown"][1] == "pending", lambda: "nobody notices that one is away")
+    finally:
+        run.stop()
+
+
+def alerts(url: str) -> set[str]:
+    """The alerts that are raised, or will be in a while."""
+    return {row["metric"]["alertname"] for row in rows(url, "ALERTS")} - {"RmqLoopLags"}
+
+
+def figure(url: str, expression: str) -> float | None:
+    found = rows(url, expression)
+    return float(found[0]["value"][1]) if found else None
+
+
+def address(server: Server) -> str:
+    return f"127.0.0.1:{server.settings['metricsPort']}"
+
+
+LAG = f'sum by (group) (rmq_consumer_lag_messages{{group="g", topic="{TOPIC}"}})'
+LEGENDS = re.compile(r"{{(\w+)}}")
+
+
+def legends(url: str) -> Iterator[tuple[str, list[str]]]:
+    """All panels' targets, each with the legends of its rows."""
+    for file in sorted(DEPLOY.glob("grafana/*.json")):
+        for panel in json.loads(file.read_text())["panels"]:
+            for target in panel["targets"]:
+                found = rows(url, re.sub(r"\$\w+", ".*", target["expr"]))
+                words = target["legendFormat"]
+                yield (
+                    f"{panel['title']}: {target['expr']}",
+                    [LEGENDS.sub(lambda name: row["metric"].get(name[1], ""), words) for row in found],  # noqa: B023
+                )
+
+
+def test_panels_and_lag_of_masters_without_slaves_with_two_and_of_processes(tmp_path: pathlib.Path) -> None:
+    run = Drill(tmp_path, "")
+    try:
+        names = run.name_server()
+        two = run.broker("b", start=False)
+        two.options = ("--processes", "2")
+        two.start()
+        alone, master = run.broker("alone"), run.broker("a")
+        slaves = [
+            run.broker(f"a-{number}", brokerName="a", brokerRole="SLAVE", brokerId=str(number))
+            for number in (1, 2)
+        ]
+        targets = [address(server) for server in (names, two, alone, master, *slaves)]
+        with prometheus(tmp_path, targets) as url:
+            until(lambda: len(rows(url, 'up{job="rmq"} == 1')) == 6, lambda: "not all are scraped")
+            traffic = run.load()
+            traffic.go_on(100)
+            traffic.stop()
+            sent = len(traffic.stored)
+            run.shell.ok("group", "create", "g")
+            run.shell.ok("group", "reset", "g", TOPIC, "--to", "earliest", "--yes")
+            until(lambda: figure(url, LAG) == sent, lambda: f"{figure(url, LAG)}, and {sent} were sent")
+            assert figure(url, f'sum(rmq_topic_messages{{topic="{TOPIC}"}})') == sent
+            assert (
+                figure(url, f'sum(max_over_time(rmq_consumer_lag_messages{{topic="{TOPIC}"}}[1m]))') == sent
+            )
+
+            copied = 'count(rmq_slave_behind_bytes{slave=~"[12]"} == 0)'
+            until(lambda: figure(url, copied) == 2, lambda: "slaves do not come near")
+            for title, found in legends(url):
+                assert len(set(found)) == len(found), f"{title} does not tell its rows apart: {found}"
+            assert len(rows(url, "rmq_disk_used_ratio")) == 6, "two processes, and four more brokers"
+            until(lambda: not alerts(url), lambda: str(alerts(url)))
+            slaves[1].end()
+            until(lambda: "RmqSlaveGone" in alerts(url), lambda: str(alerts(url)))
+    finally:
+        run.stop()
+
+
+def test_a_failover_moves_no_figure_of_a_group_and_raises_nothing_for_good(tmp_path: pathlib.Path) -> None:
+    run = Drill(tmp_path, "")
+    try:
+        names = run.name_server(start=False)
+        let_control(run, names, [names])
+        names.start()
+        master, slave = brokers_of_a_set(run, names.address)
+        with prometheus(tmp_path, [address(server) for server in (names, master, slave)]) as url:
+            traffic = run.load()
+            traffic.go_on(100)
+            traffic.stop()
+            sent = len(traffic.stored)
+            run.shell.ok("group", "create", "g")
+            run.shell.ok("group", "reset", "g", TOPIC, "--to", "earliest", "--yes")
+            until(lambda: figure(url, LAG) == sent, lambda: f"{figure(url, LAG)}, and {sent} were sent")
+            until(lambda: not alerts(url), lambda: str(alerts(url)))
+            run.shell.ok("broker", "handover", master.settings["brokerName"])
+            until(
+                lambda: rows(url, f'rmq_build_info{{instance="{address(slave)}", broker_id="0"}}'),
+                lambda: "the replica is not shown as the master",
+            )
+            until(lambda: figure(url, LAG) == sent, lambda: f"{figure(url, LAG)}, and {sent} were sent")
+            until(lambda: not alerts(url), lambda: str(alerts(url)))
+            seen = asked(url, "query", query=f"({LAG})[5m:1s]")["result"]
+            assert {float(value) for _, value in seen[0]["values"]} <= {float(sent), 0.0}
     finally:
         run.stop()
