@@ -5,6 +5,7 @@ With helm (`nox -s packages`) it is rendered anew, linted, and values that do no
 
 from __future__ import annotations
 
+import pathlib
 import re
 import shutil
 import subprocess
@@ -351,14 +352,31 @@ def test_a_service_of_the_cluster_alone_has_no_traffic_policy() -> None:
     assert "externalTrafficPolicy" not in rendered("secure", "broker.external.type=ClusterIP")
 
 
-@pytest.mark.skipif(shutil.which("kubernetes-validate") is None, reason="no kubernetes-validate here")
-@each
-@pytest.mark.parametrize("version", ["1.28", "1.34"])
-def test_kubernetes_takes_the_objects(name: str, version: str, tmp_path: Any) -> None:
-    own = [one for one in objects(golden(name)) if one["kind"] != "ServiceMonitor"]
-    (file := tmp_path / "objects.yaml").write_text(yaml.safe_dump_all(own))
+needs_schemas = pytest.mark.skipif(
+    shutil.which("kubernetes-validate") is None, reason="no kubernetes-validate here"
+)
+
+
+def check_schemas(text: str, version: str, folder: pathlib.Path) -> None:
+    """Check objects by the schemas of a version of Kubernetes, which have no ServiceMonitor."""
+    own = [one for one in objects(text) if one["kind"] != "ServiceMonitor"]
+    (file := folder / "objects.yaml").write_text(yaml.safe_dump_all(own))
     told = subprocess.run(
         ["kubernetes-validate", "--strict", "-k", version, file], capture_output=True, text=True, check=False
     )
     assert told.returncode == 0, told.stdout
     assert (told.stdout + told.stderr).count(" passed ") == len(own)
+
+
+@needs_schemas
+@each
+@pytest.mark.parametrize("version", ["1.28", "1.34"])
+def test_kubernetes_takes_the_objects(name: str, version: str, tmp_path: pathlib.Path) -> None:
+    check_schemas(golden(name), version, tmp_path)
+
+
+@needs_helm
+@needs_schemas
+@pytest.mark.parametrize("values", SOME)
+def test_kubernetes_takes_the_objects_of_sets_of_values(values: str, tmp_path: pathlib.Path) -> None:
+    check_schemas(rendered("default", values), "1.31", tmp_path)
