@@ -87,8 +87,8 @@ def check_reach(config: Any, tls: Any) -> None:
     is_guarded = config.cluster_secret_file or is_mutual or config.controller_open
     if not is_guarded and not is_loopback(config.bind_address):
         wanted = (
-            "127.0.0.1, or a clusterSecretFile (`rmq certs secret FILE` makes one): without it whoever"
-            " reaches it can elect masters and end all elections, which controllerOpen=true allows"
+            "127.0.0.1, or a clusterSecretFile (`rmq certs secret FILE` makes one): without a secret, "
+            "every machine on the network could elect masters; controllerOpen=true allows that"
         )
         raise ConfigError("bindAddress", config.bind_address, wanted)
 
@@ -108,7 +108,7 @@ def own_address(config: ControllerSettings, bind_address: str, port: int) -> tup
         raise ConfigError("controllers", config.controllers, "one, three or five different addresses")
     if config.controller_self:
         if config.controller_self not in known:
-            raise ConfigError("controllerSelf", config.controller_self, "one of controllers")
+            raise ConfigError("controllerSelf", config.controller_self, "an address in controllers")
         return config.controller_self, known
     mine = _mine(known, bind_address, port)
     if len(mine) != 1:

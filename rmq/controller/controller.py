@@ -214,8 +214,9 @@ class Controller:
             return Answer(refusal, known, NOBODY if refusal else want.number)
         if self.elections.evidence.doubts(want.name):
             why = (
-                f"the controllers' journal was damaged: {want.name} gets a master once all of its replicas"
-                " were heard, without this command; --unclean elects one before, and loses what it lacks"
+                f"the controllers' journal was damaged: {want.name} gets a master without this "
+                "command, once all of its replicas have answered; --unclean elects a replica now, and "
+                "loses the messages that it lacks"
             )
             return Answer(why, known)
         if self.elections.evidence.has_lost(want.name, want.number):
@@ -259,13 +260,11 @@ class Controller:
             return Answer(controllers=self._members())
         if address in raft.members:
             # A majority may rest on what it has forgotten, its votes among it.
-            refusal = (
-                f"{address} is one of the controllers, and has lost its journal: drop it first, then add it"
-            )
+            refusal = f"{address} is a controller that has lost its journal: drop it first, then add it"
         if not refusal and raft.learners not in ([], [address]):
-            refusal = f"{', '.join(raft.learners)} is being added: wait until it is one of them, or drop it"
+            refusal = f"{', '.join(raft.learners)} is being added: wait until it is a member, or drop it"
         if not refusal and len(raft.members) >= MEMBERS_MAX:
-            refusal = f"there are {MEMBERS_MAX} controllers, more are not useful: drop one first"
+            refusal = f"there are {MEMBERS_MAX} controllers already: drop one first"
         if not refusal:
             try:
                 raft.add(address, address, now)
@@ -319,8 +318,8 @@ class Controller:
         if not self.elections.may_live(known.name, number, now):
             return ""
         return (
-            f"replica {number} of {known.name} lives at {one.address}: where this store's folder is a copy of"
-            " that one's, remove config/controller.json here"
+            f"replica {number} of {known.name} lives at {one.address}: if this store's folder is a "
+            "copy of that replica's, remove config/controller.json here"
         )
 
     def _refused_removal(self, known: BrokerSet, number: int, now: float) -> str:
@@ -397,7 +396,7 @@ def refused_address(own: str, address: str) -> str:
     except ConfigError as error:
         return str(error)
     if known != [address]:
-        return f"{address!r} is not one address, host:port"
+        return f"{address!r} is not an address host:port"
     if is_loopback(_host(own)) and not is_loopback(_host(address)):
         return f"this controller is known as {own}, which {address} cannot reach: it needs `controllers`"
     return ""

@@ -57,7 +57,7 @@ class ControllerEndpoint(Endpoint):
 
     def host(self, wall_ms: Callable[[], int]) -> PluginHost:
         """The controller as plug-ins see it."""
-        until = "When the TLS certificate ends, in seconds since 1970; 0 without one"
+        until = "Expiry of the TLS certificate, in seconds since 1970; 0 without a certificate"
 
         def measured() -> list[Metric]:
             end = self.requests.certificate.end_seconds

@@ -259,19 +259,19 @@ class ControllerRequests:
         elected, unclean = (
             (0, 0) if controller is None else (controller.elected, controller.elected_uncleanly)
         )
-        stopped = "Whether its log holds what this version cannot read, so that it applies nothing more"
+        stopped = "1 if its log has an entry that this version cannot read; it then applies no entries"
         has_stopped = controller is not None and bool(controller.raft.stopped)
-        held = "Masters of broker sets that were elected while it led; unclean: who lacked messages"
+        held = "Masters elected while it led; unclean: masters that lacked messages"
         masterless = sum(not one.master for one in sets)
         if controller is not None and is_leading:  # it hears who lives
             lives = controller.elections.may_live
             masterless += sum(one.master != NOBODY and not lives(one.name, one.master, now) for one in sets)
         return [
             single("controller_leading", "gauge", "Whether this controller leads", int(is_leading)),
-            single("controller_term", "gauge", "The term that it is in", term),
+            single("controller_term", "gauge", "Its current term", term),
             single("controller_stopped", "gauge", stopped, int(has_stopped)),
-            single("controller_sets", "gauge", "Broker sets that it knows", len(sets)),
-            single("controller_sets_without_master", "gauge", "Those that have no master", masterless),
+            single("controller_sets", "gauge", "Broker sets in its table", len(sets)),
+            single("controller_sets_without_master", "gauge", "Broker sets without a master", masterless),
             Metric(
                 "controller_elections",
                 "counter",

@@ -170,7 +170,7 @@ class Member:
             assert requests.controller is not None, "step says when there is none"
             raft = requests.controller.raft
             if raft.stopped:
-                self._health.lacks(LOG, f"it has stopped, since it cannot read {raft.stopped}")
+                self._health.lacks(LOG, f"it has stopped, because it cannot read {raft.stopped}")
             else:
                 self._health.has(LOG)
             for address, data in raft.take_messages():

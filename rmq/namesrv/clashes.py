@@ -118,7 +118,7 @@ class Clashes:
         for row in self._questions.due(now_ms):
             held = row.value[1].held.registration
             log.warning(
-                "broker %s at %s answered nothing for %d ms while another one registered in its place: "
+                "broker %s at %s did not answer for %d ms while another broker registered in its place: "
                 "its connection is closed",
                 held.broker_name,
                 held.broker_addr,

@@ -39,12 +39,12 @@ class NamesrvConfig(ControllerSettings):
         1_000_000, help="More pairs of a topic and a broker are refused.", validator=at_least(1)
     )
     max_topics_of_broker: int = setting(
-        100_000, help="More topics of one broker are refused.", validator=at_least(1)
+        100_000, help="Largest number of topics of one broker.", validator=at_least(1)
     )
     max_kv_config_bytes: int = setting(
         4 << 20,
-        help="Characters of all key-value configs, with which no more are kept: each registration is answered"
-        " with those of ordered topics.",
+        help="Largest size of all key-value configs, in characters: the answer to each registration "
+        "contains the configs of ordered topics.",
         unit="bytes",
         validator=at_least(1),
     )

@@ -211,7 +211,7 @@ class NameServer(Endpoint):
     def step(self, now_ms: int) -> int:
         """Remove silent brokers when due; return the time of the next call."""
         for holder in self._clashes.silent(now_ms):
-            holder.close("its broker answered nothing when another one registered in its place")
+            holder.close("its broker did not answer when another broker registered in its place")
             self.on_close(holder)
         if now_ms >= self._next_scan_ms:
             for held in self.routes.expire(now_ms):
@@ -376,7 +376,7 @@ class NameServer(Endpoint):
         now_ms = self._now_ms()
         missing = {one.broker_addr: one for one in self._missing.missing(now_ms)}
         for who in self._masters.awaited():
-            why = "it was the master when this name server stopped, and has not come back"
+            why = "it was the master when this name server stopped, and has not registered since"
             age = now_ms - self._started_ms
             awaited = MissingBroker(who.cluster, who.broker_name, who.broker_id, who.broker_addr, age, why)
             missing.setdefault(who.broker_addr, awaited)
@@ -483,7 +483,7 @@ class NameServer(Endpoint):
             try:
                 self._save_settings(canonical(changes, NamesrvConfig))
             except OSError as error:
-                raise SystemFailure(None, f"nothing was changed: it cannot be saved: {error}") from error
+                raise SystemFailure(None, f"nothing was changed, because saving failed: {error}") from error
 
 
 def _registrant(request: Command) -> Registration:

@@ -27,7 +27,7 @@ def metrics_of(server: NameServer) -> list[Metric]:
     brokers = sum(len(broker.broker_addrs) for broker in routes.cluster_info().broker_addr_table.values())
     topics = len(routes.topics().topic_list)
     about = "Always 1: the version that this name server is"
-    until = "When the TLS certificate ends, in seconds since 1970; 0 without one"
+    until = "Expiry of the TLS certificate, in seconds since 1970; 0 without a certificate"
     missing = Counter((one.cluster, one.broker_name) for one in server.missing_brokers())
     refused = Counter((one.cluster, one.broker_name) for one in server.refused_brokers())
     labels = ("cluster", "broker")

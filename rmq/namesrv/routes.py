@@ -160,7 +160,7 @@ class RouteTable:
         self._check(who, body, source, now_ms)
         held = self.broker_live_table.get(who.broker_addr)
         if held is not None and _identity(held.registration) != _identity(who):
-            self._remove(who.broker_addr, "it registers under another name")
+            self._remove(who.broker_addr, "it registered under another name")
             held = None
         first = self._place(who)
         wrapper = body.topic_config_serialize_wrapper
@@ -314,7 +314,7 @@ class RouteTable:
             self._brokers_of[source] += 1
             self._brokers.add(self._holders_of(source))
         if before is not None:
-            assert self._brokers_of[before] > 0, "each broker is counted for one connection"
+            assert self._brokers_of[before] > 0, "each broker counts for one connection"
             self._brokers_of[before] -= 1
             self._brokers.give(self._holders_of(before))
             if not self._brokers_of[before]:
@@ -338,7 +338,9 @@ class RouteTable:
             self._last_masters.pop(who.broker_name, None)
         before = data.broker_addrs.get(who.broker_id)
         data.broker_addrs[who.broker_id] = who.broker_addr
-        assert len(set(data.broker_addrs.values())) == len(data.broker_addrs), "an address has one id"
+        assert len(set(data.broker_addrs.values())) == len(data.broker_addrs), (
+            "an address can have only one id"
+        )
         if before is not None and before != who.broker_addr:
             log.info("broker moved from %s: %s", before, who)
             gone = self.broker_live_table.pop(before, None)

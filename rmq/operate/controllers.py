@@ -52,8 +52,8 @@ SCAN_SECONDS: Final = 0.1
 MEMBER_SECONDS: Final = 30.0
 ELECTION_SECONDS: Final = 15.0
 """So long a change waits for a leader while a majority of the controllers answers."""
-TLS_HINT: Final = "does it speak TLS? Write tls:// before its address, or give --tls"
-NO_CONTROLLER: Final = "it is no controller (setting controllers): name them with --controllers"
+TLS_HINT: Final = "if it uses TLS, write tls:// before its address, or give --tls"
+NO_CONTROLLER: Final = "it is not a controller (setting controllers): name the controllers with --controllers"
 
 
 class NoLeadingController(RmqError):
@@ -142,7 +142,7 @@ class ControllerState:
         if self.error:
             return self.error
         if self.stopped:
-            return f"it has stopped, since it cannot read {self.stopped}: start a later version there"
+            return f"it has stopped, because it cannot read {self.stopped}: start a later version there"
         return "" if self.is_leading else "it does not lead"
 
     def broker_set(self, name: str) -> ControlledSet | None:
@@ -398,7 +398,7 @@ def members_text(members: Sequence[str]) -> str:
     """The controllers in words, with a warning of an even number of them."""
     text = f"the controllers are {', '.join(members)}"
     if len(members) % 2 == 0:
-        text += f": {len(members)} bear no more failures than {len(members) - 1}, add or drop another"
+        text += f": {len(members)} tolerate no more failures than {len(members) - 1}, add or drop another"
     return text
 
 
@@ -470,7 +470,7 @@ def _misplaced(new: ControllerState, leading: ControllerState) -> str:
         )
     if address in leading.members and new.is_blank:
         return (
-            f"{address} is one of the controllers, and has lost its journal: `rmq controller drop {address}`"
+            f"{address} is a controller that has lost its journal: `rmq controller drop {address}`"
             " first, then add it"
         )
     return ""

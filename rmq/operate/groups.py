@@ -297,8 +297,11 @@ async def why_unknown(admin: Admin, group: str) -> str:
     if await exists(admin, group):
         return ""
     if not (await admin.cluster_info()).broker_addr_table:
-        return "no broker is registered at the name servers; start one, or see why with `rmq doctor`"
-    return f"no broker knows group {group}; `rmq group list` shows those there are"
+        return (
+            "no broker is registered at the name servers; start a broker, or find the reason with "
+            "`rmq doctor`"
+        )
+    return f"no broker knows group {group}; `rmq group list` shows all groups"
 
 
 async def left_behind(admin: Admin, group: str) -> int:

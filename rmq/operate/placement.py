@@ -48,7 +48,7 @@ class NoSuchBroker(ConfigError):
 class NotMoved(RmqError):
     """A topic cannot be moved so, or was not moved in time."""
 
-    hint = "see what the text says of the topic, and try the move again"
+    hint = "see the text on the topic, and repeat the move"
 
 
 def _skip(count: object) -> None:
@@ -73,7 +73,7 @@ async def emptied(admin: Admin, broker: str, topic: str, seconds: float, tell: T
             before, since = stored, now
         waits = []
         if now - since < STILL_SECONDS:
-            waits.append(f"no message must come for {STILL_SECONDS:.0f} s (producers notice within 30 s)")
+            waits.append(f"no message may arrive for {STILL_SECONDS:.0f} s (producers notice within 30 s)")
         for one in groups:
             lag = sum(row.lag for row in one.queues if topic in ("", row.message_queue.topic))
             if lag:

@@ -63,7 +63,7 @@ PROGRAM: Final = Program(
     serve=serve,
     taken=(PortInUse, OSError),
     name_servers="name servers of the cluster (host:port;host:port)",
-    port="port for gRPC; 0 takes a free one",
+    port="port for gRPC; 0: a free port",
 )
 parse, main = PROGRAM.parse, PROGRAM.main
 

@@ -55,8 +55,8 @@ def account_of_proxy(config: ProxyConfig) -> Credentials | None:
         return None
     if not config.acl_enable:
         wanted = (
-            "empty, or aclEnable=true with the accounts of the clients: the proxy would else lend its"
-            " permissions to whoever reaches it"
+            "empty, or aclEnable=true with the accounts of the clients: otherwise every client would use "
+            "the proxy's permissions"
         )
         raise ConfigError("proxyAccessKey", config.proxy_access_key, wanted)
     try:

@@ -180,7 +180,7 @@ class ProxiedGroup:
 
 def _refusal(request: Command, error: object) -> Command:
     code = error.code if isinstance(error, ResponseError) else ResponseCode.SYSTEM_ERROR
-    text = str(error) if isinstance(error, RmqError) else "the client did not answer what it was asked"
+    text = str(error) if isinstance(error, RmqError) else "the client did not answer the request"
     return request.reply(code, text)
 
 

@@ -222,7 +222,7 @@ class Takes:
         async def work() -> None:
             handle = parse_handle(text)
             if handle.position < 0:
-                raise for_code(ResponseCode.MESSAGE_ILLEGAL, "the handle does not say where its message lies")
+                raise for_code(ResponseCode.MESSAGE_ILLEGAL, "the handle names no place of a message")
             origin = real_topic(topic, group, handle.kind)
             header = ConsumerSendMsgBackRequestHeader(
                 handle.position, group, -1, None, origin, False, 0, handle.broker

@@ -53,7 +53,8 @@ def check_installation(folders: Sequence[str] | None = None) -> None:
         raise ConfigError(
             "installed distributions",
             f"rmq {whole} and rmq-client {client}",
-            "one of them, since they hold the same files: pip uninstall rmq-client rmq, then pip install rmq",
+            "only one of the two, because both install the same files: pip uninstall rmq-client rmq, "
+            "then pip install rmq",
         )
 
 
@@ -122,4 +123,4 @@ def return_large_blocks() -> None:
     except (OSError, AttributeError):
         return
     if not (mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK) and mallopt(_M_TRIM_THRESHOLD, SPARE)):
-        log.debug("the C library does not take the bounds on the memory that it keeps")
+        log.debug("the C library does not accept limits for the memory that it keeps")

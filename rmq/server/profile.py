@@ -29,7 +29,7 @@ def applied(config: C, tls: TlsConfig) -> tuple[C, TlsConfig]:
     if config.profile != SECURE:
         return config, tls
     if tls.tls_mode == "permissive" or tls.tls_insecure_skip_verify or tls.tls_test_mode:
-        wanted = "without tlsMode=permissive, tlsInsecureSkipVerify and tlsTestMode, which undo it"
+        wanted = "without tlsMode=permissive, tlsInsecureSkipVerify and tlsTestMode, which weaken the profile"
         raise ConfigError("profile", SECURE, wanted)
     missing = _missing(config, tls)
     if missing:
@@ -74,7 +74,7 @@ def _missing(settings: ServerSettings, tls: TlsConfig) -> list[str]:
         ),
         (
             settings.cluster_secret_file,
-            "clusterSecretFile, the secret that its servers share (`rmq certs secret FILE` makes one)",
+            "clusterSecretFile, the secret of the cluster's servers (`rmq certs secret FILE` makes one)",
         ),
         (
             _accounts_file(settings),
@@ -103,7 +103,7 @@ def exposure(config: ServerSettings, tls: TlsConfig, *, secret: str, unguarded: 
     if not config.acl_enable:
         found.append("without ACL anybody there can do everything")
     if tls.tls_mode != "enforcing":
-        found.append("without tlsMode=enforcing others can read and change what is on its way")
+        found.append("without tlsMode=enforcing others can read and change the traffic")
     mutual = tls.tls_mode == "enforcing" and tls.tls_client_auth == "require"
     if unguarded and not secret and not mutual:
         found.append(f"without clusterSecretFile anybody there can {unguarded}")

@@ -13,17 +13,18 @@ class ServerSettings(LogConfig):
     """Base of the settings of every server. `rmq.config.again` changes a default in a subclass."""
 
     listen_port: int = setting(
-        0, help="Port for clients; 0 takes a free one", validator=between(0, 65535), important=True
+        0, help="Port for clients; 0: a free port", validator=between(0, 65535), important=True
     )
     bind_address: str = setting(
         "127.0.0.1",
-        help="Address to listen on. 0.0.0.0 or :: lets other machines in; nothing checks who they are",
+        help="Address to listen on. 0.0.0.0 or :: opens the port to other machines, without a check of "
+        "their identity",
         important=True,
     )
     config_store_path: str = setting(
         "",
-        help="Properties file that takes settings changed at run time, and beside which the file of accounts"
-        " is looked for; empty: the one given with -c",
+        help="Properties file for settings changed at run time; the file of accounts is beside it. "
+        "Empty: the file of -c",
     )
     profile: str = setting(
         "compat",
@@ -34,8 +35,8 @@ class ServerSettings(LogConfig):
     )
     cluster_secret_file: str = setting(
         "",
-        help="File with the secret of the cluster's servers: signs what they ask each other, and guards the"
-        " HA port; empty: any peer may register, ask for a master, or copy",
+        help="File with the secret of the cluster's servers. It signs their requests to each other and "
+        "protects the HA port; empty: any peer may register, ask for a master, or copy the log",
     )
     acl_enable: bool = setting(False, help="Check signatures and permissions (plugin `acl`)", important=True)
     acl_file: str = setting(
@@ -46,13 +47,15 @@ class ServerSettings(LogConfig):
     )
     metrics_address: str = setting("127.0.0.1", help="Address that plugin `metrics` listens on")
     metrics_port: int = setting(
-        0, help="Port of plugin `metrics`; 0 takes a free one", validator=between(0, 65535)
+        0, help="Port of plugin `metrics`; 0: a free port", validator=between(0, 65535)
     )
     metrics_token_file: str = setting(
         "", help="File with the token that scrapes must bring (`Authorization: Bearer`); empty: none"
     )
     health_details_need_token: bool = setting(
-        False, help="Show what the server lacks (/ready) only to requests with the token of metricsTokenFile"
+        False,
+        help="Show the reasons of a server that is not ready (/ready) only to requests with the "
+        "token of metricsTokenFile",
     )
     plugins: tuple[str, ...] = setting((), help="Plugins to load, in this order")
     max_connections: int = setting(
@@ -60,19 +63,19 @@ class ServerSettings(LogConfig):
     )
     max_connections_per_address: int = setting(
         0,
-        help="Connections of one address, or one IPv6 network of 64 bits; 0: as many as are free",
+        help="Connections of one address, or one IPv6 network of 64 bits; 0: no limit for an address",
         validator=at_least(0),
     )
     max_new_connections_per_address: int = setting(
         -1,
-        help="Handshakes of one address that may fail in a second, four times as many at once; while more"
-        " may, its connections wait. 0: any number; -1: 0 with profile=compat, 50 with profile=secure",
+        help="Failed handshakes a second of one address, with bursts of four times as many; beyond that "
+        "its connections wait. 0: no limit; -1: 0 with profile=compat, 50 with profile=secure",
         validator=at_least(-1),
     )
     trusted_gateways: tuple[str, ...] = setting(
         (),
-        help="Addresses or networks (10.1.0.0/16) of balancers and gateways, behind which many clients are:"
-        " no limit for one address holds for them",
+        help="Addresses or networks (10.1.0.0/16) of load balancers and gateways with many clients "
+        "behind them: limits for one address do not apply to them",
     )
     connection_buffer_bytes: int = setting(
         256 << 20,

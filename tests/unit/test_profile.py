@@ -69,7 +69,7 @@ def test_what_is_missing_is_named_alone(name: str, said: str, files: dict[str, s
 )
 def test_what_would_undo_it_is_refused(change: dict[str, Any], files: dict[str, str]) -> None:
     config, tls = secure(BrokerConfig, files)
-    with pytest.raises(ConfigError, match="which undo it"):
+    with pytest.raises(ConfigError, match="which weaken the profile"):
         applied(config, evolve(tls, **change))
 
 

@@ -168,7 +168,7 @@ def _server(broker: Measured) -> Iterator[Metric]:
     help = "1 while that name server has taken the last registration"
     yield Metric("registered", "gauge", help, known, ("namesrv",))
     end = broker.registration.certificate_end
-    help = "When the TLS certificate ends, in seconds since 1970; 0 without one"
+    help = "Expiry of the TLS certificate, in seconds since 1970; 0 without a certificate"
     yield single("certificate_end_seconds", "gauge", help, 0 if end is None else end.timestamp())
     opened = broker.store.recovery
     if opened is not None:

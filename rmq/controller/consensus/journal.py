@@ -333,7 +333,9 @@ class Journal:
 
 def _damaged(path: str, at: int, reason: str) -> CorruptRecord:
     error = CorruptRecord(path, at, reason)
-    error.hint = "this controller has lost what the others rely on: remove its folder and have it join anew"
+    error.hint = (
+        "this controller has lost entries that the others rely on: remove its folder and let it join again"
+    )
     return error
 
 

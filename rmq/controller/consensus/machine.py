@@ -13,7 +13,7 @@ from rmq.errors import RmqError
 class UnknownCommand(RmqError):
     """An entry of the log, or a snapshot, that this version cannot read; the text says which."""
 
-    hint = "start this controller with the version of the one that leads, or a later one"
+    hint = "start this controller with the leader's version, or a later version"
 
 
 class StateMachine(Protocol):

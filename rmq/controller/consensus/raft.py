@@ -586,7 +586,7 @@ class Raft:
     def _note_lost_journal(self, member: str) -> None:
         if member not in self.lost_journal:
             self.lost_journal.add(member)
-            log.error("%s has lost its journal: drop it, and add it with an empty folder", member)
+            log.error("%s has lost its journal: drop it, and add it again with an empty folder", member)
 
     def _promote(self, member: str, now: float) -> None:
         """Let a learner vote once its log holds all committed entries. Before that, its vote would only delay

@@ -65,7 +65,7 @@ class Recall:
         elif now >= self._next_warning_at and not self.is_done:
             self._next_warning_at = now + WARNING_SECONDS
             log.error(
-                "%s has lost its journal or a part of it, or was none of the controllers yet: it takes no"
-                " part before these have said what they know: %s",
+                "%s has lost its journal or a part of it, or is new: it takes no part before these have "
+                "said what they know: %s",
                 *(self._me, ", ".join(self.silent)),
             )

@@ -111,7 +111,7 @@ async def controllers(call: Call) -> Controllers:
         [_row(one, leading) for one in states],
         [_set(one) for one in leading.sets] if leading else [],
         different if len(different) > 1 else {},
-        "" if leading else "no controller leads: nobody elects masters",
+        "" if leading else "no controller leads: no master can be elected",
     )
 
 

@@ -98,7 +98,9 @@ def back_up(store: pathlib.Path, log: pathlib.Path, target: pathlib.Path, pace: 
     """Make `target` a copy of the store, whose broker may run. Files already in the copy are not copied
     again, and an interrupted copy is continued. Raises StoreError, OSError."""
     if not log.is_dir():
-        raise StoreError(f"{log} is no folder of a log: is {store} a store, and is it one that has messages?")
+        raise StoreError(
+            f"{log} is not the folder of a log: is {store} a store, and is it one that has messages?"
+        )
     for source in (store, log):
         if target.resolve().is_relative_to(source.resolve()):
             raise StoreError(
@@ -132,7 +134,7 @@ def back_up(store: pathlib.Path, log: pathlib.Path, target: pathlib.Path, pace: 
             )
         except FileNotFoundError:
             if end:
-                raise StoreError(f"{log / name} went away in the middle of the log") from None
+                raise StoreError(f"{log / name} disappeared in the middle of the log") from None
             continue  # retention has removed it since the folder was listed
         manifest.files[path] = one
         manifest.save(target)
@@ -156,7 +158,7 @@ def verify(target: pathlib.Path) -> Iterator[str]:
     for name, one in sorted(manifest.files.items()):
         try:
             if not one.is_at(target / name):
-                yield f"{name} differs from what was copied"
+                yield f"{name} differs from the copied file"
         except FileNotFoundError:
             yield f"{name} is missing"
 
@@ -183,7 +185,7 @@ def seed(backup: pathlib.Path, folder: pathlib.Path, log: pathlib.Path, pace: Pa
         if not (to.exists() and one.is_at(to)):
             _copy(backup / name, to, pace)
             if not one.is_at(to):
-                raise StoreError(f"{backup / name} is damaged: it is not what was copied")
+                raise StoreError(f"{backup / name} is damaged: it differs from the copied file")
         total += one.size
     state = folder / "config" / "replication.json"
     if state.exists():  # the log keeps its name, but is not one that this broker wrote

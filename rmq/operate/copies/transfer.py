@@ -183,7 +183,7 @@ def _compare_offsets(
 def _compare_accounts(plan: Plan, manifest: Manifest, there: Manifest) -> None:
     for name, account in manifest.accounts.items():
         if name not in there.accounts:
-            plan.notes.append(f"account {name} is not there; `rmq acl add` makes it, with a secret")
+            plan.notes.append(f"account {name} does not exist; `rmq acl add` creates it, with a secret")
             continue
         was = there.accounts[name]
         # A default permission that is not given stays; all else that is empty is emptied.

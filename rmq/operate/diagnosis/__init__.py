@@ -98,7 +98,7 @@ def _cluster_findings(facts: Facts) -> Iterator[Finding]:
         if MASTER_ID not in ids:
             todo = "start the master again: until then nothing can be sent there"
             if any("setReplicas" in one.runtime for one in same):
-                todo = "start one that is in sync: `rmq controller status` shows who is, and who is elected"
+                todo = "start an in-sync replica: `rmq controller status` shows replicas and elections"
             yield Finding("wrong", f"broker {name}", "has slaves, but no master", todo)
     for cluster in sorted({cluster for cluster, _ in names}):
         masters = [one for one in facts.brokers if one.cluster == cluster and one.is_master and one.config]
@@ -127,5 +127,8 @@ def _topic_findings(facts: Facts) -> Iterator[Finding]:
         if len(there) == 1:
             todo = f"`rmq topic update {topic}` puts it on every master"
             yield Finding(
-                "note", f"topic {topic}", f"is only on {there[0]}: if that stops, nobody can send", todo
+                "note",
+                f"topic {topic}",
+                f"is only on {there[0]}: if that broker stops, producers cannot send",
+                todo,
             )

@@ -26,7 +26,7 @@ def findings_of_broker(broker: BrokerFacts) -> Iterator[Finding]:
     """Problems of a broker by its own word."""
     where = where_is(broker)
     if broker.error:
-        todo = "is it running, and is brokerIP1 an address that can be reached from here?"
+        todo = "check that it runs, and that brokerIP1 can be reached from here"
         yield Finding("wrong", where, f"registered as {broker.address}, but: {broker.error}", todo)
         return
     yield from _disk(where, broker)
@@ -42,7 +42,10 @@ def findings_of_broker(broker: BrokerFacts) -> Iterator[Finding]:
             f"its clock is {abs(ahead) / 1000:.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's"
         )
         yield Finding(
-            "wrong", where, what, "let both follow a time server: delays, retention and traces go by it"
+            "wrong",
+            where,
+            what,
+            "synchronise both clocks with a time server: delays, retention and traces depend on them",
         )
     for key, what, todo in (
         (
@@ -53,14 +56,17 @@ def findings_of_broker(broker: BrokerFacts) -> Iterator[Finding]:
         (
             "clientIdConflicts",
             "client ids are used by two clients at once",
-            "give each client an id of its own",
+            "give each client its own id",
         ),
     ):
         count = int(broker.runtime.get(key, "0") or 0)
         if count:
             yield Finding("wrong", where, f"{count} {what}: messages are lost or late", todo)
     if broker.is_master and (hidden := broker.runtime.get("hiddenMessages", "")):
-        todo = "`rmq topic update TOPIC --read-queues N` gives a topic its queues back, to have them read"
+        todo = (
+            "`rmq topic update TOPIC --read-queues N` gives a topic its queues back, so that "
+            "consumers read them"
+        )
         yield Finding("note", where, f"topics hide messages that no group has read: {hidden}", todo)
     yield from _certificate(where, broker)
     yield from _replication(where, broker)
@@ -86,11 +92,16 @@ def _replication(where: str, broker: BrokerFacts) -> Iterator[Finding]:
         todo = "its log is kept: see `Master and slaves` in docs/operations.md"
         yield Finding("wrong", where, f"it has stopped following its master: {stopped}", todo)
     elif state == "not connected":
-        todo = "is its master up, and can it reach the master's HA port (listenPort + 1)? Its log says more"
+        todo = (
+            "check that its master runs, and that it can reach the master's HA port (listenPort + 1); "
+            "see its log"
+        )
         yield Finding("wrong", where, "it is not connected to its master: it copies nothing", todo)
     if aside:
-        todo = "remove the folder when its messages are not needed any more; another one will not be made"
-        yield Finding("note", where, f"an earlier log of it is kept in {aside}", todo)
+        todo = (
+            "remove the folder when you do not need its messages; without room for another one, a slave stops"
+        )
+        yield Finding("note", where, f"an earlier log is kept in {aside}", todo)
 
 
 def _pitfalls(where: str, broker: BrokerFacts) -> Iterator[Finding]:
@@ -104,10 +115,12 @@ def _pitfalls(where: str, broker: BrokerFacts) -> Iterator[Finding]:
         yield Finding("note", where, "durability is memory: a power cut loses the last half second", todo)
     if config.get("autoCreateTopicEnable") == "true":
         todo = "set autoCreateTopicEnable=false and make topics with `rmq topic create`"
-        yield Finding("note", where, "topics are made on their first message, on one broker only", todo)
+        yield Finding("note", where, "topics are created on their first message, on one broker only", todo)
     if config.get("aclEnable") == "false" and not is_loopback(broker.address.rpartition(":")[0]):
         todo = "set aclEnable=true, and tlsMode=enforcing"
-        yield Finding("note", where, "anybody who reaches it may read and write: no access control", todo)
+        yield Finding(
+            "note", where, "no access control: every client on the network may read and write", todo
+        )
 
 
 def clock_ahead_ms(broker: BrokerFacts) -> int | None:
@@ -123,13 +136,13 @@ def clock_ahead_ms(broker: BrokerFacts) -> int | None:
 
 def _takes_no_messages(where: str, broker: BrokerFacts) -> Iterator[Finding]:
     if reason := broker.runtime.get("takesNoMessages", ""):
-        todo = "see `Disk full` in docs/runbooks.md; its log says when messages are taken again"
+        todo = "see `Disk full` in docs/runbooks.md; its log says when it accepts messages again"
         yield Finding("wrong", where, f"takes no messages: {reason}", todo)
     text = broker.config.get("brokerPermission", "")
     permission = int(text) if text.isdecimal() else PERM_READ | PERM_WRITE
     if broker.is_master and not permission & PERM_WRITE:
-        todo = f"`rmq broker undrain {broker.name}` when it shall take messages again"
-        what = f"takes no messages: brokerPermission is {permission}, as a drain leaves it"
+        todo = f"`rmq broker undrain {broker.name}` to let it accept messages again"
+        what = f"accepts no messages: brokerPermission is {permission}, as a drain leaves it"
         yield Finding("wrong", where, what, todo)
     elif broker.is_master and not permission & PERM_READ:
         todo = f"`rmq broker config set brokerPermission=6 --broker {broker.name}`"
@@ -148,9 +161,9 @@ def _descriptors(where: str, broker: BrokerFacts) -> Iterator[Finding]:
 REMEDIES: Final = {
     "address": "name balancers and gateways in trustedGateways; else a client leaves connections open",
     "connections": "raise maxConnections, of slaves haMaxConnections",
-    "rate": "handshakes of an address fail: wrong TLS or accounts? maxNewConnectionsPerAddress bounds them",
+    "rate": "handshakes of an address fail: check TLS and accounts; maxNewConnectionsPerAddress limits them",
     "descriptors": "raise the limit of open files: LimitNOFILE of a unit, or ulimit -n",
-    "unproved": "strangers connect and say nothing: keep them off by a firewall",
+    "unproved": "peers connect and send nothing: block them by a firewall",
 }
 """What helps against each reason for which connections are refused."""
 
@@ -169,7 +182,9 @@ def _refusals(where: str, broker: BrokerFacts) -> Iterator[Finding]:
         todo = REMEDIES.get(reason, "see rmq_connections_refused_total in docs/metrics.md")
         yield Finding("note", where, f"since its start it has {what}: {', '.join(some)}", todo)
     if crowd := broker.runtime.get("placesTaken", ""):
-        todo = "who has the most keeps others short of places: see `Limits` in docs/design/security.md"
+        todo = (
+            "the address with the most connections keeps others out: see `Limits` in docs/design/security.md"
+        )
         yield Finding("note", where, f"half of the places or more are taken: {crowd}", todo)
 
 
@@ -187,5 +202,5 @@ def findings_of_certificate(where: str, text: str, now_ms: int) -> Iterator[Find
     if days < CERTIFICATE_NOTE_DAYS:
         level: Level = "wrong" if days < CERTIFICATE_WRONG_DAYS else "note"
         when = f"ends on {end.date()}, in {days:.0f} days" if days >= 0 else f"has ended on {end.date()}"
-        todo = "put a new one in its place: it is read again without a restart"
+        todo = "replace the file: the server reads it without a restart"
         yield Finding(level, where, f"its TLS certificate {when}", todo)

@@ -27,7 +27,7 @@ def findings_of_controllers(
     found = [finding for one in states for finding in _of_controller(one, leading)]
     if leading is None:
         todo = "start a majority of the controllers; `rmq controller status --all` shows each"
-        found.append(Finding("wrong", "controllers", "no controller leads: nobody elects masters", todo))
+        found.append(Finding("wrong", "controllers", "no controller leads: no master can be elected", todo))
         return found
     found += _of_all(states, leading)
     for one in leading.sets:
@@ -41,7 +41,10 @@ def _of_controller(one: ControllerState, leading: ControllerState | None) -> Ite
     where = f"controller {one.address}"
     if one.error:
         if one.error == NO_CONTROLLER:
-            what, todo = "is no controller", "set `controllers` there, or name those that are: --controllers"
+            what, todo = (
+                "is no controller",
+                ("set `controllers` there, or name the controllers with --controllers"),
+            )
             yield Finding("wrong" if is_member(one, leading) else "note", where, what, todo)
         else:
             todo = "start it, or `rmq controller drop` it if it is gone for good"
@@ -52,11 +55,11 @@ def _of_controller(one: ControllerState, leading: ControllerState | None) -> Ite
     if leading is None:
         return
     if one.own_address in leading.forgetful:
-        todo = "drop it, and add it with an empty folder: `Replace a controller` in docs/runbooks.md"
+        todo = "drop it, and add it again with an empty folder: `Replace a controller` in docs/runbooks.md"
         yield Finding("wrong", where, LOST_JOURNAL, todo)
     elif not is_member(one, leading):
         todo = "`rmq controller add` makes it a member; else stop it"
-        yield Finding("note", where, "is no member: the others do not count it", todo)
+        yield Finding("note", where, "is not a member: the others do not count it", todo)
 
 
 def _of_all(states: Sequence[ControllerState], leading: ControllerState) -> Iterator[Finding]:
@@ -64,10 +67,10 @@ def _of_all(states: Sequence[ControllerState], leading: ControllerState) -> Iter
         each = ", ".join(f"{lease} at {address}" for lease, address in sorted(found.items()))
         agreed = "?" if leading.agreed_lease_ms is None else leading.agreed_lease_ms
         what = f"controllerLeaseMs differs: {each}; {agreed} is in force"
-        yield Finding("wrong", "controllers", what, "make it the same at all, and restart them one by one")
+        yield Finding("wrong", "controllers", what, "set the same value at all, and restart them one by one")
     count = len(leading.members)
     if count > 1 and count % 2 == 0:
-        what = f"{count} controllers bear no more failures than {count - 1}"
+        what = f"{count} controllers tolerate no more failures than {count - 1}"
         yield Finding("note", "controllers", what, "add or drop one")
 
 
@@ -84,12 +87,12 @@ def _of_set(one: ControlledSet) -> Iterator[Finding]:
             yield _of_dead(one, replica)
         elif replica.number not in one.in_sync:
             what = f"replica {replica.number} at {replica.address} is not in sync"
-            yield Finding("note", where, what, "is it just copying? `rmq cluster list` shows what it lacks")
+            yield Finding("note", where, what, "it may still be copying: `rmq cluster list` shows its lag")
     if len(one.replicas) == 1:
         todo = "start a second broker of this name, with brokerRole=SLAVE and the same controllerAddr"
-        yield Finding("note", where, "has a single replica: nobody can take over", todo)
+        yield Finding("note", where, "has a single replica: no failover is possible", todo)
     elif living and not set(one.in_sync) & {replica.number for replica in living} - {one.master}:
-        what = "no other replica is in sync and lives: nobody can take over"
+        what = "no other in-sync replica lives: no failover is possible"
         yield Finding("wrong", where, what, "start the others, or wait until they have copied the log")
 
 
@@ -105,8 +108,9 @@ def _way_to_master(one: ControlledSet) -> str:
         return "wait some seconds for the election, then see `rmq controller status`"
     best = one.stranded[0].number
     return (
-        "start one in sync. If their folders are gone for good,"
-        f" `rmq controller elect {one.name} {best} --unclean` goes on without what only they had"
+        "start an in-sync replica. If their folders are gone for good, "
+        f"`rmq controller elect {one.name} {best} --unclean` continues "
+        "without the messages that only they had"
     )
 
 
@@ -118,7 +122,7 @@ def _of_dead(one: ControlledSet, replica: Replica) -> Finding:
     forget = f"`rmq controller remove {one.name} {replica.number}`"
     if heir is not None:
         what = f"replica {replica.number} is left over: its address {replica.address} is replica"
-        todo = f"{forget}, so that nobody counts it"
+        todo = f"{forget}, so that the controllers stop counting it"
         return Finding("wrong", f"broker {one.name}", f"{what} {heir.number} now", todo)
     what = f"replica {replica.number} at {replica.address} is dead"
     return Finding("wrong", f"broker {one.name}", what, f"start it; {forget} if it is gone for good")
@@ -132,7 +136,7 @@ def _compared(leading: ControllerState, brokers: Sequence[BrokerFacts]) -> Itera
         for replica in one.replicas:
             if replica.lives and replica.address not in registered:
                 what = f"replica {replica.number} at {replica.address} lives, and no name server knows it"
-                todo = "is namesrvAddr right there? Its /ready and its log say more"
+                todo = "check namesrvAddr there; see its /ready and its log"
                 yield Finding("wrong", f"broker {one.name}", what, todo)
     for broker in brokers:
         has_controllers = bool(broker.config.get("controllerAddr") or broker.runtime.get("controllerNumber"))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from rmq.operate.copies.manifest import EVERYWHERE, Settings
 from rmq.operate.diagnosis.facts import Expectation, Finding
 
-IMPORT = "`rmq import FILE` makes it as it was; `rmq export` writes a new file if this is meant"
+IMPORT = "`rmq import FILE` restores it; if the change is intended, write a new file with `rmq export`"
 
 
 def findings_of_expectation(expected: Expectation) -> Iterator[Finding]:
@@ -33,7 +33,7 @@ def _brokers(expected: Expectation) -> Iterator[Finding]:
         there = expected.present.brokers.get(name)
         if there is None:
             todo = "start it, or write a new file with `rmq export`"
-            yield Finding("wrong", f"broker {name}", "ought to be there, and no name server knows it", todo)
+            yield Finding("wrong", f"broker {name}", "is expected, and no name server knows it", todo)
         elif there["replicas"] < wanted["replicas"]:
             what = f"{there['replicas']} of {wanted['replicas']} brokers of this name are there"
             yield Finding("wrong", f"broker {name}", what, "start the others")

@@ -22,11 +22,13 @@ def findings_of_group(group: GroupFacts, facts: Facts) -> Iterator[Finding]:
             "note", where, f"could not be looked at in full: {group.error}", "see the brokers first"
         )
     if group.lag and group.members == 0 and not group.polls:
-        todo = f"start a consumer, or `rmq group delete {group.name}` if nobody needs it"
+        todo = (
+            f"start a consumer, or delete an unused group: `rmq group delete {group.name}` if nobody needs it"
+        )
         level: Level = "wrong" if group.lag > limit else "note"
         yield Finding(level, where, f"has {group.lag} messages left, and no member is connected", todo)
     elif group.lag > limit:
-        todo = f"add members, or see what they wait for: `rmq group members {group.name} --stack`"
+        todo = f"add members, or see why they wait: `rmq group members {group.name} --stack`"
         yield Finding("wrong", where, f"has {group.lag} messages left", todo)
     if len({tuple(sorted(wanted.items())) for wanted in group.subscriptions.values()}) > 1:
         what = "; ".join(
@@ -53,5 +55,5 @@ def _taking_findings(group: GroupFacts, facts: Facts) -> Iterator[Finding]:
         yield Finding("wrong", where, what, todo)
     if group.oldest_ms > LEASE_MS:
         what = f"a message was taken {group.oldest_ms // 60_000} min ago, and is not acknowledged"
-        todo = f"see its consumer (`rmq group members {group.name}`); it comes again when its lease ends"
+        todo = f"see its consumer (`rmq group members {group.name}`); it is redelivered when its lease ends"
         yield Finding("note", where, what, todo)

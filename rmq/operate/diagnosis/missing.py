@@ -49,8 +49,8 @@ def _all_missing(name: str, brokers: list[MissingBroker]) -> Finding:
     if topics:
         more = richest.topic_count - NAMED
         named = ", ".join(topics[:NAMED]) + (f" and {more} more" if more > 0 else "")
-        what += f": nobody can send there to {named}"
-    todo = f"start it again; drain a broker before it goes for good, or `rmq broker forget {name}`"
+        what += f": producers cannot send there to {named}"
+    todo = f"start it again; drain a broker before you retire it, or `rmq broker forget {name}`"
     return Finding("wrong", f"broker {name}", what, todo)
 
 
@@ -70,5 +70,5 @@ def findings_of_refused(facts: Facts) -> Iterator[Finding]:
     """Brokers that a name server refuses to register, as a second master of a name."""
     for one in facts.refused:
         what = f"name servers refuse {one.broker_addr}: {one.reason}"
-        todo = "stop it, or give it a brokerName or brokerId of its own; a former master starts as a slave"
+        todo = "stop it, or give it another brokerName or brokerId; start a former master as a slave"
         yield Finding("wrong", place_of(one.broker_name, one.broker_id), what, todo)

@@ -21,7 +21,7 @@ def findings_of_slaves(brokers: Sequence[BrokerFacts]) -> Iterator[Finding]:
         return
     linked = master.runtime.get("slaves", "")
     if linked.isdecimal() and int(linked) < len(slaves):
-        todo = "do they ask for this master's HA port, with its secret? Their logs say more"
+        todo = "check that they use this master's HA port and its secret; see their logs"
         what = f"{len(slaves)} slaves are registered, but {linked} are linked to it: they copy nothing"
         yield Finding("wrong", f"broker {master.name}", what, todo)
     elif linked == "0" and master.runtime.get("durability") == "replicated":
@@ -33,14 +33,16 @@ def findings_of_slaves(brokers: Sequence[BrokerFacts]) -> Iterator[Finding]:
         where = f"broker {slave.name} (slave {slave.broker_id})"
         lacks = _offset(master, "commitLogMaxOffset") - _offset(slave, "commitLogMaxOffset")
         if lacks > LAG_BYTES:
-            todo = "is it just copying? `rmq cluster list` shows whether it comes nearer"
+            todo = "it may still be copying: `rmq cluster list` shows whether its lag shrinks"
             yield Finding("note", where, f"lacks {lacks >> 20} MiB of its master's log", todo)
         above = _offset(slave, "commitLogMinOffset") - _offset(master, "commitLogMinOffset")
         if above > 0:
             todo = (
                 "see `Seed a slave` in docs/runbooks.md, or wait until the master's older files have expired"
             )
-            what = f"its log begins {above >> 20} MiB after its master's: it has not all that the master has"
+            what = (
+                f"its log begins {above >> 20} MiB after its master's: it lacks messages that the master has"
+            )
             yield Finding("wrong", where, what, todo)
 
 
@@ -50,8 +52,8 @@ def findings_of_set(brokers: Sequence[BrokerFacts], *, is_controlled: bool) -> I
     for broker in brokers:
         silent = broker.runtime.get("controllerSilentSeconds", "")
         if silent.isdecimal() and int(silent) > CONTROLLER_SECONDS:
-            what = f"no controller that leads has answered it for {silent} s: nobody would be elected"
-            todo = "`rmq controller status --all` shows which of them run"
+            what = f"no controller that leads has answered it for {silent} s: no replica would be elected"
+            todo = "`rmq controller status --all` shows which controllers run"
             yield Finding("wrong", where_is(broker), what, todo)
     master = next((one for one in brokers if one.is_master and "setReplicas" in one.runtime), None)
     if master is None:
@@ -66,8 +68,10 @@ def findings_of_set(brokers: Sequence[BrokerFacts], *, is_controlled: bool) -> I
         level: Level = "wrong" if len(in_sync) == 1 else "note"
         what = f"{len(in_sync)} of {len(replicas)} replicas are in sync; not in sync: {', '.join(absent)}"
         if level == "wrong":
-            what += ": nobody can take over"
-        todo = "start those, or `rmq controller remove` who is gone for good: `rmq controller status`"
+            what += ": no failover is possible"
+        todo = (
+            "start them, or `rmq controller remove` a replica that is gone for good: `rmq controller status`"
+        )
         yield Finding(level, where_is(master), what, todo)
 
 

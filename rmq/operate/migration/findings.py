@@ -23,7 +23,7 @@ _CLIENTS: Final = {
     " (docs/from_client_python.md)",
     "OTHER": "Node's ali-ons is among them, which is tested",
 }
-_UNTRIED: Final = "not tested with rmq: try it with a broker of a test cluster first"
+_UNTRIED: Final = "not tested with rmq: try this client with a test cluster first"
 _KNOWN_ATTRIBUTES: Final = ("message.type", "retention.ms", "retention.bytes")
 
 
@@ -52,7 +52,7 @@ def _cluster(facts: MigrationFacts) -> Iterator[Finding]:
         todo = "copy kvConfig.json to each new name server (docs/runbooks.md, Java in and out)"
         yield Finding("act", "name servers", what, todo)
     if any(one.is_java for one in facts.brokers):
-        what = "brokers are moved one by one, over the folder and the settings that they have"
+        what = "move brokers one by one, with their folders and settings"
         todo = (
             "follow docs/runbooks.md, Java in and out; brokerIP1, storePathRootDir and namesrvAddr must stand"
         )
@@ -62,7 +62,7 @@ def _cluster(facts: MigrationFacts) -> Iterator[Finding]:
 def _of_broker(broker: BrokerTables) -> Iterator[Finding]:
     where = f"broker {broker.name}"
     if broker.error:
-        todo = "start it, or give an account that is an administrator, and check again"
+        todo = "start it, or use an administrator's account, and check again"
         yield Finding("stop", where, f"could not be looked at: {broker.error}", todo)
         return
     if not broker.is_java:
@@ -86,7 +86,10 @@ def _topics(facts: MigrationFacts) -> Iterator[Finding]:
     static = {topic for one in java for topic in one.static_topics}
     if static:
         what = f"static topics, whose queues are mapped over brokers: {_some(static)}"
-        todo = "make an ordinary topic, let producers use it, and delete the static one when it is consumed"
+        todo = (
+            "create an ordinary topic, move the producers to it, and delete the static topic when it "
+            "is consumed"
+        )
         yield Finding("stop", "topics", what, todo)
     lmq = {topic for one in java for topic in one.topics if topic.startswith(LMQ_PREFIX)}
     if lmq:
@@ -123,10 +126,10 @@ def _messages(facts: MigrationFacts) -> Iterator[Finding]:
 
     if count := stored(SCHEDULE_TOPIC):
         what = f"delayed messages: {count} are stored, delivered or not"
-        yield Finding("note", "messages", what, "nothing: waiting ones are delivered after the move")
+        yield Finding("note", "messages", what, "nothing: waiting messages are delivered after the move")
     if count := stored(TRANS_HALF_TOPIC):
         what = f"transactions: {count} half messages are stored, ended or not"
-        yield Finding("note", "messages", what, "nothing: open ones are checked back after the move")
+        yield Finding("note", "messages", what, "nothing: open transactions are checked back after the move")
     if count := stored(TIMER_TOPIC):
         what = f"messages with a delivery time of their own: {count} are stored, delivered or not"
         todo = "wait until none is waiting before the move: the timer wheel of RocketMQ 5.x is not read"
@@ -139,7 +142,7 @@ def _messages(facts: MigrationFacts) -> Iterator[Finding]:
     }
     if stored(REVIVE_PREFIX) or retries:
         listed = f", retries in {_some(retries)}" if retries else ""
-        what = f"messages are taken one by one (POP, or clients of gRPC){listed}"
+        what = f"consumers use POP, or gRPC clients{listed}"
         todo = "stop these consumers, wait for one invisible time until their retries are consumed, then move"
         yield Finding("act", "messages", what, f"{todo}: leases of RocketMQ's brokers are not read")
 
@@ -166,7 +169,7 @@ def _groups(facts: MigrationFacts) -> Iterator[Finding]:
     }
     if policies:
         what = f"retry policies of 5.x: {_some(policies)}"
-        yield Finding("note", "groups", what, "nothing for takes one by one; push consumers use delay levels")
+        yield Finding("note", "groups", what, "nothing for POP consumers; push consumers use delay levels")
 
 
 def _client(kind: ClientKind) -> Finding:

@@ -29,13 +29,13 @@ _SPECIAL: Final[Mapping[str, tuple[Level, str, str, str]]] = {
         "act",
         "true",
         "several brokers run in one container process",
-        "run each broker as a process of its own, with its own settings and folder",
+        "run each broker as a separate process, with its own settings and folder",
     ),
     "isInBrokerContainer": (
         "act",
         "true",
         "it runs in a container of brokers",
-        "run it as a process of its own, with its own settings and folder",
+        "run it as a separate process, with its own settings and folder",
     ),
     "enableSlaveActingMaster": (
         "act",
@@ -98,18 +98,18 @@ _SPECIAL: Final[Mapping[str, tuple[Level, str, str, str]]] = {
         "filters use the extended consume queue",
         "nothing: filters of rmq read the messages",
     ),
-    "enablePopBufferMerge": ("note", "true", "takes one by one (POP) are merged in memory", "nothing"),
+    "enablePopBufferMerge": ("note", "true", "POP acknowledgements are merged in memory", "nothing"),
     "popConsumerKVServiceEnable": (
         "act",
         "true",
         "taken messages (POP) are noted in a database of RocketMQ's",
-        "stop the consumers that take one by one, and wait for one invisible time before the broker is moved",
+        "stop the POP consumers, and wait for one invisible time before you move the broker",
     ),
     "timerStopEnqueue": ("note", "true", "timed messages are refused", "nothing"),
     "defaultMessageRequestMode": (
         "note",
         "POP",
-        "consumers take one by one (POP) unless a group says otherwise",
+        "consumers use POP unless a group says otherwise",
         "set the mode again: `mqadmin setConsumeMode` works with rmq too",
     ),
 }
@@ -161,5 +161,5 @@ def _without_effect(where: str, config: Mapping[str, str]) -> Iterator[Finding]:
     }
     if changed:
         listed = ", ".join(f"{key}={value}" for key, value in sorted(changed.items()))
-        todo = "look whether you rely on them; docs/reference/settings.md has the settings that there are"
+        todo = "check whether you rely on them; docs/reference/settings.md lists rmq's settings"
         yield Finding("note", where, f"settings without effect: {listed}", todo)

@@ -361,7 +361,7 @@ def test_a_drained_broker_stays_drained(cluster: Shell, topic: str) -> None:
     try:
         stuck = cluster.run("broker", "drain", "broker-a", "--timeout", "2s", "--yes")
         assert stuck.exit_code == 1
-        assert "no message must come for 31 s" in stuck.output
+        assert "no message may arrive for 31 s" in stuck.output
         drained = cluster.run("broker", "drain", "broker-a", "--no-wait", "--yes")
         assert drained.exit_code == 0
         until(lambda: permissions(topic) == {"broker-a": "r", "broker-b": "rw"})

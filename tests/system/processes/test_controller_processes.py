@@ -107,7 +107,7 @@ def test_a_controller_is_added_and_the_one_that_leads_is_dropped(three: Processe
     while (said := rmq("add", new, *at)).returncode and time.monotonic() < end:
         assert "does not answer" in said.stderr  # it starts
     assert f"{new} is added" in said.stdout, said.stderr
-    assert "4 bear no more failures than 3" in said.stdout
+    assert "4 tolerate no more failures than 3" in said.stdout
     assert f"the controllers are {new}" not in rmq("drop", first, "--yes", *at).stdout
     three.running[first].kill()
     second = three.leader()  # the list that is asked is the old one still

@@ -149,7 +149,7 @@ def test_damage_in_a_backup_is_told(tmp_path: pathlib.Path) -> None:
     file.write_bytes(data)
 
     name = f"commitlog/{file.name}"
-    assert list(verify(target)) == [f"{name} differs from what was copied"]
+    assert list(verify(target)) == [f"{name} differs from the copied file"]
     result = CliRunner().invoke(backup_command, ["--verify", str(target)])
     assert (result.exit_code, f"{name} differs" in result.output) == (1, True)
     with pytest.raises(StoreError, match="damaged"):
@@ -283,7 +283,7 @@ def test_what_stands_behind_the_end_of_a_copied_log_is_damage(tmp_path: pathlib.
     with copied.open("r+b") as file:
         file.seek(-5, os.SEEK_END)
         file.write(b"x")
-    assert list(verify(target)) == [f"commitlog/{copied.name} differs from what was copied"]
+    assert list(verify(target)) == [f"commitlog/{copied.name} differs from the copied file"]
 
 
 def _used(folder: pathlib.Path) -> int:

@@ -58,7 +58,7 @@ def test_a_controller_that_has_stopped_says_why(monkeypatch: pytest.MonkeyPatch)
     reason = "entry 7 of the log, of term 2: rmq 0.1 knows no command Split"
     done = status(monkeypatch, state("a:1", leading=True), state("b:1", stopped=reason))
     (row,) = [line for line in done.output.splitlines() if line.startswith("b:1")]
-    assert f"it has stopped, since it cannot read {reason}: start a later version there" in row
+    assert f"it has stopped, because it cannot read {reason}: start a later version there" in row
     done = status(monkeypatch, state("a:1", stopped=reason), state("b:1", stopped=reason))
     assert done.exit_code == 1
     assert done.output.count(reason) == 4  # as a row, and as what is wrong
@@ -77,7 +77,9 @@ def test_a_set_of_which_no_replica_in_sync_lives_is_named_with_the_way_on(
 ) -> None:
     said = status(monkeypatch, state("a:1", leading=True, sets=[a_set(False, True, True)]), options=())
     assert said.exit_code == 1
-    assert "broker s: has no master, since no replica in sync (1) lives; start one" in said.output
+    assert (
+        "broker s: has no master, since no replica in sync (1) lives; start an in-sync replica" in said.output
+    )
     assert "`rmq controller elect s 3 --unclean`" in said.output
     for lives in ((True, True), (False, False)):
         said = status(monkeypatch, state("a:1", leading=True, sets=[a_set(*lives)]), options=())

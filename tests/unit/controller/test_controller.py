@@ -188,7 +188,7 @@ def test_an_identity_is_one_brokers_as_long_as_it_lives() -> None:
     rig.done(register("a"))
     rig.done(Heartbeat("s", 1, 1))
     copy = Register("c", "s", Replica("a", 2, "copy:1", "copy:2"))
-    assert "lives at a:1: where this store's folder is a copy" in rig.done(copy).refusal
+    assert "lives at a:1: if this store's folder is a copy" in rig.done(copy).refusal
     again = Register("c", "s", Replica("a", 2, "a:1", "a:2"))
     assert rig.done(again).number == 1
     rig.run(3.1)  # a folder that was moved
@@ -551,7 +551,7 @@ def test_an_operator_ends_the_wait_of_a_table_in_doubt(caplog: pytest.LogCapture
         rig.run(0.5)
         rig.done(beat)
     assert rig.sets.sets["s"].epoch == 1
-    assert "--unclean elects one before" in rig.done(ElectRequest("s", 2)).refusal
+    assert "--unclean elects a replica now" in rig.done(ElectRequest("s", 2)).refusal
     (text,) = {one.getMessage() for one in caplog.records if "no master is elected" in one.getMessage()}
     assert "the controllers' journal was damaged, and replicas 1 were not heard: start them" in text
     assert "`rmq controller elect s NUMBER --unclean`" in text

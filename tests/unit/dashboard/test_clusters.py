@@ -205,7 +205,7 @@ async def test_an_account_sees_no_figures_changes_and_jobs_that_the_cluster_does
         assert "key-of-chief" in (await chief.get("/c/test/changes")).text
         seen = await clerk.get("/c/test")
         assert "Need admin permission" in text_of(seen.text).partition("Alarms none")[0]
-        assert "is it running" not in seen.text
+        assert "check that it runs" not in seen.text
         for path in ("/changes", "/overview"):
             assert "Salaries" not in (await clerk.http.get(f"{api}{path}")).text
         order = {"operation": "clean_cluster", "arguments": {"what": "logs"}}

@@ -27,7 +27,7 @@ from .site import roles_file
 def config_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> DashboardConfig:
     """The settings that a command line makes."""
     found: list[Any] = []
-    monkeypatch.setattr(dashboard, "run", lambda work, config: found.append(config))
+    monkeypatch.setattr(dashboard, "run_service", lambda work, config: found.append(config))
     result = CliRunner().invoke(command, ["dashboard", *arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     config = found[0]

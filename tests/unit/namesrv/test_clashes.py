@@ -109,7 +109,7 @@ def test_a_silent_holder_loses_its_name_after_three_seconds(host: Host) -> None:
     host.server.step(host.now_ms)
     assert [one.code for one in host.newcomer.replies] == [0]
     assert host.master() == "10.0.0.2:10911"
-    assert "answered nothing" in host.holder.closed_because
+    assert "did not answer" in host.holder.closed_because
 
 
 def test_an_address_that_another_broker_holds_is_asked_for_as_well() -> None:

@@ -97,10 +97,10 @@ async def test_a_plain_connection_that_is_closed_hints_at_tls() -> None:
         raise ConnectionLost(address, "the peer closed it")
 
     (one,) = await Controllers(["a:1"], closed).states()
-    assert "does it speak TLS? Write tls:// before its address" in one.error
+    assert "if it uses TLS, write tls:// before its address" in one.error
     (one,) = await Controllers(["tls://a:1"], closed).states()
     assert "TLS?" not in one.error
-    with pytest.raises(NoLeadingController, match="does it speak TLS"):
+    with pytest.raises(NoLeadingController, match="if it uses TLS"):
         await Controllers(["a:1"], closed).drop("b:1")
 
 
@@ -122,7 +122,7 @@ def test_values_of_states() -> None:
     assert "cannot read entry 7" in states[1].problem
     assert is_member(states[0], None)
     assert not is_member(state_of("c:1", {"self": "c:1"}), states[0])
-    assert "2 bear no more failures than 1" in members_text(["a:1", "b:1"])
+    assert "2 tolerate no more failures than 1" in members_text(["a:1", "b:1"])
     with pytest.raises(RemoteProtocolError):
         state_of("a:1", {"sets": [{"name": "s"}]})
 

@@ -53,8 +53,8 @@ def test_nothing_wrong_is_no_finding() -> None:
         (runtime(certificateEnd="2023-12-04T22:13:20+00:00"), "note", "in 20 days"),
         (runtime(durability="memory"), "note", "a power cut loses"),
         (runtime(hiddenMessages="T: 9 messages in queue 7"), "note", "no group has read: T: 9 messages in"),
-        (evolve(BROKER, config={"autoCreateTopicEnable": "true"}), "note", "made on their first message"),
-        (evolve(BROKER, config={"aclEnable": "false"}), "note", "anybody who reaches it"),
+        (evolve(BROKER, config={"autoCreateTopicEnable": "true"}), "note", "created on their first message"),
+        (evolve(BROKER, config={"aclEnable": "false"}), "note", "no access control"),
     ],
 )
 def test_each_trouble_of_a_broker_is_named(broker: BrokerFacts, level: str, what: str) -> None:
@@ -165,7 +165,11 @@ def test_a_controlled_set_that_nobody_can_take_over_is_told() -> None:
         ("note", "broker broker-a", "2 of 3 replicas are in sync; not in sync: 2")
     ]
     assert pair({"inSyncReplicas": "3"}, {}) == [
-        ("wrong", "broker broker-a", "1 of 3 replicas are in sync; not in sync: 1, 2: nobody can take over")
+        (
+            "wrong",
+            "broker broker-a",
+            "1 of 3 replicas are in sync; not in sync: 1, 2: no failover is possible",
+        )
     ]
     assert pair({"setRefuses": "2 replicas are in sync, minInSyncReplicas is 3"}, {}) == [
         ("wrong", "broker broker-a", "takes no messages: 2 replicas are in sync, minInSyncReplicas is 3")
@@ -181,7 +185,7 @@ def test_a_controlled_set_that_nobody_can_take_over_is_told() -> None:
         (
             "wrong",
             "broker broker-a (slave 2)",
-            "no controller that leads has answered it for 60 s: nobody would be elected",
+            "no controller that leads has answered it for 60 s: no replica would be elected",
         )
     ]
 
@@ -223,5 +227,5 @@ def test_what_slaves_lack_is_told() -> None:
         ("note", slave, "lacks 100 MiB of its master's log")
     ]
     assert pair({}, {"commitLogMinOffset": str(188 << 20)}) == [
-        ("wrong", slave, "its log begins 188 MiB after its master's: it has not all that the master has")
+        ("wrong", slave, "its log begins 188 MiB after its master's: it lacks messages that the master has")
     ]

@@ -159,7 +159,7 @@ async def test_a_drained_broker_is_empty_when_the_wait_ends(
             began = trio.current_time()
             assert await emptied(client.admin, "a", "", 600, lines.append) == ""
             assert 20 + STILL_SECONDS <= trio.current_time() - began < 20 + STILL_SECONDS + 3
-    told = [line for line in lines if "no message must come for 31 s" in line]
+    told = [line for line in lines if "no message may arrive for 31 s" in line]
     assert 0 < len(told) < 6, "a line for what changes, not for each look"
 
 

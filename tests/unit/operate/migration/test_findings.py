@@ -126,7 +126,7 @@ def test_messages_that_wait() -> None:
     assert texts(all_found, "act") == [
         "broker a: version V5_3_3: only folders of 4.9.7 are tested there and back",
         "messages: messages with a delivery time of their own: 1 are stored, delivered or not",
-        "messages: messages are taken one by one (POP, or clients of gRPC), retries in %RETRY%billing_Orders",
+        "messages: consumers use POP, or gRPC clients, retries in %RETRY%billing_Orders",
     ]
     assert not [one for one in found(java(stored=dict.fromkeys(stored, 0))) if one.where == "messages"]
 
