@@ -491,7 +491,7 @@ class Deliveries:
 
     def load(self) -> None:
         """Read the journal of the store, on a master, after its offsets."""
-        for row_id, row in self.ledger.load():
+        for row_id, row in self.ledger.load(self._now_ms()):
             if self._topics.get(row.topic) is None:
                 continue
             end = self._store.max_offset(row.topic, row.queue_id)

@@ -41,6 +41,16 @@ class Handle:
         )
 
 
+def lease_length(taken_ms: int, now_ms: int, invisible_ms: int) -> int:
+    """The length of a lease in ms, counted from `taken_ms`, so that the lease ends `invisible_ms` after now.
+
+    `taken_ms` may be a little after now, as no two leases of a message have the same; and far after now when
+    the clock was set back: then the length is `invisible_ms`, as a length is never negative.
+    """
+    length = now_ms + invisible_ms - taken_ms
+    return length if length > 0 else invisible_ms
+
+
 def handle_text(
     start: int,
     taken_ms: int,

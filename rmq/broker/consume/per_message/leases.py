@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from rmq.broker.consume.per_message.handles import Handle, handle_text, lease_ended
+from rmq.broker.consume.per_message.handles import Handle, handle_text, lease_ended, lease_length
 from rmq.broker.consume.per_message.ledger import Change
 from rmq.broker.consume.per_message.offset_set import OffsetSet
 from rmq.broker.consume.per_message.queue_delivery import (
@@ -285,7 +285,7 @@ class Leases:
         self._own(batch, owner)
         batch.time = self._clock() + invisible_ms / 1000
         self._at(batch)
-        lasts_ms = self._now_ms() + invisible_ms - batch.taken_ms
+        lasts_ms = lease_length(batch.taken_ms, self._now_ms(), invisible_ms)
         return handle_text(handle.offset, batch.taken_ms, lasts_ms, broker, queue.queue_id, handle.offset)
 
     def give_back(

@@ -297,8 +297,9 @@ class Ledger:
 
     # ---- the start ----
 
-    def load(self) -> list[tuple[int, Recovered]]:
-        """Read the journal: the queues of groups with their ids."""
+    def load(self, now_ms: int) -> list[tuple[int, Recovered]]:
+        """Read the journal: the queues of groups with their ids. A message that waits for its next attempt
+        waits from now on no longer than its delay was: the clock may have been set back since."""
         store, end = self._store, self._end()
         low = store.min_offset(JOURNAL_TOPIC, 0)
         if end <= low:
@@ -306,15 +307,16 @@ class Ledger:
             return []
         last = self._body(end - 1)
         try:
-            self._first = low if last is None else max(low, journal.first_of(last))
+            self._first = low if last is None else max(low, journal.first_of(last[0]))
         except CorruptRecord as error:
             log.error("the last record of the delivery journal cannot be read: %s", error)
             self._first = low
-        replay = _Reader()
+        replay = _Reader(now_ms)
         for offset in range(self._first, end):
-            body = self._body(offset)
+            stored = self._body(offset)
             try:
-                if body is not None:
+                if stored is not None:
+                    body, replay.stored_ms = stored
                     replay.position = self._position(offset)
                     replay.read(body)
                     self._bytes += len(body)
@@ -327,11 +329,15 @@ class Ledger:
         unit = self._store.unit(JOURNAL_TOPIC, 0, offset)
         return 0 if unit is None else unit[0]
 
-    def _body(self, offset: int) -> bytes | None:
+    def _body(self, offset: int) -> tuple[bytes, int] | None:
+        """The operations of a record, and the time at which it was stored, in ms since 1970."""
         unit = self._store.unit(JOURNAL_TOPIC, 0, offset)
         data = None if unit is None else self._store.read(unit[0])
         try:
-            return None if data is None else decode_record(data, decompressed=False).body
+            if data is None:
+                return None
+            record = decode_record(data, decompressed=False)
+            return record.body, record.store_timestamp
         except CorruptRecord as error:
             log.error("record %d of the delivery journal cannot be read: %s", offset, error)
             return None
@@ -340,10 +346,12 @@ class Ledger:
 class _Reader:
     """The queues of groups, made from the operations of a journal."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_ms: int) -> None:
         self.rows: dict[int, Recovered] = {}
         self.last_id = 0
         self.position = 0  # physical offset of the record that is read
+        self.stored_ms = now_ms  # the time at which it was stored
+        self._now_ms = now_ms
         self.commits: list[Decided] = []
         self._ids: dict[tuple[str, str, int], int] = {}
         self.read = journal.Replay(
@@ -383,7 +391,8 @@ class _Reader:
             return
         known.frontier = max(known.frontier, frontier)
         known.end = max(known.end, start + mask.bit_length())
-        note = attempts, available_ms
+        longest = max(0, available_ms - self.stored_ms)
+        note = attempts, min(available_ms, self._now_ms + longest)
         for at in range(mask.bit_length()):
             if mask >> at & 1:
                 known.notes[start + at] = note

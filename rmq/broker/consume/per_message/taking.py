@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import field
 
+from rmq.broker.consume.per_message.handles import lease_length
 from rmq.broker.consume.per_message.message_groups import group_of
 from rmq.broker.consume.per_message.queue_delivery import DYING, GONE, READY, Batch
 from rmq.errors import CorruptRecord
@@ -284,8 +285,7 @@ class Taker:
         queue.lease(batch)
         taking.leased.append(batch)
         size = sum(map(len, buffers))
-        # The lease ends `invisible_ms` after now, which may be a little before `taken_ms`.
-        lasts_ms = taking.now_ms + taking.invisible_ms - taken_ms
+        lasts_ms = lease_length(taken_ms, taking.now_ms, taking.invisible_ms)
         taking.handed.append(Handed(queue.queue_id, start, mask, attempt, taken_ms, lasts_ms, buffers, size))
 
     # ---- new and recovered messages ----
