@@ -391,7 +391,7 @@ class DoorHost(Protocol):
         acknowledges as well. Raises AccessDenied, ResponseError.
         """
 
-    def give_back(
+    def nack(
         self,
         group: str,
         topic: str,
@@ -400,7 +400,7 @@ class DoorHost(Protocol):
         *,
         counts: bool = True,
     ) -> list[ResponseError | None]:
-        """Have messages come again after `after_ms`; None: by the retry policy of the group. The attempt
+        """Nack messages: redeliver them after `after_ms`; None: by the retry policy of the group. The attempt
         counts: after the last one the message becomes a dead letter. Without `counts` it was no attempt: no
         application has seen the message. Returns the outcome of each handle. Raises AccessDenied,
         ResponseError.

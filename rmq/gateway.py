@@ -110,7 +110,7 @@ class Gateway(Protocol):
     def extend(self, group: str, topic: str, handle: str, invisible_ms: int, on_extended: OnName) -> None:
         """Have a message come again `invisible_ms` after now, not before; the outcome is the new handle."""
 
-    def give_back(self, group: str, topic: str, handles: Sequence[str]) -> None:
+    def release(self, group: str, topic: str, handles: Sequence[str]) -> None:
         """Have messages that no application has seen come again at once, without a counted attempt. There is
         no outcome: what fails comes again when its time ends."""
 

@@ -123,7 +123,7 @@ class Consumer(Link):
             self.connection.end_link(self, *of_error(found))
             return
         if self.is_ended:
-            self._give_back([one.handle for one in found])
+            self._release([one.handle for one in found])
             return
         self._send_all(found)
         self._pull()
@@ -182,7 +182,7 @@ class Consumer(Link):
             settlements.dead_letter(self._group, self._topic, out.handle)
         else:
             counts = state == engine.MODIFIED and engine.is_failed(delivery)
-            settlements.give_back(self._group, self._topic, [out.handle], counts=counts)
+            settlements.nack(self._group, self._topic, [out.handle], counts=counts)
         engine.settle(delivery)
         self._settled()
 
@@ -225,8 +225,8 @@ class Consumer(Link):
 
     # ---- the end ----
 
-    def _give_back(self, handles: Sequence[str]) -> None:
-        self.connection.settlements.give_back(self._group, self._topic, handles, counts=False)
+    def _release(self, handles: Sequence[str]) -> None:
+        self.connection.settlements.nack(self._group, self._topic, handles, counts=False)
 
     def on_end(self, *, is_closed: bool) -> None:
         """Give back the unsettled messages."""
@@ -235,7 +235,7 @@ class Consumer(Link):
         handles = [out.handle for out in self._out.values()]
         self._out.clear()
         if handles:
-            self._give_back(handles)
+            self._release(handles)
         self._subscription.end(is_closed=is_closed)
 
     def on_lost(self) -> None:

@@ -63,12 +63,12 @@ class Settlements:
                 on_done(error)
         self._wake()
 
-    def give_back(self, group: str, topic: str, handles: Sequence[str], *, counts: bool) -> None:
+    def nack(self, group: str, topic: str, handles: Sequence[str], *, counts: bool) -> None:
         """Have messages redelivered at once; without `counts` no attempt has failed."""
         self.flush()
         for start in range(0, len(handles), HANDLES_MAX):
             try:
-                self._host.give_back(group, topic, handles[start : start + HANDLES_MAX], 0, counts=counts)
+                self._host.nack(group, topic, handles[start : start + HANDLES_MAX], 0, counts=counts)
             except EXPECTED as error:
                 log.warning("messages of %s are given back only by their connection's end: %s", topic, error)
                 return

@@ -222,7 +222,7 @@ class Transactions:
                 handles.setdefault((received.group, received.topic), []).append(received.handle)
             received.end(False)
         for (group, topic), texts in handles.items():
-            self._connection.settlements.give_back(group, topic, texts, counts=True)
+            self._connection.settlements.nack(group, topic, texts, counts=True)
 
     def _end_half(self, name: str, key: str, commits: bool) -> None:
         try:

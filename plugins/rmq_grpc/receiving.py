@@ -70,7 +70,7 @@ def receive(session: Session, call: Call, request: Any, client: Client) -> None:
         if isinstance(found, Exception):
             end(session, call, of_error(found))
         elif call.is_over:
-            client.gateway.give_back(group, topic, [one.handle for one in found])
+            client.gateway.release(group, topic, [one.handle for one in found])
         else:
             _deliver(session, call, client, wanted, found, renews=request.auto_renew)
 

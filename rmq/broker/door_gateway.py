@@ -105,9 +105,9 @@ class LocalGateway:
             outcome = error
         on_extended(outcome)
 
-    def give_back(self, group: str, topic: str, handles: Sequence[str]) -> None:
-        """As `rmq.gateway.Gateway.give_back`."""
-        self._host.give_back(group, topic, handles, 0, counts=False)
+    def release(self, group: str, topic: str, handles: Sequence[str]) -> None:
+        """As `rmq.gateway.Gateway.release`."""
+        self._host.nack(group, topic, handles, 0, counts=False)
 
     def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnOutcomes) -> None:
         """As `rmq.gateway.Gateway.dead_letter`."""

@@ -347,7 +347,7 @@ class DoorPeer(DoorClient):
         self._check(JOIN, group)
         return self._broker.deliveries.extend(group, topic, handle, invisible_ms, self)
 
-    def give_back(
+    def nack(
         self,
         group: str,
         topic: str,
@@ -356,9 +356,9 @@ class DoorPeer(DoorClient):
         *,
         counts: bool = True,
     ) -> list[ResponseError | None]:
-        """As `rmq.doors.DoorHost.give_back`."""
+        """As `rmq.doors.DoorHost.nack`."""
         self._check(JOIN, group)
-        return self._broker.deliveries.give_back(group, topic, handles, after_ms, counts=counts)
+        return self._broker.deliveries.nack(group, topic, handles, after_ms, counts=counts)
 
     def browse(
         self, group: str, topic: str, queue_id: int, offset: int, most: int = 32

@@ -24,7 +24,7 @@ else:
 
     from rmq.lazy_attrs import define, frozen
 
-GIVES_BACK: Final = "rmqGivesBack"
+NACK_KIND: Final = "rmqGivesBack"
 """Header field of ours in CHANGE_MESSAGE_INVISIBLETIME: the message is given back, and its attempt has
 failed. `BY_POLICY`: it comes again by the retry policy of its group, else after the time of the request.
 `UNSEEN`: the same, but no application has seen the message, and the attempt is not counted. RocketMQ's

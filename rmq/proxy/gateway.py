@@ -57,7 +57,7 @@ HANDLES_MAX: Final = 10_000
 TOPICS_OF_A_CLIENT: Final = 1_000
 """Topics that a client sends to, or that its subscriptions of one group name."""
 GROUPS_OF_A_CLIENT: Final = 100
-GIVING_BACK: Final = 16
+NACKS_AT_ONCE: Final = 16
 """Requests in flight that give back the messages of a client."""
 _STATUSES: Final = {
     "FLUSH_DISK_TIMEOUT": ResponseCode.FLUSH_DISK_TIMEOUT,
@@ -281,7 +281,7 @@ class ClusterGateway:
                 self._keep(group, topic, found, request.invisible_ms)
                 on_taken(found)
             else:
-                await self._give_back(group, topic, [one.handle for one in found], counts=False)
+                await self._nack(group, topic, [one.handle for one in found], counts=False)
 
         def fail(error: RmqError) -> None:
             if is_wanted:
@@ -337,17 +337,17 @@ class ClusterGateway:
 
         self._start(work, on_extended)
 
-    def give_back(self, group: str, topic: str, handles: Sequence[str]) -> None:
-        """As `rmq.gateway.Gateway.give_back`."""
+    def release(self, group: str, topic: str, handles: Sequence[str]) -> None:
+        """As `rmq.gateway.Gateway.release`."""
         self._check(JOIN, group)
         for handle in handles:
             self._handles.pop(handle, None)
-        self._cluster.tidy(partial(self._give_back, group, topic, handles, counts=False))
+        self._cluster.tidy(partial(self._nack, group, topic, handles, counts=False))
 
-    async def _give_back(self, group: str, topic: str, handles: Sequence[str], *, counts: bool) -> None:
+    async def _nack(self, group: str, topic: str, handles: Sequence[str], *, counts: bool) -> None:
         for handle in handles:
             try:
-                await self._cluster.takes.give_back(group, topic, handle, counts=counts)
+                await self._cluster.takes.nack(group, topic, handle, counts=counts)
             except ResponseError:
                 continue
 
@@ -376,13 +376,13 @@ class ClusterGateway:
             self._cluster.stopped_producing(topic, producer)
         now, handles = self._cluster.session.now(), self._handles
         left = [(group, topic, handle) for handle, (group, topic, ends) in handles.items() if ends > now]
-        for at in range(min(GIVING_BACK, len(left))):
-            self._cluster.tidy(partial(self._give_back_some, left[at::GIVING_BACK]))
+        for at in range(min(NACKS_AT_ONCE, len(left))):
+            self._cluster.tidy(partial(self._nack_some, left[at::NACKS_AT_ONCE]))
         self._groups.clear()
         self._producing.clear()
         handles.clear()
 
-    async def _give_back_some(self, left: Sequence[tuple[str, str, str]]) -> None:
+    async def _nack_some(self, left: Sequence[tuple[str, str, str]]) -> None:
         counts = not self._cluster.is_stopping
         for group, topic, handle in left:
-            await self._give_back(group, topic, [handle], counts=counts)
+            await self._nack(group, topic, [handle], counts=counts)

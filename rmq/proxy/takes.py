@@ -22,8 +22,8 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader, encode
 from rmq.protocol.pop import (
-    GIVES_BACK,
     HANDLE,
+    NACK_KIND,
     UNSEEN,
     AckMessageRequestHeader,
     BatchAck,
@@ -202,9 +202,9 @@ class Takes:
             )
         )
 
-    async def give_back(self, group: str, topic: str, text: str, *, counts: bool) -> None:
+    async def nack(self, group: str, topic: str, text: str, *, counts: bool) -> None:
         """Have a message come again at once; `counts`: the attempt has failed."""
-        more = {GIVES_BACK: "true" if counts else UNSEEN}
+        more = {NACK_KIND: "true" if counts else UNSEEN}
         await self._change(group, topic, parse_handle(text), 0, more)
 
     async def _change(self, group: str, topic: str, handle: Handle, ms: int, more: dict[str, str]) -> Command:

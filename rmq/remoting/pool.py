@@ -59,7 +59,7 @@ class _Link:
     failures: int = 0
     error: object = None
     retry_at: float = -1.0
-    told: Connection | None = None  # of which the watcher knows
+    reported: Connection | None = None  # the connection that the watcher knows of
 
 
 class Pool:
@@ -213,7 +213,7 @@ class Pool:
                 )
                 self._tell(link)
                 began = self._now()
-                link.told = connection
+                link.reported = connection
                 self._on_change(link.address, None)
                 await connection.run()
             self._tell_lost(link, connection)
@@ -242,8 +242,8 @@ class Pool:
         return open_stream(self._network, target, tls=self._tls, limits=self._limits)
 
     def _tell_lost(self, link: _Link, connection: Connection) -> None:
-        if link.told is connection:
-            link.told = None
+        if link.reported is connection:
+            link.reported = None
             self._on_change(link.address, connection.reason or "it was closed")
 
     def _not_made(self, link: _Link, cause: object) -> None:

@@ -231,12 +231,12 @@ class RangeReader:
         while self._rest and len(self._slices) < most:
             wanted = self._rest.popleft()
             one = _Slice(wanted.queue, wanted.start, min(wanted.start + length, wanted.stop))
-            self._give_back(wanted.queue, one.stop, wanted.stop)
+            self._requeue(wanted.queue, one.stop, wanted.stop)
             if one.start < one.stop:
                 self._slices.append(one)
                 self._tasks.start_soon(self._pull_slice, one)
 
-    def _give_back(self, queue: MessageQueue, start: int, stop: int) -> None:
+    def _requeue(self, queue: MessageQueue, start: int, stop: int) -> None:
         if start < stop:
             self._rest.appendleft(QueueRange(queue, start, stop))
 
@@ -253,7 +253,7 @@ class RangeReader:
                 finally:
                     self._coming -= expected
                 if not self._filtered and one is self._slices[-1] and one.stop - at > self._stride:
-                    self._give_back(one.queue, at, one.stop)  # to be pulled side by side
+                    self._requeue(one.queue, at, one.stop)  # to be pulled side by side
                     one.stop = at
                 self._wake()
         except Exception as error:  # for whoever takes the slice

@@ -91,7 +91,7 @@ def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
 def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
     """The reader of `spark.readStream`. Raises ConfigError."""
     found = read_options(options, streaming=True)
-    reader = StreamReader if TELLS_START else UntoldStreamReader
+    reader = StreamReader if TELLS_START else UnpositionedStreamReader
     return reader(found, asked_schema(schema, nullable=found.null_columns))
 
 
@@ -408,7 +408,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ready < least and waited_ms < self._options.max_trigger_delay_ms
 
 
-class UntoldStreamReader(StreamReader):
+class UnpositionedStreamReader(StreamReader):
     """A stream of Spark 4.0 or 4.1, which queries the end without the begin.
 
     The begin is that of the last result, since each becomes the start of the next batch. Before the first

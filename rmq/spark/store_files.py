@@ -54,7 +54,7 @@ class LogFile:
         return np.frombuffer(mapped, np.uint8)
 
 
-def give_back(mapped: Array, begin: int, end: int) -> None:
+def release_pages(mapped: Array, begin: int, end: int) -> None:
     """Let the system have the memory of this part of a mapped file. It stays readable."""
     begin -= begin % mmap.PAGESIZE
     base: Any = mapped.base
@@ -207,7 +207,7 @@ def _magics_backwards(buffer: Array) -> Iterator[int]:
         if part.any():
             found = [begin + match.start() - 4 for match in MAGIC.finditer(part.data)]
             yield from (at for at in reversed(found) if at >= 0)
-        give_back(buffer, begin, end)
+        release_pages(buffer, begin, end)
         end = begin
 
 

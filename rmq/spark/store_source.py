@@ -34,13 +34,13 @@ from rmq.spark.store_files import (
     QueueUnits,
     check_no_hole,
     first_kept,
-    give_back,
     kept,
     log_end,
     log_files,
     queue_folders,
     queue_range,
     queue_units,
+    release_pages,
 )
 from rmq.store.files.scan import parse
 
@@ -126,7 +126,7 @@ class StoreReader(DataSourceReader):
     ) -> tuple[pa.RecordBatch, int]:
         """A batch of the first records, and how many were looked at: as many as it may have bytes for."""
         options = self._options
-        give_back(buffer, 0, int(starts[0]))
+        release_pages(buffer, 0, int(starts[0]))
         chosen = starts
         if options.topics:
             topics = Records(buffer, starts, "").topics()

@@ -119,7 +119,7 @@ class PerMessage(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leased())
     @rule(data=st.data(), after=st.sampled_from([0, 2, 60]))
-    def give_back(self, data: st.DataObject, after: int) -> None:
+    def nack(self, data: st.DataObject, after: int) -> None:
         chosen = data.draw(st.lists(st.sampled_from(self.leased()), unique_by=id, min_size=1))
         leases = [one.lease for one in chosen if one.lease is not None]
         assert self.consumers[0].nack(*leases, after=after) == [None] * len(chosen)

@@ -292,7 +292,7 @@ class TableReceiver:
         """Take a note if it is about a table. Raises RemoteProtocolError."""
         if self._files.awaited and note.get("progress"):
             for one in PROGRESS:
-                self._files.told(one)
+                self._files.restored(one)
         name = note.get("table")
         table = self.tables.get(name) if isinstance(name, str) else None
         if table is None or not isinstance(name, str):
@@ -319,7 +319,7 @@ class TableReceiver:
         if table.apply_delta(rows, version, missing) or is_changed:
             self._changed(name)
         if missing is None:
-            self._files.told(name)
+            self._files.restored(name)
         is_to_report = name in CONFIRMED or (name in SAVED and self._hears_saved)
         if is_to_report and isinstance(serial := note.get("serial"), int) and serial >= 0:
             self._to_report[name] = serial

@@ -248,7 +248,7 @@ class FailoverService:
         self._led = 0  # the epoch that the running service leads; 0: it is a slave
         self._ending: anyio.Event | None = None  # ends the running service
         self._is_stopping = False
-        self._known, self._beat, self._told = Wakeup(), Wakeup(), Wakeup()
+        self._known, self._beat, self._set_changed = Wakeup(), Wakeup(), Wakeup()
         self._next_warning_at = self._next_disk_warning_at = 0.0
         self._refused = ""
         self._disk_failing_since, self._gave_up_at = math.inf, -math.inf
@@ -271,7 +271,7 @@ class FailoverService:
         async with anyio.create_task_group() as nursery:
             nursery.start_soon(self._until, stop)
             nursery.start_soon(self._talk)
-            nursery.start_soon(self._keep_told)
+            nursery.start_soon(self._save_set)
             if self._config.relay_sends:
                 nursery.start_soon(self._keep_link, links)
             while not self._is_stopping:
@@ -422,23 +422,23 @@ class FailoverService:
             if self._broker is not None:
                 self._broker.pull.check_preference()
                 self._broker.acknowledgement.replicas.answer_for_lagging()
-            self._told.set()
+            self._set_changed.set()
             pause = (
                 HAND_OVER_SECONDS if self._manager.number and self._manager.stepping_down else BEAT_SECONDS
             )
             await self._beat.wait(anyio.current_time() + pause)
 
-    async def _keep_told(self) -> None:
-        """Write the set down as it was told last, beside heartbeats, which no hanging disk may stop."""
+    async def _save_set(self) -> None:
+        """Save the latest version of the set, apart from heartbeats, which a hanging disk must not stop."""
         while True:
-            await self._told.wait()
-            broker, save = self._broker, self._manager.untold() if self._manager.number else None
+            await self._set_changed.wait()
+            broker, save = self._broker, self._manager.pending_save() if self._manager.number else None
             if broker is None or save is None:
                 continue
             try:
                 await broker.disk_work.do(save)
             except StoreError as error:
-                log.warning("the set cannot be written down, as it was told: %s", error)
+                log.warning("cannot save the latest state of the set: %s", error)
 
     async def _register(self) -> None:
         before = self._manager.number

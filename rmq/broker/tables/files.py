@@ -113,8 +113,8 @@ class TableFiles:
     def _table(self, name: str) -> Table:
         return {**self.versioned, **self._small, **self._large}[name]
 
-    def told(self, name: str) -> None:
-        """The master has sent a whole table: save it if its file was damaged."""
+    def restored(self, name: str) -> None:
+        """Save a table that the master has sent as a whole, if its file was damaged."""
         if name in self.awaited:
             self.awaited.discard(name)
             self.save_later(name, self._table(name).to_json())
@@ -176,7 +176,7 @@ class TableFiles:
     def copying(self, name: str, data: bytes) -> Slices[bool]:
         """As `copy`, in slices."""
         changed = yield from self._copying(name, data)
-        self.told(name)
+        self.restored(name)
         return changed
 
     def _copying(self, name: str, data: bytes) -> Slices[bool]:

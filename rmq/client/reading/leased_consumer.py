@@ -39,7 +39,7 @@ FAST_SECONDS: Final = 0.2
 SLOW_SECONDS: Final = 1.0
 """Handlers that take so long for half of the messages at hand are fast, or slow. For slow handlers no more
 messages wait than there are handlers, since other members could work on them."""
-GIVING_BACK: Final = 16
+RELEASES_AT_ONCE: Final = 16
 """Requests in flight that give back messages at a drain."""
 
 FAILURES: Final = (*NETWORK_ERRORS, NoRoute, ResponseError)
@@ -129,8 +129,8 @@ class LeasedConsumer(AsyncResource):
         self._has_room.set()
         self._receiving.cancel()
         async with anyio.create_task_group() as tasks:
-            for _ in range(min(GIVING_BACK, len(waiting))):
-                tasks.start_soon(self._give_back_all, waiting)
+            for _ in range(min(RELEASES_AT_ONCE, len(waiting))):
+                tasks.start_soon(self._release_all, waiting)
         is_done = True
         if self._running:
             with anyio.move_on_after(timeout) as scope:
@@ -196,7 +196,7 @@ class LeasedConsumer(AsyncResource):
                 await anyio.sleep(FAILED_SECONDS)
                 continue
             if self._is_stopping:
-                await self._give_back_all(deque(found))
+                await self._release_all(deque(found))
                 return
             is_fast = lasted < FAST_SECONDS and self._handled - handled >= size // 2
             if is_fast and len(found) >= room:
@@ -253,26 +253,26 @@ class LeasedConsumer(AsyncResource):
             log.warning("%s: message %s is redelivered: %s", self.group, message.message_id, failure.reason)
         else:
             log.error("%s: %s failed", self.group, message.message_id, exc_info=failure)
-        await self._give_back(message, after)
+        await self._nack(message, after)
 
-    async def _give_back(self, message: ReceivedMessage, after: float | None) -> None:
+    async def _nack(self, message: ReceivedMessage, after: float | None) -> None:
         try:
             await self._inner.nack(message, after=after)
         except FAILURES as error:
-            self._log_not_given_back(message, error)
+            self._log_failed_nack(message, error)
 
-    def _log_not_given_back(self, message: ReceivedMessage, error: Exception) -> None:
+    def _log_failed_nack(self, message: ReceivedMessage, error: Exception) -> None:
         text = "%s: message %s is redelivered when its lease ends: %s"
         log.warning(text, self.group, message.message_id, error)
 
-    async def _give_back_all(self, messages: deque[ReceivedMessage]) -> None:
+    async def _release_all(self, messages: deque[ReceivedMessage]) -> None:
         """Give back messages that no handler has seen."""
         while messages:
             message = messages.popleft()
             try:
-                await self._inner.give_back_unseen(message)
+                await self._inner.release(message)
             except FAILURES as error:
-                self._log_not_given_back(message, error)
+                self._log_failed_nack(message, error)
 
     async def _acknowledge(self) -> None:
         """Send acknowledgements, in batches: those that come during a request are gathered as well."""

@@ -35,8 +35,8 @@ from rmq.protocol.command import Command
 from rmq.protocol.headers import encode
 from rmq.protocol.pop import (
     BY_POLICY,
-    GIVES_BACK,
     HANDLE,
+    NACK_KIND,
     UNSEEN,
     AckMessageRequestHeader,
     BatchAck,
@@ -192,7 +192,7 @@ class SimpleConsumer(AsyncResource):
                 left, self._ready = self._ready, []
                 for message in left:
                     try:
-                        await self.give_back_unseen(message)
+                        await self.release(message)
                     except (*NETWORK_ERRORS, NoRoute, ResponseError):
                         break
                 if self._member is not None:
@@ -377,20 +377,21 @@ class SimpleConsumer(AsyncResource):
             raise for_code(response.code, response.remark, address)
 
     async def nack(self, message: ReceivedMessage, *, after: float | None = None) -> None:
-        """Give a message back: see `ReceivedMessage.nack`. Cancelled: it may or may not be given back."""
+        """Nack a message: see `ReceivedMessage.nack`. Cancelled: the broker may or may not have the nack."""
         if after is not None:
             check_number("after", after, 0, whole=False)
         ms = FIRST_RETRY_MS if after is None else round(after * 1000)
-        await self._give_back(message, ms, BY_POLICY if after is None else "true")
+        await self._nack(message, ms, BY_POLICY if after is None else "true")
 
-    async def give_back_unseen(self, message: ReceivedMessage) -> None:
-        """Give a message back at once that the application has not seen: the attempt is not counted (at
-        RocketMQ's brokers it is). Raises as `ack`. Cancelled: it may or may not be given back."""
-        await self._give_back(message, 0, UNSEEN)
+    async def release(self, message: ReceivedMessage) -> None:
+        """Return a message that the application has not seen, for redelivery at once. The attempt is not
+        counted (at RocketMQ's brokers it is). Raises as `ack`. Cancelled: the broker may or may not have the
+        request."""
+        await self._nack(message, 0, UNSEEN)
 
-    async def _give_back(self, message: ReceivedMessage, ms: int, how: str) -> None:
+    async def _nack(self, message: ReceivedMessage, ms: int, how: str) -> None:
         header = self._change_header(message, ms)
-        more = {GIVES_BACK: how}
+        more = {NACK_KIND: how}
         await self._call(message, codes.CHANGE_MESSAGE_INVISIBLETIME, encode(header) | more)
         message.expires_at = 0.0
 

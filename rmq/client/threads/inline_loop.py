@@ -150,7 +150,7 @@ class InlineLoop(asyncio.SelectorEventLoop):
                     task.append(self.create_task(call()))
                     self._turn_until(ended)
                 finally:
-                    self._give_back()
+                    self._return_turn()
                 ended.acquire()
                 return
             self._restore()
@@ -225,7 +225,7 @@ class InlineLoop(asyncio.SelectorEventLoop):
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(None)
 
-    def _give_back(self) -> None:
+    def _return_turn(self) -> None:
         self._borrower = 0
         self._ended_at = monotonic()
         if self._stopping:

@@ -55,12 +55,12 @@ class Latency:
 
 @frozen
 class TraceSummary:
-    """What an analysis read and found. `unreadable` rows were passed over; `untold` are deliveries and
+    """What an analysis read and found. `unreadable` rows were passed over; `unmatched` are deliveries and
     consumptions of messages whose sending was not traced (or not yet), so that the topic is not known."""
 
     rows: int
     unreadable: int
-    untold: int
+    unmatched: int
     window_ms: int
     output: str
     seconds: float
@@ -84,7 +84,7 @@ def analyse_traces(
         bounds = measured.agg(F.min("at"), F.max("at"), F.count_if(F.col("topic").isNull())).first()
         assert counts is not None
         assert bounds is not None
-        first, last, untold = bounds
+        first, last, unmatched = bounds
         window_ms = window_ms or window_for(0 if first is None else last - first)
         windows = latencies(measured, window_ms).persist()
         totals = latencies(measured)
@@ -97,7 +97,7 @@ def analyse_traces(
         for frame in (rows, measured, windows):
             frame.unpersist()
     write_page(Path(output) / "report.html", "Latencies", parts)
-    return TraceSummary(counts[0], counts[1], untold, window_ms, output, time.monotonic() - begun, found)
+    return TraceSummary(counts[0], counts[1], unmatched, window_ms, output, time.monotonic() - begun, found)
 
 
 # --- rows ---

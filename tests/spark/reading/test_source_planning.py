@@ -18,7 +18,7 @@ from rmq.spark.offsets import DataLoss, Offsets, Places, QueueRange, keep, offse
 from rmq.spark.options import read_options
 from rmq.spark.pull import _clients, _consumer
 from rmq.spark.ranges import FILE_NAME
-from rmq.spark.source import StreamReader, UntoldStreamReader
+from rmq.spark.source import StreamReader, UnpositionedStreamReader
 
 A, B, C = (MessageQueue("T", "broker-a", number) for number in (0, 1, 2))
 ALL = ReadAllAvailable()
@@ -215,23 +215,23 @@ def test_a_stream_without_news_asks_ever_less(
 def test_a_stream_of_an_older_spark_goes_on_from_its_last_answer(stage: Callable[..., Stage]) -> None:
     """4.0 and 4.1 do not say from where on."""
     first = offsets_tree({A: 1, B: 2})
-    made = stage(UntoldStreamReader, maxOffsetsPerTrigger=9)
+    made = stage(UnpositionedStreamReader, maxOffsetsPerTrigger=9)
     reader: Any = made.reader
     reader._first = offsets_of(first)
     assert reader.initialOffset() == first
     ends = [offsets_of(reader.latestOffset()) for _ in range(4)]
     assert [sum(end.values()) for end in ends] == [12, 21, 30, 30]
-    again: Any = stage(UntoldStreamReader).reader
+    again: Any = stage(UnpositionedStreamReader).reader
     end = again.latestOffset()
     assert (offsets_of(end), places_of(end)) == ({A: 10, B: 20}, {A: (6000, 5000), B: (7000, 5000)})
     assert sum(len(one) for task in again.partitions(first, end) for one in task.value) == 27
     assert again.latestOffset() == end
-    gone = stage(UntoldStreamReader)
+    gone = stage(UnpositionedStreamReader)
     del gone.bounds[B]
     anew: Any = gone.reader
     with pytest.raises(DataLoss, match="the batch to plan does not know it"):
         anew.partitions(first, anew.latestOffset())
-    assert type(pickle.loads(pickle.dumps(anew))) is UntoldStreamReader
+    assert type(pickle.loads(pickle.dumps(anew))) is UnpositionedStreamReader
 
 
 def test_a_stream_of_an_older_spark_keeps_its_limit_by_its_folder(
@@ -240,11 +240,11 @@ def test_a_stream_of_an_older_spark_keeps_its_limit_by_its_folder(
     given: dict[str, Any] = {"maxOffsetsPerTrigger": 9, "stateLocation": tmp_path}
 
     def begin() -> Any:
-        reader: Any = stage(UntoldStreamReader, **given).reader
+        reader: Any = stage(UnpositionedStreamReader, **given).reader
         reader._first = keep(tmp_path / FILE_NAME, {A: 1, B: 2}) if reader._at is None else None
         return reader
 
-    reader: Any = stage(UntoldStreamReader, **given).reader
+    reader: Any = stage(UnpositionedStreamReader, **given).reader
     reader.initialOffset = lambda: reader.__setattr__("_at", begin().initialOffset()) or reader._at
     end = reader.latestOffset()  # a new query: asked for the end before it is asked for the begin
     assert sum(offsets_of(end).values()) == 12
@@ -253,7 +253,7 @@ def test_a_stream_of_an_older_spark_keeps_its_limit_by_its_folder(
     assert sum(offsets_of(again.latestOffset()).values()) == 21
     (tmp_path / FILE_NAME).unlink()
     keep(tmp_path / FILE_NAME, {A: 0, B: 0})  # begun anew: what was kept is another query's
-    anew: Any = stage(UntoldStreamReader, **given).reader
+    anew: Any = stage(UnpositionedStreamReader, **given).reader
     assert sum(offsets_of(anew.latestOffset()).values()) == 30
 
 

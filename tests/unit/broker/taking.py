@@ -89,9 +89,7 @@ class Consumer:
     ) -> list[ResponseError | None]:
         after_ms = None if after is None else round(after * 1000)
         handles = [one.handle for one in taken]
-        outcomes = self.rig.broker.deliveries.give_back(
-            self.group, self.topic, handles, after_ms, counts=counts
-        )
+        outcomes = self.rig.broker.deliveries.nack(self.group, self.topic, handles, after_ms, counts=counts)
         self.rig.broker.group_commit.commit_pending()
         return outcomes
 

@@ -382,13 +382,13 @@ class Deliveries:
             self._table.get((group, topic)), parse_handle(handle), invisible_ms, owner, name
         )
 
-    def give_back(
+    def nack(
         self, group: str, topic: str, handles: Sequence[str], after_ms: int | None, *, counts: bool = True
     ) -> list[ResponseError | None]:
-        """As `Leases.give_back`. Raises ResponseError."""
+        """As `Leases.nack`. Raises ResponseError."""
         self._check_keeps(handles)
         parsed = [_parsed(text) for text in handles]
-        outcomes = self._leases.give_back(self._table.get((group, topic)), parsed, after_ms, counts=counts)
+        outcomes = self._leases.nack(self._table.get((group, topic)), parsed, after_ms, counts=counts)
         self._write_soon()
         return outcomes
 

@@ -288,7 +288,7 @@ class Leases:
         lasts_ms = lease_length(batch.taken_ms, self._now_ms(), invisible_ms)
         return handle_text(handle.offset, batch.taken_ms, lasts_ms, broker, queue.queue_id, handle.offset)
 
-    def give_back(
+    def nack(
         self, topic: TopicDelivery | None, handles: Handles, after_ms: int | None, *, counts: bool = True
     ) -> list[ResponseError | None]:
         """End the attempts of messages: deliver again after `after_ms`, None: by the policy of the group.

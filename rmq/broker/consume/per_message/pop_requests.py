@@ -19,8 +19,8 @@ from rmq.protocol.frames import encode_pop_reply_head
 from rmq.protocol.headers import encode as encode_header
 from rmq.protocol.pop import (
     BY_POLICY,
-    GIVES_BACK,
     INIT_FROM_FIRST,
+    NACK_KIND,
     OLDEST_MS,
     TAKEN,
     UNSEEN,
@@ -227,14 +227,14 @@ class PopRequests:
         header = request.read(ChangeInvisibleTimeRequestHeader)
         group, topic, text = header.consumer_group, header.topic, header.extra_info
         delay_ms: int | None = header.invisible_time
-        gives_back = request.ext.get(GIVES_BACK)
-        if gives_back == BY_POLICY:
+        nack = request.ext.get(NACK_KIND)
+        if nack == BY_POLICY:
             delay_ms = None
         else:
             _check_invisible(header.invisible_time, least=0)
-        if gives_back or header.invisible_time == 0:
-            counts = gives_back != UNSEEN
-            (outcome,) = self._deliveries.give_back(group, topic, [text], delay_ms, counts=counts)
+        if nack or header.invisible_time == 0:
+            counts = nack != UNSEEN
+            (outcome,) = self._deliveries.nack(group, topic, [text], delay_ms, counts=counts)
             if outcome is not None:
                 raise outcome
             return request.reply(header=ChangeInvisibleTimeResponseHeader(now, header.invisible_time, 0))

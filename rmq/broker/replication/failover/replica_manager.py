@@ -1,9 +1,9 @@
 """Replica manager of a broker in a set with controllers: its identity, its epoch, how far it may acknowledge.
 
 `config/controller.json` in the store's folder has the broker's identity, the number of its starts, and the
-offsets at which epochs begin in its log. Each change is on the disk before anything depends on it. The set
-as it was told last is beside it, written soon after (`ToldSet`). The rules are in `rmq.controller.replica`;
-this module applies them to a broker.
+offsets at which epochs begin in its log. Each change is on the disk before anything depends on it. The
+latest state of the set is beside it, saved soon after (`SavedSet`). The rules are in
+`rmq.controller.replica`; this module applies them to a broker.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ SAMPLES: Final = 256
 """So many looks at the log's end are kept, to tell since when a slave has what was there."""
 
 
-class ToldSet:
-    """`config/controllerSet.json`: the set as this replica was told it last. After a restart of everything no
-    broker remembers in memory what a controllers' table lacks that has gone back.
+class SavedSet:
+    """`config/controllerSet.json`: the latest state of the set that this replica received. It survives a restart
+    of all servers, after which no broker remembers entries that an old controllers' table lacks.
     """
 
     def __init__(self, disk: Disk, folder: str) -> None:
@@ -97,7 +97,7 @@ class ReplicaIdentity:
         self.began = ""
         """Which set it was of last (`BrokerSet.began`)."""
         self._chance = chance
-        self.told = ToldSet(disk, folder)
+        self.saved = SavedSet(disk, folder)
         data = disk.load(self._path)
         if data is not None:
             self._read(data)
@@ -287,7 +287,7 @@ class ReplicaManager:
         self._check_lease()
         self._flushed = self.flushed()
         epoch = max(replica.epoch, self._file.last)
-        known = self._file.told.latest(self._replica.broker_set)
+        known = self._file.saved.latest(self._replica.broker_set)
         return Heartbeat(
             self._name,
             replica.number,
@@ -318,12 +318,12 @@ class ReplicaManager:
     def adopt(self) -> Adopt | None:
         """The set that the controllers must adopt, because their table is older than the set that this
         replica knows."""
-        known = self._file.told.latest(self._replica.broker_set)
+        known = self._file.saved.latest(self._replica.broker_set)
         return None if known is None else Adopt(known)
 
-    def untold(self) -> Callable[[], None] | None:
-        """A write of the set as it was told last, for a thread; None when its file has that version."""
-        return self._file.told.writing(self._replica.broker_set)
+    def pending_save(self) -> Callable[[], None] | None:
+        """A write of the latest version of the set, for a thread; None if the file has that version."""
+        return self._file.saved.writing(self._replica.broker_set)
 
     def heard(self, answer: Answer, asked_at: float) -> None:
         """Take the answer to a heartbeat that was sent at `asked_at`. Raises StoreCopied."""

@@ -192,7 +192,7 @@ def test_a_large_commit_is_written_in_steps_and_survives_a_failed_one(
 def test_what_is_not_its_holders_any_more_ends_the_commit_before_it_begins() -> None:
     rig, peer, halves, taken = prepared()
     peer.acknowledge(GROUP, TOPIC, [taken[0].handle], lambda outcomes: None)
-    peer.give_back(GROUP, TOPIC, [taken[1].handle], 0)
+    peer.nack(GROUP, TOPIC, [taken[1].handle], 0)
     (again,) = Peer(rig).take(REQUEST)
     assert again.message.body == b"1"
     with pytest.raises(ResponseError, match="another consumer has the message"):

@@ -52,7 +52,7 @@ def test_a_peer_takes_and_acknowledges(rig: Rig) -> None:
     step(rig)
     assert peer.outcomes[0] is None
     assert isinstance(peer.outcomes[1], ResponseError)
-    assert peer.give_back(GROUP, TOPIC, [one.handle], 0) == [None]
+    assert peer.nack(GROUP, TOPIC, [one.handle], 0) == [None]
     (again,) = peer.take(REQUEST)
     assert (again.message.body, again.attempt, again.message.reconsume_times) == (b"0", 2, 1)
 
@@ -120,7 +120,7 @@ def test_a_peer_without_permission_takes_nothing(rig: Rig, monkeypatch: pytest.M
         lambda: peer.hold_take(REQUEST, peer.found.append, 1),
         lambda: peer.acknowledge(GROUP, TOPIC, [], peer.handled),
         lambda: peer.extend(GROUP, TOPIC, "", 1),
-        lambda: peer.give_back(GROUP, TOPIC, []),
+        lambda: peer.nack(GROUP, TOPIC, []),
         lambda: peer.dead_letter(GROUP, TOPIC, [], peer.handled),
     ):
         with pytest.raises(AccessDenied):
