@@ -42,7 +42,7 @@ SAMPLES: Final = 256
 
 
 class SavedSet:
-    """`config/controllerSet.json`: the latest state of the set that this replica received. It survives a restart
+    """`config/controllerSet.json`: the latest state of the set known to this replica. It survives a restart
     of all servers, after which no broker remembers entries that an old controllers' table lacks.
     """
 
