@@ -98,14 +98,15 @@ class RemoteProtocolError(RmqError):
 
 
 class ConnectFailed(RmqError, ConnectionError):
-    """No connection to `address` could be made; `cause` says at which stage and why."""
+    """No connection to `address` could be made; `cause` says at which stage and why. `was_open` says that the
+    peer has ended a connection before the request was written."""
 
     retriable = True
     hint = "check that the server runs, and that the address it registered is reachable from here"
 
-    def __init__(self, address: str, cause: object) -> None:
+    def __init__(self, address: str, cause: object, *, was_open: bool = False) -> None:
         super().__init__(f"cannot connect to {address}: {cause}")
-        self.address, self.cause = address, cause
+        self.address, self.cause, self.was_open = address, cause, was_open
         self.broker = address
 
 

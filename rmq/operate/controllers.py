@@ -25,6 +25,7 @@ from rmq.controller.requests import answer_of, request_of
 from rmq.controller.sets import Remove
 from rmq.errors import (
     NETWORK_ERRORS,
+    ConnectFailed,
     ConnectionLost,
     RemoteProtocolError,
     RequestCodeNotSupported,
@@ -478,8 +479,9 @@ def _misplaced(new: ControllerState, leading: ControllerState) -> str:
 
 def _explained(address: str, error: Exception) -> str:
     """An error in words, with a hint where a plain connection was closed or not understood."""
-    is_odd = isinstance(error, ConnectionLost | RemoteProtocolError) and "://" not in address
-    return f"{error}; {TLS_HINT}" if is_odd else str(error)
+    is_odd = isinstance(error, ConnectionLost | RemoteProtocolError)
+    is_odd = is_odd or (isinstance(error, ConnectFailed) and error.was_open)
+    return f"{error}; {TLS_HINT}" if is_odd and "://" not in address else str(error)
 
 
 def _outcome(answer: Answer, text: str) -> Outcome:

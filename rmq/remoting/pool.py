@@ -58,6 +58,7 @@ class _Link:
     dialled: anyio.Event | None = None  # there while a dial goes on
     failures: int = 0
     error: object = None
+    was_open: bool = False  # before the error there was a connection
     retry_at: float = -1.0
     reported: Connection | None = None  # the connection that the watcher knows of
 
@@ -165,7 +166,8 @@ class Pool:
             connection = link.connection
             if connection is None or connection.is_closed:
                 ended = "" if connection is None else connection.reason  # while its stream is being closed
-                raise ConnectFailed(address, ended or link.error or "the pool is closing")
+                cause = ended or link.error or "the pool is closing"
+                raise ConnectFailed(address, cause, was_open=bool(ended) or link.was_open)
         return connection
 
     def state(self, address: str) -> tuple[bool, int, str]:
@@ -217,7 +219,7 @@ class Pool:
                 self._on_change(link.address, None)
                 await connection.run()
             self._tell_lost(link, connection)
-            link.error = connection.reason
+            link.error, link.was_open = connection.reason, True
             lasted = self._now() - began > HEALTHY_SECONDS and not connection.fell_silent
             if connection.has_received or lasted:
                 link.failures = 0
@@ -247,6 +249,7 @@ class Pool:
             self._on_change(link.address, connection.reason or "it was closed")
 
     def _not_made(self, link: _Link, cause: object) -> None:
+        link.was_open = False
         self._failed(link, cause)
         if link.failures == 1:
             self._on_change(link.address, cause)

@@ -294,3 +294,27 @@ async def test_pauses_come_from_the_seed(autojump_clock: MockClock, network: Cou
         return [round(dialled - began, 3) for dialled in network.dials]
 
     assert await times(1) == await times(1) != await times(2)
+
+
+async def test_an_error_says_whether_the_peer_ended_a_connection(
+    autojump_clock: MockClock, network: CountedDials
+) -> None:
+    """As a server of TLS ends the plain connections of clients."""
+    listener = await network.listen(ADDRESS)
+    async with trio.open_nursery() as nursery, pooled(network) as pool:
+
+        async def hang_up() -> None:
+            while True:
+                await (await listener.accept()).aclose()
+
+        nursery.start_soon(hang_up)
+        with pytest.raises((ConnectionLost, ConnectFailed)):
+            await pool.call(ADDRESS, request(), 3)
+        await wait_all_tasks_blocked()
+        with pytest.raises(ConnectFailed) as caught:  # not dialled again so soon
+            await pool.call(ADDRESS, request(), 3)
+        assert caught.value.was_open
+        with pytest.raises(ConnectFailed) as caught:
+            await pool.call("127.0.0.1:2", request(), 3)
+        assert not caught.value.was_open
+        nursery.cancel_scope.cancel()

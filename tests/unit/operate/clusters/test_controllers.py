@@ -92,9 +92,12 @@ async def test_a_scheme_of_one_address_holds_for_all() -> None:
     assert (await Controllers(["tls://a:1", "b:1", "c:1"], table.call).drop("b:1")).is_done
 
 
-async def test_a_plain_connection_that_is_closed_hints_at_tls() -> None:
+@pytest.mark.parametrize("is_sent", [True, False])
+async def test_a_plain_connection_that_is_closed_hints_at_tls(is_sent: bool) -> None:
     async def closed(address: str, request: Command) -> Command:
-        raise ConnectionLost(address, "the peer closed it")
+        if is_sent:
+            raise ConnectionLost(address, "the peer closed it")
+        raise ConnectFailed(address, "closed by the peer", was_open=True)
 
     (one,) = await Controllers(["a:1"], closed).states()
     assert "if it uses TLS, write tls:// before its address" in one.error
