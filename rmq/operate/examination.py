@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from attrs import Factory, evolve, frozen
 
 from rmq.clock import wall_clock_ms
-from rmq.errors import ConsumerNotOnline, NoPermission, NoRoute, RmqError, TopicNotExist
+from rmq.errors import ConsumerNotOnline, NoPermission, NoRoute, RmqError, TopicNotExist, Unreachable
 from rmq.message import dlq_topic
 from rmq.operate.accounts import differences
 from rmq.operate.controllers import Controllers
@@ -125,6 +125,8 @@ async def _name_server(connect: Connect, address: str) -> ClusterReport | str:
             return await client.admin.cluster_report()
     except NoPermission:
         raise  # nothing is wrong there
+    except Unreachable as error:  # by the only address that was asked
+        return f"does not answer: {'; '.join(map(str, error.causes.values()))}"
     except RmqError as error:
         return str(error)
 

@@ -15,7 +15,7 @@ import rmq
 from rmq.broker.admin import metrics_export
 from rmq.client.client import Client
 from rmq.config import parse_addresses
-from rmq.errors import ConnectFailed
+from rmq.errors import ConnectFailed, Unreachable
 from rmq.operate.copies.transfer import read_cluster
 from rmq.operate.diagnosis import Facts, Finding, diagnose
 from rmq.operate.examination import examine
@@ -36,7 +36,7 @@ REPLICATED = {"broker_role": BrokerRole.SYNC_MASTER, "flush_disk_type": FlushDis
 def connector(cluster: Cluster) -> Callable[[str], AbstractAsyncContextManager[Client]]:
     def connect(addresses: str) -> AbstractAsyncContextManager[Client]:
         if addresses == AWAY:
-            raise ConnectFailed(AWAY, OSError("nobody listens"))
+            raise Unreachable("", {AWAY: ConnectFailed(AWAY, OSError("nobody listens"))})
         client = cluster.connect()
         client._name_servers = parse_addresses(addresses, "-n")
         return client
@@ -82,7 +82,7 @@ async def test_a_cluster_that_is_well_has_nothing_wrong() -> None:
 
 async def test_a_name_server_that_is_away() -> None:
     async with pair() as cluster:
-        one_of(await wrong(cluster, AWAY), AWAY, "nobody listens")
+        one_of(await wrong(cluster, AWAY), AWAY, f"does not answer: cannot connect to {AWAY}: nobody listens")
 
 
 async def test_a_whole_broker_that_was_killed_and_its_topics() -> None:
