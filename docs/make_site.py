@@ -2,9 +2,9 @@
 
 python docs/make_site.py
 
-The pages in docs/ are plain Markdown that a code host shows. On the site, a program for asyncio and the same
-program for trio become tabs, pictures have a light and a dark form, and mkdocstrings makes the reference of
-the API. Zensical builds the site from mkdocs.yml; a broken link ends the build with an error.
+The pages in docs/ are plain Markdown that a code host shows. On the site, a program for asyncio gets tabs
+with its forms for trio and without async, pictures have a light and a dark form, and mkdocstrings makes the
+reference of the API. Zensical builds the site from mkdocs.yml; a broken link ends the build with an error.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ OTHER: Final = re.compile(
     re.M,
 )
 TABS: Final = {"on trio": "trio", "without async": "blocking", "on asyncio": "asyncio"}
+ASYNC_ONLY: Final = re.compile(
+    r"\brmq\.App\b|TaskGroup|create_task|asyncio\.(?!run\(|sleep\()|\.run\(\w+[,)](?<!main\(\))"
+    r"|\.n?ack\(|\.pipeline\(|\btrace\.|\banyio\."
+)
+"""Parts of a program that have no counterpart in `rmq.client.blocking`."""
 IMAGE: Final = re.compile(r"!\[(?P<text>[^\]]*)\]\((?P<path>[^)\s]+)\)")
 LINK: Final = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<path>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)")
 ENTRY: Final = re.compile(r"^(?P<marks>####?) (?P<name>[\w.]+)\n(?P<rest>(?:(?!^##).*\n)*)", re.M)
@@ -55,8 +60,28 @@ def as_trio(program: str) -> str | None:
     return None if "asyncio" in made or "create_task" in made else made
 
 
+def as_blocking(program: str) -> str | None:
+    """The form of a program for asyncio with `rmq.client.blocking`; None where it needs an event loop
+    or calls without a blocking counterpart."""
+    if not re.search(r"^import asyncio$", program, re.M) or "rmq.connect(" not in program:
+        return None
+    if ASYNC_ONLY.search(program):
+        return None
+    made = re.sub(r"asyncio\.run\((\w+\(\))\)", r"\1", program)
+    made = made.replace("asyncio.sleep(", "time.sleep(")
+    made = re.sub(r"\bawait anext\((\w+)\)", r"next(iter(\1))", made)
+    made = re.sub(r"\basync (def|with|for) ", r"\1 ", made)
+    made = re.sub(r"\bawait ", "", made)
+    made = re.sub(r"\brmq\.(connect\(|Client\b|Producer\b)", r"blocking.\1", made)
+    made = re.sub(r"^import asyncio\n", "import time\n" if "time.sleep(" in made else "", made, flags=re.M)
+    imports = "import rmq\n" if "rmq." in made else ""
+    made = re.sub(r"^import rmq$", f"{imports}from rmq.client import blocking", made, flags=re.M)
+    return None if re.search(r"\basync|\banyio\b|\banext\b", made) else made.lstrip("\n")
+
+
 def tabs(text: str) -> str:
-    """Programs that are there for several loops as tabs, and those for asyncio alone with a tab for trio."""
+    """Programs with several forms as tabs. A program for asyncio alone gets tabs for trio and without async,
+    if it has these forms."""
 
     def replace(found: re.Match[str]) -> str:
         forms = {"asyncio": found["first"]}
@@ -65,6 +90,9 @@ def tabs(text: str) -> str:
         trio = as_trio(found["first"])
         if trio is not None:
             forms.setdefault("trio", trio)
+        blocking = as_blocking(found["first"])
+        if blocking is not None:
+            forms.setdefault("blocking", blocking)
         if len(forms) == 1:
             return found[0]
         return "".join(_tab(*form) for form in sorted(forms.items(), key=_rank))

@@ -1,10 +1,11 @@
-"""The programs of docs/howto run against a cluster in memory, on asyncio and in their form for trio."""
+"""The programs of docs/howto run against a cluster in memory: on asyncio, on trio, and without async."""
 
 from __future__ import annotations
 
 import pathlib
 import re
 import runpy
+from collections.abc import Iterator
 from typing import Any
 
 import anyio
@@ -13,6 +14,7 @@ import pytest
 import rmq
 from rmq import embedded
 from rmq.testing import Cluster
+from tests.unit.client.world import served_in_a_thread
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "howto"
@@ -33,6 +35,15 @@ PRINTS = {
     "from_nats.md": "b'tea'\n",
 }
 """What the asynchronous program of a page prints."""
+BLOCKING = {
+    "ordering.md",
+    "exactly_once.md",
+    "java_clusters.md",
+    "from_kafka.md",
+    "from_rabbitmq.md",
+    "observability.md",
+}
+"""Pages whose program has a blocking form and ends without waiting; type checkers see the other forms."""
 WITHOUT_ASYNC = {"django.md", "workers.md", "../from_client_python.md"}
 NEEDS = {"observability.md": "opentelemetry"}
 
@@ -74,6 +85,27 @@ def test_the_program_of_a_page_runs(
                 await names["main"]()
 
     anyio.run(run, backend=loop)
+    assert capsys.readouterr().out == PRINTS[page]
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """The name server of a cluster for programs without async, in a thread."""
+    with served_in_a_thread(Cluster("a", idempotent_send_keep_time=60_000)) as world:
+        yield world.names
+
+
+@pytest.mark.parametrize("page", sorted(BLOCKING))
+def test_the_blocking_form_of_a_program_runs(
+    page: str, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if page in NEEDS:
+        pytest.importorskip(NEEDS[page])
+    made = SITE["as_blocking"](program(page))
+    assert made is not None, "the program has no blocking form: see as_blocking in docs/make_site.py"
+    made, count = re.subn(r"blocking\.connect\([^,)]*", f"blocking.connect({address!r}", made)
+    assert count > 0
+    exec(compile(made, page, "exec"), {"__name__": page.removesuffix(".md")})
     assert capsys.readouterr().out == PRINTS[page]
 
 

@@ -46,6 +46,31 @@ def test_other_programs_get_none(program: str) -> None:
     assert SITE["as_trio"](program) is None
 
 
+def test_a_program_for_asyncio_gets_its_form_without_async() -> None:
+    program = (
+        "import asyncio\n\nimport rmq\n\n\nasync def main() -> None:\n"
+        "    async with rmq.connect() as client, client.consumer('g', {'T': '*'}) as consumer:\n"
+        "        await asyncio.sleep(1)\n        async with await anext(consumer) as message:\n"
+        "            print(message.body)\n\n\nasyncio.run(main())\n"
+    )
+    made = SITE["as_blocking"](program)
+    assert made == (
+        "import time\n\nfrom rmq.client import blocking\n\n\ndef main() -> None:\n"
+        "    with blocking.connect() as client, client.consumer('g', {'T': '*'}) as consumer:\n"
+        "        time.sleep(1)\n        with next(iter(consumer)) as message:\n"
+        "            print(message.body)\n\n\nmain()\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["asyncio.Event()", "rmq.App()", "await consumer.run(handle)", "await message.ack()", "anyio.Event()"],
+)
+def test_a_program_that_needs_a_loop_has_no_form_without_async(part: str) -> None:
+    program = f"import asyncio\n\nimport rmq\n\nasync with rmq.connect() as client:\n    {part}\n"
+    assert SITE["as_blocking"](program) is None
+
+
 def test_doubled_blocks_become_tabs() -> None:
     def folded(name: str, program: str) -> str:
         return f"\n<details><summary>The same {name}</summary>\n\n```python\n{program}```\n\n</details>\n"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -259,11 +260,12 @@ def _is_of_airflow(message: str) -> bool:
     return message.startswith('Import "airflow')
 
 
+AS_BLOCKING = runpy.run_path(str(ROOT / "docs" / "make_site.py"))["as_blocking"]
 INSIDE = "async def inside() -> None:\n"
 
 
 def programs(page: str) -> list[str]:
-    """The blocks of a page as modules."""
+    """The blocks of a page as modules, and their blocking forms on the site."""
     found = blocks(page)
     before = textwrap.dedent(BEFORE.get(page, ""))
     if page in FRAGMENTS:
@@ -274,7 +276,8 @@ def programs(page: str) -> list[str]:
         found = [INSIDE + textwrap.indent(half, "    ") for half in halves]
     elif page in CONTINUED:
         found = ["\n".join(found)]
-    return [before + one for one in found]
+    blocking = [made for one in found if (made := AS_BLOCKING(one)) is not None]
+    return [before + one for one in found + blocking]
 
 
 CHECKERS = pytest.mark.parametrize("checker", [by_mypy, by_pyright])
