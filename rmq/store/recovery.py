@@ -305,7 +305,7 @@ class Recoverer:
         """Scan to the end; returns how many records, the end, and if a bad spot, not a hole, is there."""
         segments = self.commit_log.segments
         scan = Scan(segments, start, check_crc=self.check_crc)
-        records = 0
+        records, last_end = 0, start
         held: Scanned | None = None
         # A record gets its unit when the next one was seen: of the last it must first be known whether its
         # end was torn off, since a unit cannot be taken back from a queue that was written.
@@ -319,8 +319,8 @@ class Recoverer:
             held = record
             self._latest_ms = max(self._latest_ms, record.store_timestamp)
             if self._unsynced_from is None and not self.synced.covers(record):
-                self._unsynced_from = record.position
-            records += 1
+                self._unsynced_from = last_end  # with the end of a file, which lies between two records
+            records, last_end = records + 1, record.position + record.size
             if records % _REPORT_EVERY == 0:
                 self.progress("log", record.position - start, segments.stop - start)
         end = scan.position
@@ -328,6 +328,8 @@ class Recoverer:
             records, end = records - 1, held.position
         elif held is not None:
             self.restore(held)
+        if self._unsynced_from is None and last_end < end:
+            self._unsynced_from = last_end
         self.progress("log", end - start, end - start)
         if segments.at(end) is None:
             return records, end, False

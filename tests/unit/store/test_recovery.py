@@ -395,3 +395,21 @@ def test_what_a_killed_broker_could_not_sync_is_written_again_by_its_next_start(
     again = open_store(killed, **big)
     assert len(bodies(again)) == 100
     assert len(bodies(open_store(killed.image(seed), **big))) == 100
+
+
+def test_the_end_of_a_file_that_a_killed_broker_could_not_sync_is_written_again() -> None:
+    """No record has these bytes: the last one was synced, and the next one lies in another file."""
+    disk, files = MemoryDisk(), {"mapped_file_size_commit_log": 1 << 14}
+    store = open_store(disk, **files)
+    while store.max_physical_offset < (1 << 14) - 300:
+        fill(store, 1)
+    store.flush()
+    count = store.max_offset("Orders", 0)
+    send(store, record("x" * 1000))
+    disk.fail("sync", "commitlog")
+    with pytest.raises(StoreError):
+        store.flush()
+    killed = disk.copy()
+    open_store(killed, **files)
+    for seed in range(8):
+        assert len(bodies(open_store(killed.image(seed), **files))) == count + 1
