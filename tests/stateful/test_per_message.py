@@ -217,9 +217,7 @@ class PerMessage(RuleBasedStateMachine):
 
 def restarted_at(rig: Rig) -> Rig:
     """The broker after kill -9, at the same time."""
-    again = Rig(disk=rig.disk.copy())
-    again.now_ms, again.seconds = rig.now_ms, rig.seconds
-    return again
+    return Rig(disk=rig.disk.copy(), now_ms=rig.now_ms, seconds=rig.seconds)
 
 
 TestPerMessage = PerMessage.TestCase

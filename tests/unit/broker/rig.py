@@ -43,10 +43,11 @@ class Rig:
         store: dict[str, Any] | None = None,
         given: dict[str, Any] | None = None,
         memory_bytes: int | None = None,
+        now_ms: int = START,
+        seconds: float = 100.0,
         **settings: Any,
     ) -> None:
-        self.now_ms = START
-        self.seconds = 100.0
+        self.now_ms, self.seconds = now_ms, seconds
         self.disk = disk or MemoryDisk(1)
         sizes = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_size_consume_queue": 2000}
         self.store_config = StoreConfig(
