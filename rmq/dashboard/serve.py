@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import trio
 from hypercorn.config import Config
-from hypercorn.trio import serve as serve_hypercorn
 
+from rmq.dashboard import connections
 from rmq.dashboard.app import open_dashboard
 from rmq.dashboard.config import DashboardConfig
 from rmq.errors import PortInUse, RmqError
@@ -26,9 +26,8 @@ async def serve(
     try:
         async with open_dashboard(config) as app, trio.open_nursery() as nursery:
             application: Any = app  # Hypercorn and Starlette type the same interface differently
-            run = partial(serve_hypercorn, application, hypercorn_config(config))
-            binds: list[str] = await nursery.start(run)
-            task_status.started(binds[0])
+            run = partial(connections.serve, application, hypercorn_config(config))
+            task_status.started(await nursery.start(run))
     except BaseExceptionGroup as group:
         error = _first(group)
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:

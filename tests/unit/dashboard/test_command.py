@@ -16,6 +16,8 @@ pytest.importorskip("jinja2")
 
 from rmq.cli import command
 from rmq.cli.local import dashboard
+from rmq.client.settings.target import Target
+from rmq.dashboard import connections
 from rmq.dashboard.access.roles import read_roles
 from rmq.dashboard.config import DashboardConfig
 from rmq.dashboard.serve import serve
@@ -88,8 +90,6 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
 
 async def test_it_serves_on_a_socket_and_a_taken_port_is_an_error() -> None:
-    from rmq.client.settings.target import Target
-
     clusters = {"none": Target("127.0.0.1:1")}
     async with trio.open_nursery() as nursery:
         address = await nursery.start(serve, DashboardConfig(clusters=clusters, port=0, sample_seconds=0))
@@ -101,6 +101,45 @@ async def test_it_serves_on_a_socket_and_a_taken_port_is_an_error() -> None:
 
         with pytest.raises(PortInUse):
             await serve(DashboardConfig(clusters=clusters, port=port, sample_seconds=0))
+        nursery.cancel_scope.cancel()
+
+
+async def healthy(stream: trio.SocketStream) -> None:
+    """Ask whether the dashboard runs, and have the answer."""
+    await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    answer = b""
+    while not answer.endswith(b"ok\n"):
+        data = await stream.receive_some()
+        assert data, answer
+        answer += data
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+async def is_cut(stream: trio.SocketStream) -> bool:
+    """Whether the dashboard ends the connection."""
+    try:
+        return not await stream.receive_some()
+    except trio.BrokenResourceError:
+        return True
+
+
+async def test_connections_that_say_nothing_keep_no_newcomer_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each was kept for a minute, and their number had no bound but the system's."""
+    monkeypatch.setattr(connections, "CONNECTIONS", 16)
+    config = DashboardConfig(clusters={"none": Target("127.0.0.1:1")}, port=0, sample_seconds=0)
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(serve, config)
+        port = int(address.rpartition(":")[2])
+        user = await trio.open_tcp_stream("127.0.0.1", port)
+        await healthy(user)
+        silent = [
+            await trio.open_tcp_stream("127.0.0.1", port, local_address=f"127.0.0.{2 + number % 2}")
+            for number in range(40)
+        ]
+        await healthy(await trio.open_tcp_stream("127.0.0.1", port))
+        for stream in silent[:20]:
+            assert await is_cut(stream), "the first have made room"
+        await healthy(user)  # a connection that has sent a request keeps its place
         nursery.cancel_scope.cancel()
 
 
