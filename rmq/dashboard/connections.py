@@ -1,8 +1,8 @@
-"""Connections of the dashboard: their number is bounded, and each address has a share of it.
+"""Connections of the dashboard: a bound of their number, and a share of the places for each address.
 
-Hypercorn takes every connection, and keeps one that says nothing for a minute, so that a stranger could take
-all descriptors. Here the acceptor of rmq's servers decides who is let in: a connection is a guest until it
-has sent a whole request, and the oldest guest makes room for a newcomer.
+Hypercorn takes every connection, and keeps a silent connection for a minute, so that a stranger could take
+all descriptors. The acceptor of rmq's servers lets connections in instead: a connection is a guest until a
+whole request has come, and the oldest guest makes room for a newcomer.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from hypercorn.typing import ConnectionState
 from rmq.remoting.serving.acceptor import Acceptor, Guest
 
 CONNECTIONS: Final = 1_000
-"""At a time. A page that follows something keeps one, or a part of one with HTTP/2."""
+"""Connections at a time. A page that follows a topic keeps a connection open."""
 SHARE: Final = 0.5
-"""How much of the descriptors that connections may have these may take: the dashboard's own connections to
-brokers need some."""
+"""Part of the descriptors for connections: the dashboard's connections to brokers need descriptors, too."""
 
 Application = Any
 
@@ -35,8 +34,8 @@ async def serve(
     *,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve an ASGI application until cancelled; tells its address when it listens. Raises OSError when the
-    port is taken."""
+    """Serve an ASGI application until cancelled; the task status gets the address. Raises OSError for a taken
+    port."""
     sockets = config.create_sockets()
     ssl_context = config.create_ssl_context()
     (sock,) = (*sockets.secure_sockets, *sockets.insecure_sockets)
@@ -106,7 +105,7 @@ class _Listener:
         self.address = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
 
     async def accept(self) -> _Visitor:
-        """The next peer that is still there."""
+        """Return the next peer that has not hung up."""
         while True:
             stream = await self._listener.accept()
             try:
