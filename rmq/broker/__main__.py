@@ -36,6 +36,8 @@ log = logging.getLogger("rmq.broker")
 
 Settings = tuple[BrokerConfig, StoreConfig, TlsConfig]
 _CLASSES: Final = (BrokerConfig, StoreConfig, TlsConfig)
+_SELDOM: Final = (20_000, 20, 20)
+"""How often the collector of cycles runs: after so many new objects, and so many runs on younger ones."""
 
 
 def settings(options: argparse.Namespace) -> Settings:
@@ -112,6 +114,7 @@ def _checked_settings(options: argparse.Namespace) -> Settings:
 
 async def serve(start: Start) -> None:
     """Be a broker until SIGTERM or SIGINT. Raises as `service.run`."""
+    gc.set_threshold(*_SELDOM)  # a store with many queues makes a million objects while it is opened
     config, store_config, tls = start.settings
     brokers: list[Broker] = []
     sibling = _sibling()
@@ -176,7 +179,7 @@ def calm_collector() -> None:
     """Let the collector of cycles run less often: requests leave no cycles, and its scans cost 5 %."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(*_SELDOM)
 
 
 PROGRAM: Final = Program(

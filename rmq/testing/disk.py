@@ -355,6 +355,14 @@ class MemoryDisk:
             raise StoreError(f"{path}: No such file or directory")
         return self._files[path].size
 
+    def head(self, path: str, count: int) -> tuple[int, bytes]:
+        """See Disk."""
+        error = self.take_fault("open", path)
+        if error is not None:
+            raise error
+        size = self.size(path)
+        return size, bytes(self._files[path].live[: min(count, size)])
+
     def load(self, path: str) -> bytes | None:
         """See Disk."""
         file = self._files.get(path)

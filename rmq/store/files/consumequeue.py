@@ -108,27 +108,48 @@ class ConsumeQueue:
         made again.
         """
         try:
-            self._files.load()
+            head = self._files.load(min(_CHUNK + 1, self.units_per_file) * UNIT)
         except StoreError as error:
             self._drop_broken_files(error)
+            head = b""
         low, high = self._files.start // UNIT, self._files.stop // UNIT
         self.start = low
-        self._set_end(self._find_end(low, high, is_end))
+        end, first, units = self._find_end(low, high, head, is_end)
+        self._set_end(end)
+        at = (end - 1 - first) * UNIT
+        if 0 <= at < len(units):
+            self.known_to = _record_end(UNIT_FORM.unpack_from(units, at))
+        else:
+            self.known_to = self.physical_end()
 
-    def _find_end(self, low: int, high: int, is_end: Callable[[int, Unit], bool]) -> int:
-        """Halve low..high; the likely places come first, and the last steps are one read."""
+    def _find_end(
+        self, low: int, high: int, head: bytes, is_end: Callable[[int, Unit], bool]
+    ) -> tuple[int, int, bytes]:
+        """Halve low..high; the likely places are in `head`, the begin of the newest file, and the last steps
+        are one read. Return the end, and the units of these steps: the index of the first, and their
+        bytes."""
+        if low == high:
+            return low, low, b""
         newest = max(high - self.units_per_file, low)
+        count = min(high - newest, _CHUNK + 1)
+        first, units = newest, head if len(head) == count * UNIT else self._chunk(newest, newest + count)
         for probe in (newest, newest + _CHUNK):
             if low < probe < high:
-                low, high = (low, probe) if is_end(probe, self._unit_in_file(probe)) else (probe + 1, high)
+                unit = UNIT_FORM.unpack_from(units, (probe - newest) * UNIT)
+                low, high = (low, probe) if is_end(probe, unit) else (probe + 1, high)
         while high - low > _CHUNK:
             middle = (low + high) // 2
             if is_end(middle, self._unit_in_file(middle)):
                 high = middle
             else:
                 low = middle + 1
-        units = list(UNIT_FORM.iter_unpack(self._chunk(low, high)))
-        return low + bisect_left(range(len(units)), True, key=lambda at: is_end(low + at, units[at]))
+        if not (newest <= low and high <= newest + count):
+            first, units = low, self._chunk(low, high)
+        unpack, place = UNIT_FORM.unpack_from, first * UNIT
+        end = bisect_left(
+            range(high), True, low, high, key=lambda at: is_end(at, unpack(units, at * UNIT - place))
+        )
+        return end, first, units
 
     def _chunk(self, low: int, high: int) -> bytes:
         """The bytes of units in files, which may lie in several."""
@@ -142,13 +163,15 @@ class ConsumeQueue:
         return b"".join(pieces)
 
     def _drop_broken_files(self, error: StoreError) -> None:
-        log.warning("queue %s/%s is made again from the log: %s", self.topic, self.queue_id, error)
         good: list[int] = []
         size = self._files.file_size
         for base in self._files.bases:
             if (good and base != good[-1] + size) or self._disk.size(self._files.path(base)) != size:
                 break
             good.append(base)
+        if len(good) == len(self._files.bases):
+            raise error  # the files are as they should be, but cannot be opened
+        log.warning("queue %s/%s is made again from the log: %s", self.topic, self.queue_id, error)
         for base in self._files.bases[len(good) :]:
             self._disk.remove(self._files.path(base))
         self._files.keep(good)
@@ -157,7 +180,6 @@ class ConsumeQueue:
         self.end = self.next = self._tail_start = end
         self._synced = end * UNIT
         self.tail = bytearray()
-        self.known_to = self.physical_end()
 
     def _unit_in_file(self, index: int) -> Unit:
         view = self._files.read(index * UNIT, UNIT)
@@ -169,8 +191,7 @@ class ConsumeQueue:
         last = self.end - 1
         if last < self._tail_start and not self._files.start <= last * UNIT < self._files.stop:
             return 0  # trimmed and cut away: the numbers go on, but no unit is left
-        physical, size, _ = self._any_unit(last)
-        return 0 if size == FILLER_SIZE else physical + size
+        return _record_end(self._any_unit(last))
 
     # ---- appending: Store.commit() does this in line for many queues at once ----
 
@@ -398,10 +419,16 @@ class ConsumeQueue:
         return self.end == self.start
 
 
+def _record_end(unit: Unit) -> int:
+    """Where the record of a unit ends; 0 for a filler."""
+    physical, size, _ = unit
+    return 0 if size == FILLER_SIZE else physical + size
+
+
 def queue_folder(root: str, topic: str, queue_id: int) -> str:
     """The folder of a queue. The topic must be a plain name: this is the one place where a topic becomes a
     path.
     """
     if not topic or "/" in topic or "\0" in topic or topic in (".", "..") or queue_id < 0:
         raise StoreError(f"{topic!r}/{queue_id} cannot be a queue's folder")
-    return os.path.join(root, "consumequeue", topic, str(queue_id))
+    return f"{os.path.join(root, 'consumequeue', topic)}{os.sep}{queue_id}"

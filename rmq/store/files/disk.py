@@ -133,6 +133,11 @@ class Disk(Protocol):
         """The size of the file in bytes. Raises StoreError for a missing file."""
         ...
 
+    def head(self, path: str, count: int) -> tuple[int, bytes]:
+        """The size of an existing file that could be opened for writing, and its first `count` bytes. The
+        file stays closed, so that this costs less than `open`. Raises StoreError."""
+        ...
+
     def load(self, path: str) -> bytes | None:
         """The content of a small file; None for a missing file."""
         ...
@@ -419,7 +424,8 @@ class RealDisk:
     """The files of this machine."""
 
     def open(self, path: str, size: int, *, mapped: bool = True) -> RealSegment:
-        with _explained(path):
+        # Without a context manager, which costs as much as the system call.
+        try:
             fd, created = _open_file(path)
             try:
                 found = os.fstat(fd).st_size
@@ -432,6 +438,8 @@ class RealDisk:
                 if created:
                     os.unlink(path)
                 raise
+        except OSError as error:
+            raise store_error(error, path) from error
         return RealSegment(path, size, fd, mapped=mapped, created=created)
 
     def list(self, folder: str) -> builtins.list[str]:
@@ -448,6 +456,16 @@ class RealDisk:
     def size(self, path: str) -> int:
         with _explained(path):
             return os.stat(path).st_size
+
+    def head(self, path: str, count: int) -> tuple[int, bytes]:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                return os.fstat(fd).st_size, os.pread(fd, count, 0)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise store_error(error, path) from error
 
     def load(self, path: str) -> bytes | None:
         with _explained(path):

@@ -80,19 +80,35 @@ class Segments:
         """The address after the last byte of the last file; 0 without files."""
         return self.bases[-1] + self.file_size if self.bases else 0
 
-    def load(self) -> None:
-        """Find the files. Raises StoreError for a file of another size, CorruptRecord for a missing file in
-        the middle."""
-        self.bases = sorted(int(name) for name in self._disk.list(self.folder) if _NAME.fullmatch(name))
-        for before, base in zip(self.bases, self.bases[1:], strict=False):
+    def load(self, head: int = 0) -> bytes:
+        """Find the files; return the first `head` bytes of the last file, or less when it is short. Raises
+        StoreError for a file of another size, CorruptRecord for a missing file in the middle."""
+        self.bases = bases = [int(name) for name in self._disk.list(self.folder) if _NAME.fullmatch(name)]
+        if not bases:
+            return b""
+        if len(bases) > 1:
+            bases.sort()
+            self._check(bases[:-1])
+        # A crash right after its making leaves the last file empty; opening it gives it its size.
+        path, data = self.path(bases[-1]), b""
+        if head:
+            size, data = self._disk.head(path, head)
+        else:
+            size = self._disk.size(path)
+        if size != self.file_size and size:
+            raise wrong_size(path, size, self.file_size)
+        return data
+
+    def _check(self, bases: list[int]) -> None:
+        """Compare the files, which all have one behind them, with the rules of `load`."""
+        for before, base in zip(bases, self.bases[1:], strict=True):
             if base != before + self.file_size:
                 missing = self.path(before + self.file_size)
                 reason = f"file {missing} is missing: restore it from a backup or a replica"
                 raise CorruptRecord(self.path(before), before + self.file_size, reason)
-        for base in self.bases:
+        for base in bases:
             found = self._disk.size(self.path(base))
-            # A crash right after its making leaves the last file empty; opening it gives it its size.
-            if found != self.file_size and not (found == 0 and base == self.bases[-1]):
+            if found != self.file_size:
                 raise wrong_size(self.path(base), found, self.file_size)
 
     def keep(self, bases: list[int]) -> None:
@@ -101,7 +117,7 @@ class Segments:
 
     def path(self, address: int) -> str:
         """The path of the file that holds, or would hold, `address`."""
-        return os.path.join(self.folder, f"{address - address % self.file_size:020d}")
+        return f"{self.folder}{os.sep}{address - address % self.file_size:020d}"
 
     def at(self, address: int) -> Segment | None:
         """The open file that holds `address`; None without a file."""

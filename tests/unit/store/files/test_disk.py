@@ -137,6 +137,16 @@ def test_replace_and_load(disk: Disk, tmp_path: Path) -> None:
     assert disk.list(str(tmp_path / "config")) == ["topics.json"]
 
 
+def test_the_head_of_a_file_comes_with_its_size(disk: Disk, tmp_path: Path) -> None:
+    path = str(tmp_path / "file")
+    segment = disk.open(path, 100, mapped=False)
+    segment.write(0, b"begin")
+    assert disk.head(path, 7) == (100, b"begin\0\0")
+    assert disk.head(path, 1000) == (100, b"begin" + bytes(95))
+    with pytest.raises(StoreError, match="nothing"):
+        disk.head(str(tmp_path / "nothing"), 7)
+
+
 def test_the_size_of_a_missing_file_is_an_error(disk: Disk, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="No such file"):
         disk.size(str(tmp_path / "nothing"))
