@@ -115,7 +115,7 @@ def run(*command: str) -> str:
 def prepare(version: str, pythons: list[str]) -> None:
     """Write version and changelog, build the packages, and say what to do next. Raises Refused."""
     if changed := run("git", "status", "--porcelain").strip():
-        raise Refused(f"commit these changes first, or take them back:\n{changed}")
+        raise Refused(f"uncommitted changes: commit or revert them first:\n{changed}")
     present, changes = version_of(ROOT), (ROOT / "CHANGELOG.md").read_text("utf-8")
     if order(version) <= order(present) and section(changes, present):
         raise Refused(f"the tree has version {present}: the next one is higher than that, not {version}")
