@@ -59,10 +59,16 @@ def session(
     the work in local mode), times in UTC, no web page. The environment is changed only while Java starts.
     Starting takes some 5 s and 0.5 GiB. Raises ConfigError without a Java.
     """
+    started = _session(name, master, settings or {})
+    register(started)  # Spark looks once, gives up after 10 s, and has no source for good
+    return started
+
+
+def _session(name: str, master: str, settings: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name).master(master)
-    for key, value in {**_SETTINGS, **(settings or {})}.items():
+    for key, value in {**_SETTINGS, **settings}.items():
         builder = builder.config(key, value)
     if SparkSession.getActiveSession() is not None:
         return builder.getOrCreate()
@@ -71,18 +77,24 @@ def session(
 
 
 def register(spark: SparkSession) -> None:
-    """Make `rmq` and `rmqstore` known to a session.
+    """Make `rmq` and `rmqstore` known to a session, and the session to the thread that calls this.
 
-    Spark finds them by itself where their modules are installed, and always in a `session()`; this is for
-    sessions whose Python path was extended later (`--py-files`). Spark gives such files to the processes that
-    plan batches and to executors, but not to those that plan streams on the driver: so this session's Python
-    processes get the path of rmq as well.
+    A `session()` knows them. In others Spark finds them by itself where their modules are installed, unless
+    its Python process took longer than 10 s to start, as on a busy machine: it looks once. This is for such
+    sessions, and for those whose Python path was extended later (`--py-files`). Spark gives such files to the
+    processes that plan batches and to executors, but not to those that plan streams on the driver: so this
+    session's Python processes get the path of rmq as well.
+
+    For a write Spark looks for the source in the session of the present thread. In a thread that you started
+    there is none, and a write ends with DATA_SOURCE_NOT_FOUND: call this there first.
     """
     context = getattr(spark, "_sc", None)  # a session of Spark Connect has none
     if context is not None:
         given = context.environment.get("PYTHONPATH", "")
         paths = [*_package_path(), *(part for part in given.split(os.pathsep) if part)]
         context.environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        of_java = getattr(context._jvm, "org.apache.spark.sql.classic.SparkSession")
+        of_java.setActiveSession(spark._jsparkSession)
     for module in _SOURCES:
         if importlib.util.find_spec(module) is not None:
             spark.dataSource.register(importlib.import_module(module).DefaultSource)
