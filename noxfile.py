@@ -255,6 +255,17 @@ def iceberg_kill(session: nox.Session) -> None:
 
 
 @nox.session
+def spark_faults(session: nox.Session) -> None:
+    """Faults in random turn (RMQ_SPARK_FAULTS, 20) under streams into Parquet, Iceberg and topics."""
+    session.install("-e", ".[test]", "pyspark~=4.1.0")
+    environment = {"RMQ_LAKEHOUSE": f"iceberg:{ICEBERG}"}
+    test = "tests/crash/campaigns/test_spark_faults.py"
+    session.run(
+        "python", "-m", "pytest", "-s", "-n", "0", "-m", "crash", test, *session.posargs, env=environment
+    )
+
+
+@nox.session
 def delta(session: nox.Session) -> None:
     """The same into a Delta table, on the newest Spark that Delta has."""
     session.install("-e", ".[test]", "pyspark~=4.2.0")

@@ -1,12 +1,14 @@
 """What it costs to read and write a topic with Spark, by our source and by Spark's Kafka connector: the same
-rows, each on its own broker, in turns.
+rows, each on its own broker, in turns; and what Parquet files of the same rows cost.
 
     python -m benchmarks.spark_kafka --kafka FOLDER [--connector VERSION | --jars A.jar,B.jar] [--rows N]
 
 FOLDER holds the jars of org.apache.kafka:kafka_2.13 and what it needs. The connector comes from Maven Central
 in Spark's version, unless another is named (there is none for each Spark) or its jars are given. CPU µs a row
 are user and system time of Java and the Python workers, and after the plus of the broker; the middle of
-several rounds counts, and of the quotients to Kafka's in the same round. Needs the extra `spark`, and /proc.
+several rounds counts, and of the quotients to Kafka's or Parquet's in the same round. A stream is a query
+that reads all of a topic in a batch, and ends; one of 1,000 rows tells what it costs by itself, and its
+figures are ms a run. Needs the extra `spark`, and /proc.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import pathlib
 import shutil
 import statistics
 import tempfile
+import uuid
+from collections.abc import Callable
 from typing import Any, cast
 
 import pyspark
@@ -32,7 +36,7 @@ from tests.interop.rocketmq import Processes
 
 WARM, ROUNDS = 2, 7
 KEEPS = {"idempotentSendKeepTime": "3600000"}
-WRITTEN = 200_000
+WRITTEN, SMALL = 200_000, 1000
 SEVEN = (
     "keys string, body binary, topic string, queueId int, queueOffset bigint, storeTimestamp timestamp,"
     " sysFlag int"
@@ -69,6 +73,56 @@ def as_kafka(frame: DataFrame) -> DataFrame:
     return frame.select(F.col("keys").alias("key"), F.col("body").alias("value"), headers.alias("headers"))
 
 
+def streamed(frame: Callable[[], DataFrame], folder: pathlib.Path) -> Action:
+    """Reads all by a stream that ends, each time by a new one."""
+
+    def run() -> None:
+        writer = frame().writeStream.format("noop").trigger(availableNow=True)
+        writer.option("checkpointLocation", str(folder / uuid.uuid4().hex)).start().awaitTermination()
+
+    return run
+
+
+def stream_ways(
+    spark: SparkSession, names: str, address: str, brokers: tuple[int, int], rows: int, folder: pathlib.Path
+) -> dict[str, Way]:
+    """Streams over the whole topic and over one of SMALL rows."""
+
+    def ours(topic: str) -> DataFrame:
+        given = {"nameServer": names, "topic": topic, "startingOffsets": "earliest"}
+        return spark.readStream.format("rmq").options(**given).schema(SEVEN).load()
+
+    def theirs(topic: str) -> DataFrame:
+        given = {"kafka.bootstrap.servers": address, "subscribe": topic, "startingOffsets": "earliest"}
+        return spark.readStream.format("kafka").options(**given).load()
+
+    return {
+        "Kafka, stream": Way(streamed(lambda: theirs("Bench"), folder), brokers[1], rows),
+        "rmq, stream": Way(streamed(lambda: ours("Bench"), folder), brokers[0], rows, "Kafka, stream"),
+        "Kafka, small stream, ms": Way(streamed(lambda: theirs("Small"), folder), brokers[1], SMALL),
+        "rmq, small stream, ms": Way(
+            streamed(lambda: ours("Small"), folder), brokers[0], SMALL, "Kafka, small stream, ms"
+        ),
+    }
+
+
+def parquet_ways(
+    spark: SparkSession, names: str, broker: int, rows: int, folder: pathlib.Path
+) -> dict[str, Way]:
+    """Parquet of the same rows, with all columns and with seven, against our reads of a topic."""
+    read = spark.read.format("rmq").options(nameServer=names, topic="Bench")
+    read.load().write.option("compression", "zstd").parquet(str(folder / "parquet"))
+    seven = [field.name for field in read.schema(SEVEN).load().schema.fields]
+    whole = spark.read.parquet(str(folder / "parquet"))
+    all_again = spark.read.format("rmq").options(nameServer=names, topic="Bench")
+    return {
+        "Parquet, 7 columns": Way(drained(whole.select(seven)), broker, rows),
+        "rmq, the same 7": Way(drained(read.schema(SEVEN).load()), broker, rows, "Parquet, 7 columns"),
+        "Parquet, 18 columns": Way(drained(whole), broker, rows),
+        "rmq, the same 18": Way(drained(all_again.load()), broker, rows, "Parquet, 18 columns"),
+    }
+
+
 def ways(
     spark: SparkSession, names: str, address: str, brokers: tuple[int, int], rows: int
 ) -> dict[str, Way]:
@@ -95,6 +149,7 @@ def ways(
         "rmq, 18 columns": Way(drained(whole.load()), ours, rows, "Kafka, with headers"),
         "Kafka, count()": Way(lambda: counted(plain, rows), theirs, rows),
         "rmq, count()": Way(lambda: counted(bodiless.load(), rows), ours, rows, "Kafka, count()"),
+        "rmq, count(), all columns": Way(lambda: counted(whole.load(), rows), ours, rows, "Kafka, count()"),
         "Kafka, write": Way(kafka_sink.option("topic", "Written").save, theirs, WRITTEN),
         "rmq, write": Way(sink.mode("append").save, ours, WRITTEN, "Kafka, write"),
         "rmq, write once": Way(once.mode("append").save, ours, WRITTEN, "Kafka, write"),
@@ -113,14 +168,14 @@ def measured(meter: Meter, way: Way) -> tuple[Run, float]:
 
 
 def show(found: dict[str, list[tuple[float, float]]], all_ways: dict[str, Way]) -> None:
-    """CPU µs a row of client and broker, and of the client how many times that of Kafka's."""
+    """CPU µs a row of client and broker, and of the client how many times that of the way beside."""
     for name, rounds in found.items():
         client, broker = (statistics.median(each) for each in zip(*rounds, strict=True))
         beside = all_ways[name].beside
-        pairs = zip(rounds, found[beside], strict=True) if beside else ()
+        pairs = zip(rounds, found[beside], strict=True) if beside in found else ()
         quotients = [mine[0] / theirs[0] for mine, theirs in pairs]
-        times = f"{statistics.median(quotients):5.2f} of Kafka's" if quotients else ""
-        print(f"{name:24} {client:6.2f} + {broker:5.2f}   {times}", flush=True)
+        times = f"{statistics.median(quotients):5.2f} of {beside.split(',')[0]}'s" if quotients else ""
+        print(f"{name:26} {client:6.2f} + {broker:5.2f}   {times}", flush=True)
 
 
 def listener(port: int) -> int:
@@ -145,6 +200,7 @@ def main() -> None:
     parser.add_argument("--jars", default="")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--only", default="", help="ways with these letters in their names")
     given = parser.parse_args()
     package = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{given.connector}"
     settings = {"spark.jars": given.jars} if given.jars else {"spark.jars.packages": package}
@@ -156,11 +212,16 @@ def main() -> None:
             spark = session("beside Kafka", master="local[2]", settings=settings)
             load = os.getloadavg()[0]
             print(f"Spark {spark.version}, {given.rows} rows, load of this machine {load:.1f}", flush=True)
-            frame = made(spark, given.rows)
-            frame.write.format("rmq").options(nameServer=names, topic="Bench").mode("append").save()
-            out = as_kafka(frame).write.format("kafka").option("kafka.bootstrap.servers", address)
-            out.option("topic", "Bench").save()
-            all_ways = ways(spark, names, address, (broker.pid, listener(KAFKA_PORT)), given.rows)
+            for topic, rows in (("Bench", given.rows), ("Small", SMALL)):
+                frame = made(spark, rows)
+                frame.write.format("rmq").options(nameServer=names, topic=topic).mode("append").save()
+                out = as_kafka(frame).write.format("kafka").option("kafka.bootstrap.servers", address)
+                out.option("topic", topic).save()
+            brokers = broker.pid, listener(KAFKA_PORT)
+            all_ways = ways(spark, names, address, brokers, given.rows)
+            all_ways |= stream_ways(spark, names, address, brokers, given.rows, folder)
+            all_ways |= parquet_ways(spark, names, broker.pid, given.rows, folder)
+            all_ways = {name: way for name, way in all_ways.items() if given.only in name}
             meter = Meter(spark)
             found: dict[str, list[tuple[float, float]]] = {name: [] for name in all_ways}
             for number in range(WARM + given.rounds):

@@ -11,25 +11,32 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rmq.client import blocking
 from rmq.errors import RmqError
 from rmq.message import Message
-from tests.crash.campaigns.test_spark_kill import signal_all
+from tests.crash.campaigns.test_spark_kill import QUICK_JAVA, signal_all
 from tests.interop.rocketmq import Process, Processes
 from tests.ports import free_ports
 
 BROKERS = ("one", "two")
 TOPIC = "Lake"
-START_SECONDS = 180
+START_SECONDS = 900
+
+
+def plain_body(number: int) -> bytes:
+    """A text that begins with the number."""
+    return b"%d-" % number + b"x" * (number % 300)
 
 
 class Writers:
-    """Sends to both brokers until stopped; `acknowledged` are the bodies of what was."""
+    """Sends to both brokers until stopped; `acknowledged` are the bodies of what was. `body` makes the body
+    of a number."""
 
-    def __init__(self, namesrv: str) -> None:
+    def __init__(self, namesrv: str, body: Callable[[int], bytes] = plain_body) -> None:
         self.namesrv = namesrv
+        self._body = body
         self.acknowledged: list[bytes] = []
         self.refused = 0
         self._stopped = threading.Event()
@@ -47,7 +54,7 @@ class Writers:
         number = 0
         with blocking.connect(self.namesrv) as client, client.producer("writers") as producer:
             while not self._stopped.wait(0.05):
-                bodies = [b"%d-" % n + b"x" * (n % 300) for n in range(number, number + 20)]
+                bodies = [self._body(n) for n in range(number, number + 20)]
                 number += 20
                 try:
                     producer.send_batch([Message(TOPIC, body) for body in bodies])
@@ -103,7 +110,7 @@ class Stream:
         plugins = pathlib.Path(__file__).parents[2] / "plugins"
         path = os.pathsep.join([str(plugins.parent), str(plugins)])
         command = [sys.executable, "-c", self._job, json.dumps(given)]
-        return self.processes.start(command, "stream", env={"PYTHONPATH": path})
+        return self.processes.start(command, "stream", env={"PYTHONPATH": path, **QUICK_JAVA})
 
     def steps(self) -> int:
         """Batches that are planned, and those that are finished."""

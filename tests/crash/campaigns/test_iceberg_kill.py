@@ -72,12 +72,12 @@ def test_a_stream_into_iceberg_that_is_killed_again_and_again_has_every_message_
     expected = stored(stream.namesrv)
     found = Counter((row.brokerName, row.queueId, row.queueOffset) for row in rows)
     lost = len(expected.keys() - found.keys())
-    exponential_backoff = sum(count - 1 for count in found.values())
+    doubled = sum(count - 1 for count in found.values())
     print(
         f"seed {SEED}: {KILLS} kills, {len(expected)} messages ({len(writers.acknowledged)} acknowledged,"
-        f" {writers.refused} batches refused), {len(rows)} rows, {lost} lost, {exponential_backoff} doubled"
+        f" {writers.refused} batches refused), {len(rows)} rows, {lost} lost, {doubled} doubled"
     )
     assert len(expected) > 100 * KILLS
-    assert (lost, exponential_backoff) == (0, 0)
+    assert (lost, doubled) == (0, 0)
     assert {(row.brokerName, row.queueId, row.queueOffset): bytes(row.body) for row in rows} == expected
     assert set(writers.acknowledged) <= set(expected.values())

@@ -37,8 +37,10 @@ pytestmark = pytest.mark.crash
 KILLS = int(os.environ.get("RMQ_SPARK_KILLS", "20"))
 REPLAY_KILLS = int(os.environ.get("RMQ_SPARK_KILLS", "10"))
 SEED = int(os.environ.get("RMQ_KILL_SEED", "1"))
-BATCH_SECONDS = 180
+BATCH_SECONDS = 900
 BEFORE = 50
+QUICK_JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""Java does not run for long here: it starts with less processor time."""
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def start_spark(processes: Processes, namesrv: str, name: str, *arguments: str) 
     plugins = pathlib.Path(__file__).parents[3] / "plugins"
     path = os.pathsep.join([str(plugins.parent), str(plugins)])
     room = ("--master", "local[2]", "--memory", "512m")
-    return processes.start([*program, *room], f"spark-{name}", env={"PYTHONPATH": path})
+    return processes.start([*program, *room], f"spark-{name}", env={"PYTHONPATH": path, **QUICK_JAVA})
 
 
 def signal_all(process: Process, number: signal.Signals) -> None:
