@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ IN, OUT, EACH, GROUP = "Lake", "LakeOut", "LakeEach", "lake"
 """The topic that is read, those that the sink and foreachBatch write, and the group of the dead letters."""
 SCHEMA = "n long, text string"
 TABLE = "lake.shop.orders"
+PLAN_SECONDS = 20.0
 STARVED = "failed to connect back"
 """Spark's error where a Python worker takes longer than 10 s to start, as on a busy machine."""
 
@@ -101,6 +104,14 @@ class Streams:
         timed.option("checkpointLocation", checkpoint).start().awaitTermination()
 
 
+def await_plan(folder: str) -> None:
+    """Wait until a stream has planned a batch, but not for long: streams that start side by side take the
+    processor from each other, and Spark gives the Python process of each 10 s."""
+    deadline, before = time.monotonic() + PLAN_SECONDS, len(list(pathlib.Path(folder).glob("[0-9]*")))
+    while len(list(pathlib.Path(folder).glob("[0-9]*"))) == before and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
 def main(text: str) -> None:
     given = json.loads(text)
     spark = session("faults", master="local[2]", settings=given["settings"])
@@ -122,8 +133,9 @@ def main(text: str) -> None:
             os._exit(1)
 
     threads = [threading.Thread(target=run, args=(name,)) for name in given["streams"]]
-    for one in threads:
+    for name, one in zip(given["streams"], threads, strict=True):
         one.start()
+        await_plan(f"{given['folder']}/checkpoints/{name}/offsets")
     print("started", flush=True)
     for one in threads:
         one.join()

@@ -25,6 +25,7 @@ REPLICATED, SINGLE = BROKERS = ("one", "two")
 """A master with a slave, and a master alone."""
 LETTERS = f"%DLQ%{GROUP}"
 STEP_SECONDS = 900
+CUT_OFF = {"haMasterAddress": "127.0.0.1:1"}
 KEEPS = {"idempotentSendKeepTime": "86400000"}
 
 
@@ -65,8 +66,9 @@ class Brokers:
     def _master(self, name: str) -> Process:
         return self._broker(name, {"brokerName": name})
 
-    def _slave(self) -> Process:
-        return self._broker("slave", {"brokerName": REPLICATED, "brokerRole": "SLAVE", "brokerId": "1"})
+    def _slave(self, **more: str) -> Process:
+        role = {"brokerName": REPLICATED, "brokerRole": "SLAVE", "brokerId": "1"}
+        return self._broker("slave", {**role, **more})
 
     def _broker(self, name: str, settings: Mapping[str, str]) -> Process:
         ports = {"listenPort": str(self._ports[name])}
@@ -90,14 +92,20 @@ class Brokers:
             process.send_signal(signal.SIGCONT)
 
     def leave_slave_behind(self, seconds: float) -> int:
-        """Kill the slave, have producers write for some seconds, kill its master, and start the slave alone;
-        return how many messages it lacks."""
+        """Start the slave again without a connection to its master, have producers write for some seconds,
+        and kill the master; return how many messages the slave lacks."""
         self.slave.kill()
+        self.slave = self._slave(**CUT_OFF)
         time.sleep(seconds)
         before = self._end()
         self.kill(REPLICATED)
-        self.slave = self._slave()
         return before - self._end()
+
+    def end_of_slave_alone(self) -> None:
+        """Start the master, and the slave with its connection."""
+        self.start(REPLICATED)
+        self.slave.kill()
+        self.slave = self._slave()
 
     def _end(self) -> int:
         """How many messages the set has according to the replica that answers."""
@@ -123,7 +131,11 @@ class Job:
         self._processes = processes
         self._folder = folder
         self._streams = streams
-        room = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
+        room = {
+            "spark.driver.memory": "1g",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.codegen.wholeStage": "false",  # classes of few rows do not pay
+        }
         self.settings = {**room, **settings}
         self._given = {
             "settings": self.settings,
@@ -254,7 +266,7 @@ class Faults:
         lacks = self.brokers.leave_slave_behind(self.chance.uniform(0.5, 2))
         self.behind += lacks
         seconds = self._away(with_spark)
-        self.brokers.start(REPLICATED)
+        self.brokers.end_of_slave_alone()
         return f"{lacks} messages behind, for {seconds:.1f} s"
 
     def _away(self, with_spark: bool) -> float:

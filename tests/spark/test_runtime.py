@@ -10,10 +10,14 @@ import sys
 import threading
 import zipfile
 import zipimport
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import py4j
+import pyarrow as pa
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -74,6 +78,31 @@ def test_a_thread_of_ones_own_writes_to_a_topic(spark: SparkSession) -> None:
         thread.join()
     assert "DATA_SOURCE_NOT_FOUND" in said[0], "Spark has mended it: the note in docs/spark.md can go"
     assert "wrong" in said[1], "the source was found, and refused the option"
+
+
+def test_a_home_without_zips_has_the_installed_packages(tmp_path: Path) -> None:
+    package, home = Path(pyspark.__file__).resolve().parent, tmp_path / "home"
+    home.mkdir()
+    runtime.unpack_home(package, home)
+    assert (home / "jars").resolve() == package / "jars"
+    assert (home / "bin" / "spark-submit").is_file()
+    archives = sorted(path.name for path in (package / "python" / "lib").glob("*.zip"))
+    found = sorted((home / "python" / "lib").iterdir())
+    assert [path.name for path in found] == archives
+    assert {path.resolve() for one in found for path in one.iterdir()} == {
+        package,
+        Path(py4j.__file__).resolve().parent,
+    }
+
+
+def test_workers_import_spark_from_where_it_is_compiled(spark: SparkSession) -> None:
+    def places(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyspark.sql
+
+        yield pa.record_batch({"place": [pyspark.sql.__spec__.cached or ""]})
+
+    (row, *_) = spark.range(1).mapInArrow(places, "place string").collect()
+    assert row.place.endswith(".pyc")
 
 
 def test_java_home_wins_over_the_path_unless_it_is_too_old(
