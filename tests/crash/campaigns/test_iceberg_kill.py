@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.crash.spark_stream import Stream, campaign, stored
+from tests.crash.spark.stream import Stream, campaign, stored
 from tests.interop.rocketmq import Processes
 
 pytest.importorskip("pyspark")

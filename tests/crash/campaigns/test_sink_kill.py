@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 
 from rmq.client import blocking
-from tests.crash.spark_stream import BROKERS, Stream, campaign, stored
+from tests.crash.spark.stream import BROKERS, Stream, campaign, stored
 from tests.interop.rocketmq import Processes
 
 pytest.importorskip("pyspark")

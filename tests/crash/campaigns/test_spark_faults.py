@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from tests.crash.spark_fault_job import EACH, IN, OUT, TABLE
-from tests.crash.spark_faults import (
+from tests.crash.spark.faults import (
     LETTERS,
     Brokers,
     Difference,
@@ -29,7 +28,8 @@ from tests.crash.spark_faults import (
     make_topics,
     writers,
 )
-from tests.crash.spark_stream import stored
+from tests.crash.spark.job import EACH, IN, OUT, TABLE
+from tests.crash.spark.stream import stored
 from tests.interop.rocketmq import Processes
 
 pytest.importorskip("pyspark")

@@ -16,8 +16,8 @@ from attrs import define, field, frozen
 
 from rmq.client import blocking
 from tests.crash.campaigns.test_spark_kill import QUICK_JAVA, signal_all
-from tests.crash.spark_fault_job import EACH, GROUP, IN, OUT
-from tests.crash.spark_stream import Writers
+from tests.crash.spark.job import EACH, GROUP, IN, OUT
+from tests.crash.spark.stream import Writers
 from tests.interop.rocketmq import Process, Processes, wait_until
 from tests.ports import free_ports
 
@@ -150,7 +150,7 @@ class Job:
 
     def _start(self, *, every: float | None, most: int) -> Process:
         text = json.dumps({**self._given, "every": every, "most": most})
-        command = [sys.executable, "-m", "tests.crash.spark_fault_job", text]
+        command = [sys.executable, "-m", "tests.crash.spark.job", text]
         return self._processes.start(command, "spark", env=QUICK_JAVA)
 
     def kill(self) -> None:

@@ -107,7 +107,7 @@ class Stream:
             "checkpoint": str(self.checkpoint),
             "every": every,
         }
-        plugins = pathlib.Path(__file__).parents[2] / "plugins"
+        plugins = pathlib.Path(__file__).parents[3] / "plugins"
         path = os.pathsep.join([str(plugins.parent), str(plugins)])
         command = [sys.executable, "-c", self._job, json.dumps(given)]
         return self.processes.start(command, "stream", env={"PYTHONPATH": path, **QUICK_JAVA})

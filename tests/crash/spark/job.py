@@ -1,7 +1,7 @@
 """The streams of the campaign of faults, in one Spark: a topic into Parquet, into Iceberg, into a topic by
 the sink, and by foreachBatch into a topic and dead letters.
 
-    python -m tests.crash.spark_fault_job JSON
+    python -m tests.crash.spark.job JSON
 
 Each has other options, so that a fault meets each way to wait: the stream into Parquet skips lost messages
 and has no list of brokers, that into Iceberg has the defaults, that of foreachBatch skips brokers that are
