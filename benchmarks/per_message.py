@@ -296,6 +296,9 @@ def measured(peer: Peer, name: str, group: str, batches: int) -> float:
             peer.call(frame)
         elif name == EACH:
             peer.call(acknowledgement(group, *peer.call(pop)))
+        elif name == TOGETHER:
+            pieces = [acknowledgement(group, *acks), pop] if acks else [pop]
+            acks = [one for one in peer.call(*pieces) if "popTime" in one.ext]
         else:
             acks += peer.call(pop)
             if len(acks) == SHARING:
@@ -306,6 +309,7 @@ def measured(peer: Peer, name: str, group: str, batches: int) -> float:
 
 PULLS: Final = "pull with commit"
 EACH: Final = "pop, and an acknowledgement of each batch"
+TOGETHER: Final = "pop, in one write with the batch's acknowledgement"
 SHARED: Final = "pop, and 16 batches in one acknowledgement"
 SHARING: Final = 16
 
@@ -319,7 +323,7 @@ def of_a_process(batches: int, rounds: int) -> None:
             assert process.stdout is not None
             peer = Peer(process.stdout.readline().strip(), process.pid)
             fill(peer, batches)
-            costs: dict[str, list[float]] = {PULLS: [], EACH: [], SHARED: []}
+            costs: dict[str, list[float]] = {PULLS: [], EACH: [], TOGETHER: [], SHARED: []}
             for number in range(rounds):
                 for name, some in costs.items():
                     some.append(measured(peer, name, f"g{number}{len(name)}", batches))

@@ -8,6 +8,7 @@ apart by its first bytes. Both take plain connections and TLS, as `tlsMode` says
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Final
@@ -20,6 +21,8 @@ from rmq_grpc.calls import Calls
 from rmq_grpc.service import Session
 
 __all__ = ["GrpcPlugin"]
+
+log = logging.getLogger("rmq.grpc")
 
 PORT_KEY: Final = "grpcPort"
 PORT: Final = 8081
@@ -53,7 +56,16 @@ class GrpcPlugin(Plugin):
         ]
 
     async def _serve(self, stream: DoorStream, host: DoorHost) -> None:
-        """Serve one connection until its peer ends it."""
+        """Serve one connection until its peer ends it.
+
+        A slave ends it before a word: libraries of gRPC go on to the next of several addresses only when a
+        connection fails before the server's first frame.
+        """
+        leader = host.leader()
+        if leader is not None:
+            where = f"its master is {leader}" if leader else "no master of its set is known"
+            log.debug("closing %s: this broker is a slave, %s", stream.peer_address, where)
+            return
         session = Session(host, stream)
         calls = Calls(stream, session, clock=anyio.current_time, most_bytes=REQUEST_BYTES)
         stream.state["grpc"] = calls

@@ -56,7 +56,9 @@ REQUEST_SECONDS: Final = 60.0
 STRIKES_MAX: Final = 2_000
 STRIKES_SECONDS: Final = 10.0
 """Frames that only cost work (resets count as 10, pings and settings as 5), in so many seconds. Frames that
-grant room count where they are more than two for a frame of data."""
+grant room count where they are more than two for a frame of data that was sent, and pings where they are more
+than one: gRPC's libraries measure the connection by a ping for data that comes. The priority that begins a
+call, and the empty frame that ends one, belong to the call."""
 _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
@@ -152,6 +154,8 @@ class Calls:
         self._request_bytes = self._answer_bytes = self._incomplete = 0
         self._strikes, self._strikes_since = 0, clock()
         self._grants = 0  # frames that grant room: those of a peer that reads, one of the call's, one of all
+        self._pings = 0  # pings: those of a peer that reads
+        self._priority: Any = None  # that of the call which begins
         self._is_stopping = False
         config = h2.config.H2Configuration(
             client_side=False,
@@ -228,8 +232,11 @@ class Calls:
             self._strike(5)
             self._on_window(0)
         elif isinstance(event, h2.events.PingReceived):
-            self._strike(5)
-        elif isinstance(event, h2.events.PriorityUpdated):
+            if self._pings > 0:
+                self._pings -= 1
+            else:
+                self._strike(5)
+        elif isinstance(event, h2.events.PriorityUpdated) and event is not self._priority:
             self._strike(1)
 
     def _strike(self, count: int) -> None:
@@ -242,6 +249,7 @@ class Calls:
 
     def _on_request(self, event: Any) -> None:
         headers = checked(event.headers)
+        self._priority = event.priority_updated
         call = Call(self, event.stream_id, headers.get(":path", ""), headers, self._clock())
         self._open[event.stream_id] = call
         self._unfinished[event.stream_id] = call.began
@@ -273,7 +281,7 @@ class Calls:
     def _on_data(self, event: Any) -> None:
         if event.flow_controlled_length:
             self._acknowledge(event.flow_controlled_length, event.stream_id)
-        else:
+        elif event.stream_ended is None:
             self._strike(5)
         call = self._open.get(event.stream_id)
         if call is None or call.is_over:
@@ -407,6 +415,7 @@ class Calls:
                 self._answer_bytes -= len(piece)
                 self._h2.send_data(stream_id, piece)
                 self._grants += 2
+                self._pings += 1
         except h2.exceptions.ProtocolError as error:
             log.debug("%s: an answer is dropped: %s", self._stream.peer_address, error)
             self._forget(call)

@@ -294,12 +294,18 @@ def start_offsets(starts: dict[int, int]) -> str:
 
 def run_text(start: int, end: int) -> str:
     """The offsets from `start` up to `end`, with commas between them. The numbers of a thousand share their
-    first digits, so most texts are one join of texts that are there."""
-    high, low = divmod(start, 1000)
-    if not high or low + end - start > 1000:
-        return ",".join(map(str, range(start, end)))
-    between = f",{high}"
-    return between[1:] + between.join(_LAST_DIGITS[low : low + end - start])
+    first digits, so a text is one join of texts that are there for each thousand."""
+    texts = []
+    while start < end:
+        high, low = divmod(start, 1000)
+        stop = min(end, start - low + 1000)
+        if high:
+            between = f",{high}"
+            texts.append(between[1:] + between.join(_LAST_DIGITS[low : low + stop - start]))
+        else:
+            texts.append(",".join(map(str, range(start, stop))))
+        start = stop
+    return texts[0] if len(texts) == 1 else ",".join(texts)
 
 
 def message_offsets(offsets: dict[int, list[int]]) -> str:

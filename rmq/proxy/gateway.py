@@ -41,6 +41,7 @@ from rmq.protocol.headers import (
     RecallMessageResponseHeader,
 )
 from rmq.proxy.members import SENDER, transaction_name
+from rmq.proxy.takes import renewing_route
 
 if TYPE_CHECKING:
     from rmq.client.session.results import SendResult
@@ -224,7 +225,7 @@ class ClusterGateway:
 
         async def work() -> None:
             await self._cluster.topics.parts(topic)
-            await self._ask(broker, Command.request(RequestCode.END_TRANSACTION, header))
+            await self._ask(broker, topic, Command.request(RequestCode.END_TRANSACTION, header))
             if not self._host.is_closed:
                 on_done(None)
 
@@ -243,21 +244,22 @@ class ClusterGateway:
 
         async def work() -> None:
             await self._cluster.topics.parts(topic)
-            response = await self._ask(place.broker_name, Command.request(RECALL_MESSAGE, header))
+            response = await self._ask(place.broker_name, topic, Command.request(RECALL_MESSAGE, header))
             if not self._host.is_closed:
                 on_recalled(response.read(RecallMessageResponseHeader).msg_id)
 
         self._start(work, on_recalled)
 
-    async def _ask(self, broker: str, request: Command) -> Command:
+    async def _ask(self, broker: str, topic: str, request: Command) -> Command:
         session = self._cluster.session
-        address = session.routes.master(broker)
-        if address is None:
-            remark = f"no master of broker {broker:.100} is known"
-            raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
-        response = await session.pool.call(address, request, session.brokers.timeout)
-        if response.code != ResponseCode.SUCCESS:
-            raise for_code(response.code, response.remark, broker)
+        with renewing_route(session, topic):
+            address = session.routes.master(broker)
+            if address is None:
+                remark = f"no master of broker {broker:.100} is known"
+                raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+            response = await session.pool.call(address, request, session.brokers.timeout)
+            if response.code != ResponseCode.SUCCESS:
+                raise for_code(response.code, response.remark, broker)
         return response
 
     # ---- receiving ----

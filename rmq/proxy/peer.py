@@ -54,6 +54,9 @@ class ProxyPeer(ServerDoorPeer):
         """The peer, for its account."""
         return self
 
+    def leader(self) -> None:
+        """As `rmq.doors.DoorHost.leader`: a proxy takes messages for all masters."""
+
     def gateway(self) -> ClusterGateway:
         """As `rmq.gateway.GatewayHost.gateway`."""
         return self._gateway

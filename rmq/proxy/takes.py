@@ -7,7 +7,8 @@ refuse the first request.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -83,6 +84,21 @@ def parse_handle(text: str) -> Handle:
     return Handle(start, taken, invisible, revive, words[4], words[5], queue_id, offset, position)
 
 
+@contextmanager
+def renewing_route(session: Session, topic: str) -> Iterator[None]:
+    """Have the route of a topic looked up soon when the block fails as it does at a broker that is gone, or
+    is no master any more."""
+    try:
+        yield
+    except (NoRoute, *NETWORK_ERRORS):
+        session.refresh_soon(topic)
+        raise
+    except ResponseError as error:
+        if error.code == ResponseCode.SERVICE_NOT_AVAILABLE:
+            session.refresh_soon(topic)
+        raise
+
+
 class Takes:
     """The requests. All raise ResponseError for a refusal, NoRoute for a broker without a known master, and
     network errors. Cancelled: the broker may have acted on the request.
@@ -99,14 +115,12 @@ class Takes:
             raise NoRoute("", self._session.name_servers.addresses, detail)
         return address
 
-    async def _call(self, broker: str, request: Command, seconds: float = 0.0) -> Command:
-        session, address = self._session, self._master(broker)
-        return await session.pool.call(address, request, seconds + session.brokers.timeout)
-
-    async def _done(self, broker: str, request: Command) -> Command:
-        response = await self._call(broker, request)
-        if response.code != ResponseCode.SUCCESS:
-            raise for_code(response.code, response.remark, broker)
+    async def _done(self, broker: str, topic: str, request: Command) -> Command:
+        session = self._session
+        with renewing_route(session, topic):
+            response = await session.pool.call(self._master(broker), request, session.brokers.timeout)
+            if response.code != ResponseCode.SUCCESS:
+                raise for_code(response.code, response.remark, broker)
         return response
 
     # ---- take ----
@@ -128,7 +142,8 @@ class Takes:
             request.subscription or "*",
             in_order or None,
         )
-        response = await self._pops.pop(broker, self._master(broker), header, seconds)
+        with renewing_route(self._session, request.topic):
+            response = await self._pops.pop(broker, self._master(broker), header, seconds)
         return [] if response is None else _messages_of(response, broker, request.topic)
 
     # ---- acknowledge ----
@@ -167,15 +182,15 @@ class Takes:
             acks.append(BatchAck(group, topic, kind, first, queue_id, revive, *times, bits))
         body = BatchAckMessageRequestBody(broker, acks).to_json()
         try:
-            await self._done(broker, Command.request(codes.BATCH_ACK_MESSAGE, None, body))
+            await self._done(broker, topic, Command.request(codes.BATCH_ACK_MESSAGE, None, body))
         except (ResponseError, NoRoute, RemoteProtocolError, *NETWORK_ERRORS):
             return False
         return True
 
     async def _ack(self, group: str, topic: str, handle: Handle) -> None:
-        topic = real_topic(topic, group, handle.kind)
-        header = AckMessageRequestHeader(group, topic, handle.queue_id, str(handle), handle.offset)
-        await self._done(handle.broker, Command.request(codes.ACK_MESSAGE, header))
+        where = real_topic(topic, group, handle.kind)
+        header = AckMessageRequestHeader(group, where, handle.queue_id, str(handle), handle.offset)
+        await self._done(handle.broker, topic, Command.request(codes.ACK_MESSAGE, header))
 
     @staticmethod
     async def _outcome(work: Callable[[], Awaitable[None]]) -> RmqError | None:
@@ -208,12 +223,12 @@ class Takes:
         await self._change(group, topic, parse_handle(text), 0, more)
 
     async def _change(self, group: str, topic: str, handle: Handle, ms: int, more: dict[str, str]) -> Command:
-        topic = real_topic(topic, group, handle.kind)
+        where = real_topic(topic, group, handle.kind)
         header = ChangeInvisibleTimeRequestHeader(
-            group, topic, handle.queue_id, str(handle), handle.offset, ms
+            group, where, handle.queue_id, str(handle), handle.offset, ms
         )
         request = Command.request(codes.CHANGE_MESSAGE_INVISIBLETIME, encode(header) | more)
-        return await self._done(handle.broker, request)
+        return await self._done(handle.broker, topic, request)
 
     async def dead_letter(self, group: str, topic: str, text: str) -> RmqError | None:
         """Send a message to the dead letters of a group, then acknowledge it: when the acknowledgement fails,
@@ -227,7 +242,8 @@ class Takes:
             header = ConsumerSendMsgBackRequestHeader(
                 handle.position, group, -1, None, origin, False, 0, handle.broker
             )
-            await self._done(handle.broker, Command.request(RequestCode.CONSUMER_SEND_MSG_BACK, header))
+            request = Command.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+            await self._done(handle.broker, topic, request)
             await self._ack(group, topic, handle)
 
         return await self._outcome(work)

@@ -12,6 +12,8 @@ import trio
 
 pytest.importorskip("h2")
 
+from hpack import Encoder
+from hyperframe.frame import DataFrame, HeadersFrame, PingFrame, WindowUpdateFrame
 from rmq_grpc.calls import Call, Calls
 from trio.testing import MockClock
 
@@ -19,7 +21,7 @@ from rmq.broker import door_client
 from rmq.errors import RemoteProtocolError
 from rmq.proxy import cluster as proxy_cluster
 from rmq.testing.network import MemoryNetwork
-from tests.unit.grpc.floods import FLOODS, Flood
+from tests.unit.grpc.floods import FLOODS, Flood, frame, headers, hello, streams
 from tests.unit.grpc.test_grpc import (
     PORT,
     acking,
@@ -161,3 +163,35 @@ def test_what_a_flood_makes_a_connection_keep_is_bounded(flood: Flood) -> None:
     calls.closed()
     calls.expire()
     assert stream.held == 0
+
+
+CALLS = 3_000
+
+
+def test_a_peer_that_measures_the_connection_at_each_answer_is_served() -> None:
+    """The frames of gRPC's libraries for one call after the other: Java's begins with a priority, Node's ends
+    by an empty frame, and all of them send a ping when data has come."""
+    stream, encoder = Stream(), Encoder()
+    calls = Calls(stream, Answering(), clock=lambda: 0.0, most_bytes=8 << 20)  # type: ignore[arg-type]
+    calls.feed(hello())
+    for _, stream_id in zip(range(CALLS), streams(), strict=False):
+        block = headers(encoder, "AckMessage")
+        begun = HeadersFrame(stream_id, block, depends_on=0, stream_weight=15)
+        calls.feed(
+            frame(begun, "END_HEADERS", "PRIORITY")
+            + frame(DataFrame(stream_id, bytes(5)))
+            + frame(DataFrame(stream_id), "END_STREAM")
+        )
+        calls.feed(frame(PingFrame(0, bytes(8))) + frame(WindowUpdateFrame(0, window_increment=5)))
+    assert not stream.is_closed
+    pings = frame(PingFrame(0, bytes(8))) * 1_000
+    with pytest.raises(RemoteProtocolError, match="only cost work"):
+        calls.feed(pings)
+
+
+class Answering(Service):
+    """Answers each call by a short message."""
+
+    def handle(self, call: Call, message: bytes) -> None:
+        call.send(b"done")
+        call.finish()

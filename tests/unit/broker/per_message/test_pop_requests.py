@@ -213,7 +213,7 @@ def test_a_batch_of_acknowledgements_as_java_writes_it(rig: Rig) -> None:
 
 @pytest.mark.parametrize("start", [0, 7, 990, 999, 1_000, 1_968, 1_969, 123_456, 999_990, 10**15])
 def test_the_text_of_a_run_of_offsets(start: int) -> None:
-    for count in (1, 2, 32, 64):
+    for count in (1, 2, 32, 64, 1_024, 2_500):
         assert run_text(start, start + count) == ",".join(map(str, range(start, start + count)))
 
 
