@@ -21,8 +21,8 @@ import rmq
 from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.pool import Pool
-from tests.interop.clients5 import Client, Job, Jobs, Missing, client_of
 from tests.interop.clients.test_grpc_failures import INVISIBLE, judge
+from tests.interop.clients5 import Client, Job, Jobs, Missing, client_of
 from tests.interop.rocketmq import wait_for_port
 from tests.ports import free_ports
 from tests.system import failover
@@ -121,8 +121,8 @@ class Work:
         await self._until(lambda: self.acked >= min(count, len(self.bodies)), "acknowledgements")
 
     async def finish(self) -> None:
-        """Wait until all messages were sent, and have come to both groups. An acknowledgement whose answer was
-        lost with its master may hold."""
+        """Wait until all messages were sent, and have come to both groups. Some may be acknowledged
+        without an answer, as that was lost with a master."""
         await self._until(lambda: self.sender.child.poll() is not None, "the producer's end")
         wanted = {row[0] for row in self.sender.told("sent")}
         await self._until(lambda: wanted <= _of(self.consumers, "message"), "all at the simple consumers")
