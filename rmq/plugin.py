@@ -467,9 +467,10 @@ class Hooks:
 
     def may(self, peer: Peer, action: str, name: str) -> bool:
         """Whether all gates let a door's peer do something; one that breaks, or has no `may`, does not."""
-        judges = {getattr(right, "__self__", None) for right in self.rights}
-        if any(getattr(gate, "__self__", None) not in judges for gate in self.requests):
-            return False
+        if self.requests:
+            judges = {getattr(right, "__self__", None) for right in self.rights}
+            if any(getattr(gate, "__self__", None) not in judges for gate in self.requests):
+                return False
         for right in self.rights:
             try:
                 if not right(peer, action, name):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, Final
 
 from attrs import define, field
@@ -52,11 +54,6 @@ class Sections:
     properties: dict[Any, Any] = field(factory=dict)
 
 
-_HEADER: Final = ("durable", "priority", "ttl", "", "delivery_count")
-_PROPERTIES: Final = (
-    *("message_id", "user_id", "to", "subject", "reply_to", "correlation_id", "content_type"),
-    *("content_encoding", "expires", "created", "group_id", "group_sequence", "reply_to_group"),
-)
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "durable": (bool,),
     "priority": (int,),
@@ -71,6 +68,23 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
 }
 
 
+def _typed(*names: str) -> tuple[tuple[str, tuple[type, ...]], ...]:
+    """The fields of a section, each with its classes; one without a name is not read."""
+    return tuple((name, _TYPES.get(name, (str,))) for name in names)
+
+
+_HEADER: Final = _typed("durable", "priority", "ttl", "", "delivery_count")
+_PROPERTIES: Final = _typed(
+    *("message_id", "user_id", "to", "subject", "reply_to", "correlation_id", "content_type"),
+    *("content_encoding", "expires", "created", "group_id", "group_sequence", "reply_to_group"),
+)
+_SHORT: Final = (0xC0, 0xC1)
+"""Lists and maps whose length is one byte."""
+
+_repeated: Final = lru_cache(maxsize=256)(decode)
+"""Decodes values that most messages of a producer share; all of them are short."""
+
+
 def parse(data: bytes) -> Sections:
     """The sections of an encoded message. Raises Malformed."""
     made = Sections()
@@ -82,7 +96,14 @@ def parse(data: bytes) -> Sections:
             if data[at] != 0:
                 raise Malformed(f"no section of a message begins at byte {at}")
             code, at = decode(data, at + 1)
-        value, at = decode(data, at)
+        if code in (HEADER, ANNOTATIONS) and at + 1 < len(data) and data[at] in _SHORT:
+            end = at + 2 + data[at + 1]
+            value, size = _repeated(data[at:end])
+            at += size
+            if code == ANNOTATIONS:
+                value = dict(value) if isinstance(value, dict) else value
+        else:
+            value, at = decode(data, at)
         _take(made, code, value)
     return made
 
@@ -109,12 +130,12 @@ def _take(made: Sections, code: Any, value: Any) -> None:
         raise Malformed(f"a message has no section {code!r:.80}")
 
 
-def _fields(made: Sections, names: tuple[str, ...], values: Any) -> None:
+def _fields(made: Sections, fields: Iterable[tuple[str, tuple[type, ...]]], values: Any) -> None:
     if not isinstance(values, list):
         raise Malformed("a section of a message is not a list")
-    for name, value in zip(names, values, strict=False):
+    for (name, types), value in zip(fields, values, strict=False):
         if value is not None and name:
-            if not isinstance(value, _TYPES.get(name, (str,))):
+            if not isinstance(value, types):
                 raise Malformed(f"the field {name} of a message is {type(value).__name__}")
             setattr(made, name, value)
 

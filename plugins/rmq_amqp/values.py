@@ -190,8 +190,21 @@ def _compound(data: bytes, kind: int, start: int, end: int, width: int, depth: i
     at = start + width
     if at > end or count > end - at:
         raise Malformed(f"{count} values do not fit into {max(0, end - at)} bytes")
-    values = []
+    values: list[Any] = []
     for _ in range(count):
+        # Nulls and short texts, which most values are, are read here; `decode` is right for all.
+        code = data[at] if at < end else -1
+        if code == 0x40:
+            at += 1
+            values.append(None)
+            continue
+        if code == 0xA1 and at + 1 < end and (stop := at + 2 + data[at + 1]) <= end:
+            try:
+                values.append(data[at + 2 : stop].decode())
+            except UnicodeDecodeError as error:
+                raise Malformed(f"a string is not UTF-8: {error}") from None
+            at = stop
+            continue
         value, at = decode(data, at, depth + 1)
         values.append(value)
     if at > end:

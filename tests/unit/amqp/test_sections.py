@@ -1,0 +1,53 @@
+"""Sections of a message: values that messages share are decoded once, and are nobody else's."""
+
+from __future__ import annotations
+
+import pytest
+from rmq_amqp import sections
+from rmq_amqp.sections import DATA, Sections, build, parse
+from rmq_amqp.values import Byte, Malformed, Symbol, decode, encode
+
+
+def message(number: int = 0) -> bytes:
+    made = Sections(kind=DATA, body=b"b", durable=True, priority=7, message_id=f"ID:{number}", to="Orders")
+    made.annotations = {Symbol("x-opt-jms-dest"): Byte(1)}
+    return build(made)
+
+
+def test_messages_of_a_producer_share_what_is_decoded_and_nothing_else() -> None:
+    sections._repeated.cache_clear()
+    for number in range(100):
+        read = parse(message(number))
+        assert (read.durable, read.priority, read.message_id) == (True, 7, f"ID:{number}")
+        assert read.annotations == {Symbol("x-opt-jms-dest"): Byte(1)}
+        read.annotations["mine"] = number
+    assert sections._repeated.cache_info().misses == 2
+
+
+@pytest.mark.parametrize("size", range(1, len(message())))
+def test_a_message_that_is_cut_is_malformed_or_shorter(size: int) -> None:
+    try:
+        read = parse(message()[:size])
+    except Malformed:
+        return
+    assert read.body is None, "only a section that is whole is read"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xc0\x04\x01\xa1\x05a",  # a text that ends behind its list
+        b"\xc0\x03\x01\xa1\x05",
+        b"\xc0\x02\x01\xa1",
+        b"\xc0\x04\x01\xa1\x01\xff",  # no UTF-8
+        b"\xc0\x01\x01",  # a list without its value
+    ],
+)
+def test_a_list_whose_values_do_not_fit_is_malformed(data: bytes) -> None:
+    with pytest.raises(Malformed):
+        decode(data + bytes(8) if data[1] != 4 else data)
+
+
+def test_nulls_and_texts_of_a_list_are_read_as_by_themselves() -> None:
+    values = [None, "", "é" * 100, "long" * 100, None, Symbol("s"), 5, True, None]
+    assert decode(encode(values)) == (values, len(encode(values)))
