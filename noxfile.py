@@ -138,8 +138,8 @@ def grpc(session: nox.Session) -> None:
     (crates.io) and Go (its module proxy)."""
     session.install("-e", ".[test]")
     tests = "tests/interop/clients/test_grpc_clients.py", "tests/interop/clients/test_grpc_failures.py"
-    proxy = "tests/interop/clients/test_proxy_clients.py"
-    session.run("python", "-m", "pytest", "-n", "0", "-m", "interop", *tests, proxy, *session.posargs)
+    more = "tests/interop/clients/test_proxy_clients.py", "tests/interop/servers/test_grpc_failover.py"
+    session.run("python", "-m", "pytest", "-n", "0", "-m", "interop", *tests, *more, *session.posargs)
 
 
 @nox.session
