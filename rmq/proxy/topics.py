@@ -80,6 +80,7 @@ class Topics:
         writes = Counter(queue.broker_name for queue in route.publish_queues)
         brokers = [one for one in sorted({*reads, *writes}) if session.routes.master(one) is not None]
         if not brokers:
+            session.refresh_soon(name)  # the next master may be there by now
             remark = f"no master of topic {name} is there now"
             raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
         kind = await self._types.get(name, session.now(), lambda: self._type(name, brokers))
