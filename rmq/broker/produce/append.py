@@ -562,7 +562,7 @@ class Append:
             topic,
             queue_id,
             message.body,
-            encode_properties(properties),
+            "",  # `detour` writes the properties
             message.flag,
             target.sys_flag,
             born_timestamp=now,
