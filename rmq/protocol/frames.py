@@ -109,8 +109,15 @@ def _bad_kind(kind: int) -> RemoteProtocolError:
     return RemoteProtocolError(f"serialization type {kind} is neither 0 (JSON) nor 1 (ROCKETMQ)")
 
 
-_OTHER_SERVERS: Final = {b"HTTP": "an HTTP server", b"SSH-": "an SSH server", b"-ERR": "a Redis server"}
-"""By the first bytes that they say, which would be the length of a frame."""
+_OTHER_SERVERS: Final = {
+    b"HTTP": "an HTTP server",
+    b"<!DO": "an HTTP server",  # some answer what is no request by a page without a status line
+    b"<htm": "an HTTP server",
+    b"<HTM": "an HTTP server",
+    b"SSH-": "an SSH server",
+    b"-ERR": "a Redis server",
+}
+"""Other servers, by the first bytes of their answers, which would be the length of a frame."""
 
 
 def _bad_length(

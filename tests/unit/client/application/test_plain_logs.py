@@ -121,6 +121,7 @@ def test_the_address_of_a_broker(in_memory: Play, cluster: Cluster) -> None:
     ("answer", "text"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "an HTTP server speaks there"),
+        (b"<!DOCTYPE HTML>\n<html>", "an HTTP server speaks there"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "an SSH server speaks there"),
         (b"-ERR unknown command\r\n", "a Redis server speaks there"),
         (b"", r", and never said anything: is it a server of RocketMQ\?"),
