@@ -363,6 +363,8 @@ class Transactions:
         Raises StoreError when nothing can be written; the half messages stay and are checked later.
         """
         if self._pass_end is None:
+            # The clock may have been set back: no pass is further away than the interval.
+            self._pass_at = min(self._pass_at, now_ms + self._settings.broker.transaction_check_interval)
             if now_ms < self._pass_at:
                 self._pass_settled(self._next)
                 return self._pass_at
@@ -442,7 +444,7 @@ class Transactions:
     def _check(self, half: StoredMessage, offset: int, check: _Check) -> _Checked:
         """Do what an unsettled half message needs."""
         keep_ms = self._store.config.file_reserved_time * 3_600_000
-        age = self._age(half, check.now_ms, keep_ms)
+        age = _age(self._store, half, check.now_ms, keep_ms)
         times = _number(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES), 0)
         if times >= self._settings.broker.transaction_check_max or age > keep_ms:
             return self._discard(half, check)
@@ -460,15 +462,6 @@ class Transactions:
         if record is not None:
             check.asks.append((half, record))
         return _Checked.DONE
-
-    def _age(self, half: StoredMessage, now_ms: int, keep_ms: int) -> int:
-        """The time that the original has been in the store; the retention of files when the original is
-        gone."""
-        first = _first_of(half)
-        if first == half.queue_offset:
-            return now_ms - half.store_timestamp
-        stored_ms = self._store.message_time(TRANS_HALF_TOPIC, 0, first)
-        return keep_ms if stored_ms < 0 else now_ms - stored_ms
 
     def _renew(self, half: StoredMessage, properties: Mapping[str, str], check: _Check) -> Record | None:
         """Write a half message again at the end of its queue. A message without room for more properties,
@@ -612,6 +605,15 @@ def _first_of(half: StoredMessage) -> int:
     """The queue offset of a half message's first copy."""
     first = _number(half.properties.get(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET), half.queue_offset)
     return first if 0 <= first < half.queue_offset else half.queue_offset
+
+
+def _age(store: Store, half: StoredMessage, now_ms: int, keep_ms: int) -> int:
+    """The time that the original has been in the store; the retention of files when the original is gone."""
+    first = _first_of(half)
+    if first == half.queue_offset:
+        return now_ms - half.store_timestamp
+    stored_ms = store.message_time(TRANS_HALF_TOPIC, 0, first)
+    return keep_ms if stored_ms < 0 else now_ms - stored_ms
 
 
 def _shown(record: Record) -> dict[str, str]:

@@ -39,6 +39,7 @@ class Expiry:
 
     def step(self, now: int) -> int:
         """Look at the next groups; returns when to come again."""
+        self._next_ms = min(self._next_ms, now + PASS_MS)  # the clock may have been set back
         if now < self._next_ms:
             return self._next_ms
         if not self._left:

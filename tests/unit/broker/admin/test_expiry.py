@@ -64,6 +64,15 @@ def test_a_group_that_was_never_used_is_removed_with_its_retry_topic() -> None:
     assert "%RETRY%idle" in rig.broker.topics.table
 
 
+def test_groups_are_looked_at_though_the_clock_was_set_back() -> None:
+    rig = Rig()
+    rig.broker.expiry.step(rig.now_ms)
+    leave(rig, beat(rig, "idle"))
+    rig.now_ms -= 30 * DAY
+    let_pass(rig, DAY + 2 * module.PASS_MS)
+    assert "idle" not in rig.broker.groups.table
+
+
 def test_groups_that_are_used_or_set_up_stay() -> None:
     rig = Rig()
     connected = beat(rig, "connected")

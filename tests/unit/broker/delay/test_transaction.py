@@ -246,6 +246,16 @@ def test_an_overdue_half_message_is_written_anew_and_its_producer_asked(bench: B
     assert shown.physical_offset == again.physical_offset != half.physical_offset
 
 
+@pytest.mark.parametrize("set_by", [-86_400_000, 86_400_000])
+def test_a_check_back_comes_though_the_clock_was_set(bench: Bench, set_by: int) -> None:
+    bench.half()
+    bench.wait(1)
+    bench.now += set_by
+    bench.wait(0)
+    bench.wait(60_000)
+    assert len(bench.asked) >= 1
+
+
 def test_the_answer_to_a_check_back_settles_it(bench: Bench) -> None:
     bench.half()
     bench.wait(60_000)
