@@ -33,6 +33,8 @@ pytestmark = pytest.mark.interop
 CYCLES = max(2, int(os.environ.get("RMQ_KILL_CYCLES", "100")) // 50)
 SEED = int(os.environ.get("RMQ_KILL_SEED", "1"))
 PUSHING = ("java", "node", "python")
+SEVERAL = ("java", "python")
+"""Clients that go on to the next of several addresses (docs/grpc.md tells what Node and Rust do)."""
 STEPS = 120
 """A kill comes after so many acknowledged messages, and a little more."""
 EVERY_MS = 15
@@ -51,6 +53,8 @@ def client(request: pytest.FixtureRequest) -> Client:
 
 @pytest.mark.parametrize("door", ["brokers", "proxy"])
 def test_nothing_is_lost_when_masters_are_killed(client: Client, door: str, tmp_path: pathlib.Path) -> None:
+    if door == "brokers" and client.language not in SEVERAL:
+        pytest.skip(f"the {client.language} client does not go on to another of its addresses")
     trio.run(partial(_kill_masters, tmp_path, client, door))
 
 
