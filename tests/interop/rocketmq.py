@@ -71,6 +71,10 @@ def free_port() -> int:
     return free_ports(4)[2]
 
 
+START_SECONDS = 240.0
+"""For a JVM's start, which takes a second on a machine that does nothing else."""
+
+
 def wait_until(condition: Callable[[], Any], seconds: float, what: str, every: float = 0.05) -> Any:
     """Polls until `condition()` is true and returns its value; raises TimeoutError naming `what`."""
     end = time.monotonic() + seconds
@@ -303,7 +307,7 @@ class Processes:
         """The command, bound to the core `pin` when one is set."""
         return ["taskset", "-c", self.pin, *command] if self.pin else command
 
-    def serve(self, command: list[str], name: str, port: int, seconds: float = 60) -> Process:
+    def serve(self, command: list[str], name: str, port: int, seconds: float = START_SECONDS) -> Process:
         """Starts a server and waits until its port answers."""
         process = self.start(command, name)
         process.port = port
@@ -359,7 +363,9 @@ class Processes:
     def serve_registered(self, command: list[str], name: str, port: int, namesrv: str) -> Process:
         """Starts a broker and waits until the name server hands out its address."""
         process = self.serve(command, name, port)
-        wait_until(lambda: f'"127.0.0.1:{port}"' in cluster_text(namesrv), 30, f"{name} registered")
+        wait_until(
+            lambda: f'"127.0.0.1:{port}"' in cluster_text(namesrv), START_SECONDS, f"{name} registered"
+        )
         return process
 
     def broker_settings(self, store: pathlib.Path, settings: Mapping[str, str]) -> tuple[pathlib.Path, int]:
