@@ -252,6 +252,24 @@ class Decoder:
     `SendRun`. A request that cannot be read, or is too long, is dropped, and `refused` has its response.
     """
 
+    __slots__ = (
+        "_ask_from",
+        "_is_shown",
+        "_lanes",
+        "_long",
+        "_most",
+        "_pieces",
+        "_unread",
+        "_wanted",
+        "buffered",
+        "has_more",
+        "head",
+        "head_body",
+        "max_frame",
+        "max_header",
+        "refused",
+    )
+
     def __init__(
         self,
         max_frame: int = MAX_FRAME,

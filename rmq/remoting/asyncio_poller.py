@@ -23,6 +23,8 @@ class AsyncioPoller:
     """See the module. One serves any number of connections of the running loop."""
 
     is_running: Final = True
+    spares_tasks: Final = False
+    """A client has few connections, and calls over each of them."""
     alone: Final = -1
     """No descriptor is treated otherwise for being the only one."""
 

@@ -4,7 +4,8 @@ How bytes move. The reader waits until the stream is readable, reads a chunk, de
 whose responses came, hands all requests of the chunk to the endpoint in a single call, and then sends the
 whole outbox itself: two loop operations for a chunk, none for a message. When the peer does not take
 everything, the reader waits until it does, so a peer that does not read is not read from. A server's `Poller`
-does the same in a single task for many connections, and leaves work that must wait to the reader. A writer
+does the same in a single task for many connections, and leaves work that must wait to the reader, which has
+no task group until it needs a second task: thousands of connections are idle. A writer
 task exists only after a write outside the endpoint's `handle` (a late reply), and wakes only for such writes.
 Deadlines of calls are in the table of pending requests; a single task, asleep until the earliest deadline,
 serves all calls. Runs on trio and on asyncio.
@@ -57,6 +58,30 @@ class Connection(SendingSide):
     seconds. `signer`, if set, signs each request when it is sent. `reason` says why the connection
     `is_closed`; it `fell_silent` when the peer stopped answering and no byte came.
     """
+
+    __slots__ = (
+        "_at_end",
+        "_budget",
+        "_cause",
+        "_deadlines",
+        "_decoder",
+        "_endpoint",
+        "_first",
+        "_half_since",
+        "_heard_at",
+        "_pending",
+        "_rest",
+        "_signer",
+        "_silence",
+        "_wanted",
+        "fell_silent",
+        "has_received",
+        "is_signing",
+        "local_address",
+        "peer_address",
+        "reset_on_close",
+        "state",
+    )
 
     def __init__(
         self,
@@ -127,6 +152,8 @@ class Connection(SendingSide):
         try:
             if deadline < self._deadlines.at:
                 self._deadlines.wake_at(deadline)
+                if self._solo is not None:
+                    self._solo.cancel()  # the deadline needs a task
             self._send_soon()
             response: Command = await waiter.wait()
             return response
@@ -166,6 +193,8 @@ class Connection(SendingSide):
             self._room.set()
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()
+        if self._solo is not None:
+            self._solo.cancel()
 
     def finish(self, reason: str) -> None:
         """As `close`; the peer sees the end right behind the last byte if it takes all that waits now."""
@@ -200,16 +229,13 @@ class Connection(SendingSide):
         logged, not raised, since a peer's bytes must not end the service of other peers; the same when
         cancelled."""
         try:
-            with unwrap_groups():
-                async with anyio.create_task_group() as self._tasks:
-                    try:
-                        self._deadlines.begin(self._tasks)
-                        if not self.is_closed:
-                            await self._read()
-                    finally:
-                        self.close("cancelled")  # others still run before the group has ended
-                        self._tasks.cancel_scope.cancel()
+            is_alone = self._poller is not None and self._poller.spares_tasks and not self._pending
+            if is_alone:
+                await self._read_alone()
+            if not self.is_closed:
+                await self._read_with_tasks(is_resumed=is_alone and self._outbox.size > 0)
         finally:
+            self.close("cancelled")
             try:
                 self._endpoint.on_close(self)
             except Exception as error:
@@ -227,13 +253,35 @@ class Connection(SendingSide):
 
     # --- reading ----------------------------------------------------------------------------------
 
-    async def _read(self) -> None:
+    async def _read_alone(self) -> None:
+        """Read until the connection ends, or needs a second task: nothing is lost where the reader stops."""
+        with self._new_scope() as self._solo:
+            try:
+                if not self.is_closed:
+                    await self._read()
+            finally:
+                self._solo = None
+
+    async def _read_with_tasks(self, *, is_resumed: bool) -> None:
+        with unwrap_groups():
+            async with anyio.create_task_group() as self._tasks:
+                try:
+                    self._deadlines.begin(self._tasks)
+                    if is_resumed:
+                        self._wake_writer()
+                    await self._read(is_resumed=is_resumed)
+                finally:
+                    self.close("cancelled")  # others still run before the group has ended
+                    self._tasks.cancel_scope.cancel()
+
+    async def _read(self, *, is_resumed: bool = False) -> None:
+        """Read to the end; `is_resumed`: what waits to be sent has a writer already."""
         try:
             self._received(self._first)
             self._first = b""
             receive, outbox, poller = self._stream.receive_some, self._outbox, self._poller
             while True:
-                if outbox.size and not self._flush_now():
+                if outbox.size and not is_resumed and not self._flush_now():
                     self._count()
                     if self._reply_bytes > self._limits.pause_bytes:
                         await self._flush()
@@ -241,6 +289,7 @@ class Connection(SendingSide):
                         # Our own requests never stop us from reading: the peer may wait for us to take its
                         # responses before it takes more. Callers wait for room instead.
                         self._wake_writer()
+                is_resumed = False
                 if self._rest or self._decoder.has_more:
                     await anyio.lowlevel.checkpoint()  # others have their turn
                     self._go_on()
@@ -448,6 +497,8 @@ class Connection(SendingSide):
     async def _close_stream(self) -> None:
         """Send within `linger_seconds`, as far as the peer takes it, and close the stream, cancelled or
         not."""
+        if not self._outbox.size and self._stream.close_now():
+            return
         with anyio.move_on_after(self._limits.linger_seconds, shield=True):
             try:
                 if self._outbox.size and not (self._is_mute or self._is_torn or self._flush_now()):

@@ -12,7 +12,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from contextvars import Context, copy_context
 from functools import partial
 from types import TracebackType
@@ -29,6 +29,11 @@ from rmq.errors import LocalProtocolError, StrayCancellation
 
 if TYPE_CHECKING:  # trio's programs need not wait 15 ms for it: functions that run on it import it
     import asyncio
+
+    import anyio.abc
+    import trio
+
+    Tasks = anyio.abc.TaskGroup | trio.Nursery
 
 
 class Waiter(Protocol):
@@ -65,6 +70,13 @@ class AsyncioWaiter:
             self._future.exception()  # marks it as seen: nobody may be waiting any more
 
 
+class Scope(AbstractContextManager[Any], Protocol):
+    """A cancel scope."""
+
+    def cancel(self) -> None:
+        """End the block of the scope."""
+
+
 @attrs.frozen
 class Loop:
     """The running event loop, as far as remoting needs it."""
@@ -75,10 +87,12 @@ class Loop:
     wait_writable: Callable[[socket.socket], Awaitable[None]]
     notify_closing: Callable[[socket.socket], None]
     waiter: Callable[[], Waiter]
-    scope: Callable[..., AbstractContextManager[Any]]
+    scope: Callable[..., Scope]
     """A cancel scope; `deadline` is on this clock."""
     call_at: Callable[..., asyncio.TimerHandle] | None = None
     """Where the loop has timers without tasks: a wait that one ends costs a third of one in a scope."""
+    tasks: Callable[[], AbstractAsyncContextManager[Any]] = anyio.create_task_group
+    """A group of tasks, `Tasks`. Each task of trio's own takes 1.5 KB less than one of anyio's."""
 
 
 # --- errors of streams: trio's where trio is loaded, so that trio's own tools know them, else anyio's ---

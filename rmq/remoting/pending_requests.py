@@ -71,6 +71,8 @@ class Silence:
 class Deadlines:
     """The deadlines of all calls of a connection: a single task, asleep until the earliest deadline."""
 
+    __slots__ = ("_now", "_on_over", "_pending", "_tasks", "_timer", "at")
+
     def __init__(
         self,
         pending: dict[int, PendingRequest],

@@ -40,6 +40,9 @@ class Poller:
     """`round_seconds` is the time that the last round took to serve everything readable, including turns of
     other tasks. `clock` is in seconds. Only trio has a running poller."""
 
+    spares_tasks: Final = True
+    """Whether connections are so many, and so often idle, that their tasks are worth sparing."""
+
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.round_seconds = 0.0
         self.is_serving = False

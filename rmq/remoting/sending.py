@@ -33,6 +33,36 @@ class SendingSide(ABC):
     `is_closed`.
     """
 
+    __slots__ = (  # a dictionary for as many attributes takes 1.2 KB
+        "_has_writer",
+        "_held",
+        "_is_blocked",
+        "_is_due",
+        "_is_eager",
+        "_is_handling",
+        "_is_mute",
+        "_is_torn",
+        "_late",
+        "_left",
+        "_limits",
+        "_new_scope",
+        "_new_waiter",
+        "_now",
+        "_outbox",
+        "_poller",
+        "_reply_bytes",
+        "_room",
+        "_sending",
+        "_solo",
+        "_stream",
+        "_taken_at",
+        "_tasks",
+        "_watched_bytes",
+        "active_at",
+        "is_closed",
+        "reason",
+    )
+
     def __init__(self, stream: Stream, limits: Limits, poller: Poller | AsyncioPoller | None) -> None:
         loop = current_loop()
         self._stream, self._limits, self._poller = stream, limits, poller
@@ -42,13 +72,14 @@ class SendingSide(ABC):
         self._outbox = Outbox()
         self._is_handling = False  # inside endpoint.handle: the reader will send
         self._is_eager = True  # the next write may be sent at once instead of being gathered
-        self._sending = anyio.Lock(fast_acquire=True)  # held by whoever waits for the peer to take bytes
+        self._sending: anyio.Lock | None = None  # held by whoever waits for the peer to take bytes
         self._is_blocked = False  # the same, cheaper to ask
         self._is_torn = False  # a send was cancelled halfway: what follows would not be a frame
         self._is_mute = False  # nothing more is sent: the peer is gone or does not read
         self._reply_bytes = 0  # of responses put into the outbox since it was last empty
         self._room: anyio.Event | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
+        self._solo: anyio.CancelScope | None = None  # of the reader, while it has no task group
         self._late: Waiter | None = None  # the writer, when it sleeps
         self._has_writer = False
         self._is_due = False  # the poller is to send what waits
@@ -56,6 +87,7 @@ class SendingSide(ABC):
         self.active_at = loop.now()
         self._now: Callable[[], float] = loop.now
         self._new_waiter = loop.waiter
+        self._new_scope = loop.scope
         self.is_closed, self.reason = False, ""
 
     # --- what the connection does ---
@@ -160,7 +192,8 @@ class SendingSide(ABC):
         """Send what waits soon: by the poller, with what other connections have to send, as long as the peer
         takes it, else by a task of this connection."""
         poller = self._poller
-        if poller is None or self._has_writer or self._tasks is None or not poller.is_running:
+        is_read = self._tasks is not None or self._solo is not None
+        if poller is None or self._has_writer or not is_read or not poller.is_running:
             self._wake_writer()
         elif not self._is_due:
             self._is_due = True
@@ -189,6 +222,8 @@ class SendingSide(ABC):
         elif not self._has_writer and self._tasks is not None:
             self._has_writer = True
             self._tasks.start_soon(self._write)
+        elif self._solo is not None:
+            self._solo.cancel()  # the reader goes on with a task group, and starts the writer
 
     async def _write(self) -> None:
         try:
@@ -222,6 +257,8 @@ class SendingSide(ABC):
     async def _flush(self) -> None:
         """Send the outbox, waiting for the peer and for other senders of this connection."""
         outbox = self._outbox
+        if self._sending is None:
+            self._sending = anyio.Lock(fast_acquire=True)
         async with self._sending:
             self._is_blocked = True
             try:

@@ -56,6 +56,7 @@ LOOP: Final = Loop(
     trio.lowlevel.notify_closing,
     TrioWaiter,
     trio.CancelScope,
+    tasks=trio.open_nursery,
 )
 
 is_running = trio.lowlevel.in_trio_run

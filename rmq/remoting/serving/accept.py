@@ -52,22 +52,49 @@ async def accept_stream(
     a handshake longer than `limits.handshake_seconds`; BrokenResourceError when the peer goes away or a
     handshake fails. The caller closes the stream, or after an error `raw`.
     """
-    stream, first = await remove_tls(raw, tls, limits, on_first)
-    is_upgrade = upgrades and first[0] == UPGRADE
-    if not is_upgrade and first[0] != FRAME and not speaks(first[0]):
-        raise RemoteProtocolError(f"the first byte 0x{first[0]:02x} begins neither a frame nor a handshake")
-    if not is_upgrade:
+    stream, first = await detect(
+        raw, tls=tls, limits=limits, on_first=on_first, speaks=speaks, upgrades=upgrades
+    )
+    if not upgrades or first[0] != UPGRADE:
         yield stream, first
         return
+    async with websocket(stream, first, limits, access, subprotocols) as messages:
+        yield messages, b""
+
+
+async def detect(
+    raw: Stream,
+    *,
+    tls: TlsContexts,
+    limits: Limits,
+    on_first: Callable[[], object] = lambda: None,
+    speaks: Callable[[int], bool] = lambda byte: False,
+    upgrades: bool = True,
+) -> tuple[Stream, bytes]:
+    """As `accept_stream`, but a peer that asks for a WebSocket gets none yet: its first byte is `UPGRADE`."""
+    stream, first = await remove_tls(raw, tls, limits, on_first)
+    if not (upgrades and first[0] == UPGRADE) and first[0] != FRAME and not speaks(first[0]):
+        raise RemoteProtocolError(f"the first byte 0x{first[0]:02x} begins neither a frame nor a handshake")
+    return stream, first
+
+
+@asynccontextmanager
+async def websocket(
+    stream: Stream, first: bytes, limits: Limits, access: WebSocketAccess | None, subprotocols: Sequence[str]
+) -> AsyncIterator[Stream]:
+    """The stream of a WebSocket for which the peer asks on `stream`, from which `first` was read already.
+    Raises as `accept_stream`."""
     if current_loop().name != "trio":
         raise RemoteProtocolError("the peer wants a WebSocket, which needs trio; this is asyncio")
     accept_websocket = await _websocket()
     with unwrap_groups():
         async with trio.open_nursery() as nursery:
             with _within(limits.handshake_seconds, "did not finish its WebSocket handshake"):
-                stream = await accept_websocket(nursery, PrefixedStream(first, stream), access, subprotocols)
+                messages = await accept_websocket(
+                    nursery, PrefixedStream(first, stream), access, subprotocols
+                )
             try:
-                yield stream, b""
+                yield messages
             finally:
                 nursery.cancel_scope.cancel()
 

@@ -17,14 +17,17 @@ import math
 import sys
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import anyio
-import anyio.abc
 
 from rmq.remoting.limits import AddressRate, Limits
+from rmq.remoting.loop import current_loop
 from rmq.remoting.transports.stream import Listener, Stream, close_at_once
 from rmq.shares import Gateways, Holders, Shares, by_address
+
+if TYPE_CHECKING:
+    from rmq.remoting.loop import Tasks
 
 if sys.platform != "win32":
     import resource
@@ -74,7 +77,7 @@ class Guest:
         self.peer = peer
         self.holders = holders
         self.since = since
-        self.scope = anyio.CancelScope()
+        self.scope = current_loop().scope()
         self.has_begun = False  # it does not wait for its turn
         self.has_spoken = False
         self._acceptor = acceptor
@@ -162,7 +165,7 @@ class Acceptor:
         """How many of them wait for their turn."""
         return sum(map(len, self._waiting.values()))
 
-    async def run(self, listener: Listener, serve: Serve, nursery: anyio.abc.TaskGroup) -> NoReturn:
+    async def run(self, listener: Listener, serve: Serve, nursery: Tasks) -> NoReturn:
         """Take peers from a listener until cancelled; `serve` is run for each, its errors are logged.
 
         Raises OSError and ClosedResourceError only when the listener cannot be listened on.
@@ -288,7 +291,7 @@ class Acceptor:
 
     # --- turns ---
 
-    async def _serve(self, stream: Stream, guest: Guest, serve: Serve, nursery: anyio.abc.TaskGroup) -> None:
+    async def _serve(self, stream: Stream, guest: Guest, serve: Serve, nursery: Tasks) -> None:
         try:
             with guest.scope:
                 if self.per_second and not self._may_begin(guest) and not await self._turn(guest, nursery):
@@ -319,7 +322,7 @@ class Acceptor:
         on_their_way = sum(one.has_begun and one.since > young for one in self._guests.get(key, ()))
         return on_their_way + 1 <= left
 
-    async def _turn(self, guest: Guest, nursery: anyio.abc.TaskGroup) -> bool:
+    async def _turn(self, guest: Guest, nursery: Tasks) -> bool:
         """Wait in the line of the address; return whether the connection may begin. Cancelled: the wait
         ends."""
         if not self._is_looking:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import NoReturn
 
 import anyio
@@ -16,10 +15,10 @@ from rmq.errors import RemoteProtocolError
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Limits, MemoryBudget
-from rmq.remoting.loop import Wakeup, disconnect_errors
+from rmq.remoting.loop import Wakeup, current_loop, disconnect_errors
 from rmq.remoting.network import Network
 from rmq.remoting.poller import Poller
-from rmq.remoting.serving.accept import FRAME, accept_stream, first_bytes
+from rmq.remoting.serving.accept import FRAME, UPGRADE, detect, first_bytes, websocket
 from rmq.remoting.serving.acceptor import Acceptor, Guest
 from rmq.remoting.serving.doors import DoorServer
 from rmq.remoting.transports.stream import Listener, Stream
@@ -98,7 +97,7 @@ async def serve_listeners(
     poller.attach(endpoint)
     try:
         server = Server(endpoint, limits, tls, access, budget, poller, doors)
-        async with anyio.create_task_group() as nursery:
+        async with current_loop().tasks() as nursery:
             await nursery.start(poller.run)
             nursery.start_soon(server.expire)
             for listener in listeners:
@@ -157,29 +156,32 @@ class Server:
         raw.keep_alive(self._limits.keepalive_seconds, self._limits.unacknowledged_seconds)
         raw.reset_if_killed()  # RocketMQ's clients for Java wait on, for half a minute, after an end in order
         try:
-            async with self._accepted(raw, guest) as (stream, first):
-                is_upgraded = not first
-                if is_upgraded and self._doors is not None and self._doors.has_websocket:
-                    first = await first_bytes(stream, self._limits)
-                if first and first[0] != FRAME and self._doors is not None:
-                    await self._doors.converse(stream, first, guest, is_upgraded=is_upgraded)
-                else:
-                    await self._converse(stream, first, guest)
+            speaks = _nothing_else if self._doors is None else self._doors.speaks
+            stream, first = await detect(
+                raw, tls=self._tls, limits=self._limits, on_first=guest.speaks, speaks=speaks
+            )
+            if first[0] == FRAME:
+                await self._converse(stream, first, guest)
+            elif first[0] == UPGRADE:
+                await self._upgrade(stream, first, guest)
+            else:
+                assert self._doors is not None, "`speaks` says so"
+                await self._doors.converse(stream, first, guest, is_upgraded=False)
         except RemoteProtocolError as error:
             log.warning("closing %s: %s", raw.peer, error)
         except disconnect_errors() as error:
             log.debug("%s: %s", raw.peer, error)
 
-    def _accepted(self, raw: Stream, guest: Guest) -> AbstractAsyncContextManager[tuple[Stream, bytes]]:
-        return accept_stream(
-            raw,
-            tls=self._tls,
-            limits=self._limits,
-            access=self._access,
-            on_first=guest.speaks,
-            speaks=_nothing_else if self._doors is None else self._doors.speaks,
-            subprotocols=() if self._doors is None else self._doors.subprotocols,
-        )
+    async def _upgrade(self, stream: Stream, first: bytes, guest: Guest) -> None:
+        """Serve a peer that asks for a WebSocket."""
+        doors = self._doors
+        subprotocols = () if doors is None else doors.subprotocols
+        async with websocket(stream, first, self._limits, self._access, subprotocols) as messages:
+            inner = await first_bytes(messages, self._limits) if doors and doors.has_websocket else b""
+            if inner and inner[0] != FRAME and doors is not None:
+                await doors.converse(messages, inner, guest, is_upgraded=True)
+            else:
+                await self._converse(messages, inner, guest)
 
     async def _converse(self, stream: Stream, first: bytes, guest: Guest) -> None:
         connection = Connection(

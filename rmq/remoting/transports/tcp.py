@@ -177,13 +177,17 @@ class TcpStream(ByteStream):
 
     async def aclose(self) -> None:
         """Close the socket; safe to repeat and when cancelled. Waiting tasks get ClosedResourceError."""
+        self.close_now()
+        await anyio.lowlevel.checkpoint()
+
+    def close_now(self) -> bool:
         if not self._is_closed:
             if self._ends_in_order:
                 self._linger(_ENDS_IN_ORDER)
             self._is_closed = True
             self._loop.notify_closing(self._socket)
             self._socket.close()
-        await anyio.lowlevel.checkpoint()
+        return True
 
     def _open_socket(self) -> socket.socket:
         if self._is_closed:
@@ -251,12 +255,12 @@ class _AsyncioTcpStream(TcpStream):
             self._is_registered = False
             self._running.remove_reader(self._socket)
 
-    async def aclose(self) -> None:
+    def close_now(self) -> bool:
         if not self._is_closed:
             self._unregister()
             if self._reading is not None and not self._reading.done():
                 self._reading.set_exception(closed())
-        await super().aclose()
+        return super().close_now()
 
 
 def _stream(sock: socket.socket, loop: Loop) -> TcpStream:

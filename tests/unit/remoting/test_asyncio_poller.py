@@ -112,7 +112,7 @@ def test_there_is_none_on_trio() -> None:
 
 
 @BOTH
-def test_answers_are_taken_by_the_callback(loop: str) -> None:
+def test_answers_are_taken_by_the_callback(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No task of the connection has a turn for an answer; a task that is woken for each costs a turn more."""
 
     async def scenario() -> None:
@@ -120,14 +120,15 @@ def test_answers_are_taken_by_the_callback(loop: str) -> None:
         async with Pool(TcpNetwork(), Custom(lambda *_: None), limits=PATIENT) as pool:
             await pool.call(address, request(b"first"), 20)
             connection = await pool.connection(address, 20)
-            take = connection._take_responses
+            take = Connection._take_responses
 
-            def noted(commands: list[Command]) -> list[Command]:
-                with_tasks.append(asyncio.current_task() is not None)
-                assert sniffio.current_async_library() == "asyncio"
-                return take(commands)
+            def noted(taker: Connection, commands: list[Command]) -> list[Command]:
+                if taker is connection:
+                    with_tasks.append(asyncio.current_task() is not None)
+                    assert sniffio.current_async_library() == "asyncio"
+                return take(taker, commands)
 
-            connection._take_responses = noted  # type: ignore[method-assign]
+            monkeypatch.setattr(Connection, "_take_responses", noted)
             for _ in range(3):
                 assert (await pool.call(address, request(b"x"), 20)).body == b"x"
         assert with_tasks == [False] * 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -12,6 +12,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from rmq.errors import RequestTimeout
 from rmq.protocol.command import Command
 from rmq.protocol.frames import encode
 from rmq.remoting import Connection, Limits, TcpNetwork, serve
@@ -320,10 +321,72 @@ async def test_late_answers_of_a_turn_leave_by_one_task_and_wait_only_for_their_
             connection.write(encode(held.reply(body=large if slow else held.body)))
         for peer in peers[1:]:  # the first reads nothing, and holds nobody up
             assert [answer.body for answer in await peer.receive(2)][1] == b"again"
+        while trio.lowlevel.current_statistics().tasks_living == tasks:
+            await trio.sleep(0)
         assert trio.lowlevel.current_statistics().tasks_living == tasks + 1, "one of a peer that is behind"
         assert [len(answer.body) for answer in await peers[0].receive(2)] == [len(large)] * 2
         endpoint.connections[1].notify(request(b"once more", oneway=True))
         assert (await peers[1].receive(1))[0].body == b"once more"
+
+
+def groups(task: trio.lowlevel.Task) -> Iterator[tuple[str, int]]:
+    """The tasks below a task, and how many groups of tasks each has opened."""
+    for nursery in task.child_nurseries:
+        for child in nursery.child_tasks:
+            yield child.name.rpartition(".")[2], len(child.child_nurseries)
+            yield from groups(child)
+
+
+def groups_of_connections() -> list[int]:
+    root = trio.lowlevel.current_root_task()
+    assert root is not None
+    return sorted(count for name, count in groups(root) if name == "_serve")
+
+
+async def test_an_idle_connection_has_no_group_of_tasks_until_a_call_needs_one() -> None:
+    """Ten thousand idle connections took 13 KiB each, of which a group of tasks was 3."""
+    endpoint = Counting()
+    async with serving(endpoint, 3) as peers:
+        for peer in peers:
+            await peer.send(request(b"hello"))
+            assert (await peer.receive(1))[0].body == b"hello"
+        counts = groups_of_connections()
+        assert counts.count(0) == 3, "the connections"
+
+        with pytest.raises(RequestTimeout):
+            await endpoint.connections[1].call(request(b"unanswered"), 0.01)
+        assert groups_of_connections().count(0) == 2
+        assert (await peers[1].receive(1))[0].body == b"unanswered"
+        async with trio.open_nursery() as nursery:
+            answers: list[bytes] = []
+
+            async def call() -> None:
+                answers.append((await endpoint.connections[2].call(request(b"asked"), 20)).body)
+
+            nursery.start_soon(call)
+            (asked,) = await peers[2].receive(1)
+            await peers[2].send(asked.reply(body=b"told"))
+        assert answers == [b"told"]
+        for peer in peers:
+            await peer.send(request(b"again"))
+            assert (await peer.receive(1))[0].body == b"again"
+
+
+async def test_connections_without_a_group_end_with_their_server_and_by_themselves() -> None:
+    endpoint = Counting()
+    async with serving(endpoint, 3) as peers:
+        for peer in peers:
+            await peer.send(request(b"hello"))
+            await peer.receive(1)
+        first, second, third = endpoint.connections
+        first.close("not wanted")
+        await peers[1].stream.aclose()
+        while len(endpoint.gone) < 2:
+            await trio.sleep(0)
+        assert set(endpoint.gone) == {first, second}
+        assert (first.reason, second.reason) == ("not wanted", "closed by the peer")
+    assert endpoint.gone[2:] == [third]
+    assert third.reason == "cancelled"
 
 
 async def test_a_connection_that_is_closed_meanwhile_leaves_others_their_late_answers() -> None:
