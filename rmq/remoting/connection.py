@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.abc
@@ -51,6 +51,31 @@ FIRST_READ_BYTES = 64 * 1024
 """Reads grow to `limits.receive_bytes` only while they come back full: a large buffer costs 14 µs."""
 
 
+_SLOTS: Final = (
+    "_at_end",
+    "_budget",
+    "_cause",
+    "_deadlines",
+    "_decoder",
+    "_endpoint",
+    "_first",
+    "_half_since",
+    "_heard_at",
+    "_pending",
+    "_rest",
+    "_signer",
+    "_silence",
+    "_wanted",
+    "fell_silent",
+    "has_received",
+    "is_signing",
+    "local_address",
+    "peer_address",
+    "reset_on_close",
+    "state",
+)
+
+
 class Connection(SendingSide):
     """A peer over a stream.
 
@@ -59,29 +84,7 @@ class Connection(SendingSide):
     `is_closed`; it `fell_silent` when the peer stopped answering and no byte came.
     """
 
-    __slots__ = (
-        "_at_end",
-        "_budget",
-        "_cause",
-        "_deadlines",
-        "_decoder",
-        "_endpoint",
-        "_first",
-        "_half_since",
-        "_heard_at",
-        "_pending",
-        "_rest",
-        "_signer",
-        "_silence",
-        "_wanted",
-        "fell_silent",
-        "has_received",
-        "is_signing",
-        "local_address",
-        "peer_address",
-        "reset_on_close",
-        "state",
-    )
+    __slots__ = _SLOTS
 
     def __init__(
         self,

@@ -205,13 +205,15 @@ async def run_until_signalled(
     parts: Callable[[], str] = lambda: "",
     beside: Sequence[Callable[[], Awaitable[None]]] = (),
     on_started: Callable[[], None] = lambda: None,
+    on_stop: Callable[[], None] = lambda: None,
 ) -> None:
     """Run a server until SIGTERM or SIGINT, or until its parent process has gone.
 
     `run(stop=, also=, health=, task_status=)` is the server: it ends in order once `stop` is set, and its
     `started` gives the addresses for clients, none after a stop before. The banner is printed at that time,
     and logged if the log is a file. SIGHUP calls `reload`; SIGUSR1 and SIGQUIT write a dump with `parts()`;
-    `beside` are tasks that last as long as the server. Raises as `run`.
+    `beside` are tasks that last as long as the server. `on_stop` is called when the stop begins. Raises as
+    `run`.
     """
     raise_descriptor_limit()
     return_large_blocks()
@@ -223,6 +225,7 @@ async def run_until_signalled(
             )
             nursery.start_soon(tell_supervisor, health)
             nursery.start_soon(stop_without_parent, stop)
+            nursery.start_soon(_call_at, stop, on_stop)
             for task in beside:
                 nursery.start_soon(task)
             async with trio.open_nursery() as inner:
@@ -242,6 +245,11 @@ async def serve(
     server = partial(run, config, tls=tls, plugin_settings=start.texts)
     health = Health(port="it does not listen yet")
     await run_until_signalled(server, config, partial(banner, config, tls), health=health, log=log)
+
+
+async def _call_at(stop: trio.Event, on_stop: Callable[[], None]) -> None:
+    await stop.wait()
+    on_stop()
 
 
 def _announce(text: str, config: ServerSettings, log: logging.Logger) -> None:
