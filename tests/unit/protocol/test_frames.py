@@ -218,3 +218,23 @@ def test_memory_of_what_was_seen_is_bounded() -> None:
     for order in permutations(("queueOffset", "commitOffset", "Signature")):
         header_binary.read_binary(binary(11, dict.fromkeys(order, "1") | ROOTS[11]))
         assert 1 <= len(header_binary._TEMPLATES[11].orders) <= 4
+
+
+def test_few_frames_that_cannot_be_read_are_refused_at_once() -> None:
+    """A chunk of 124 held all other peers up for 22 ms."""
+    pieces = []
+    for number in range(124):
+        header = b'{"code":310,"opaque":%d,"extFields":{"a":' % number + b"[" * 2000
+        pieces.append(struct.pack(">iI", 4 + len(header), len(header)) + header)
+    good = Command.request(1, None, b"good")
+    decoder = Decoder()
+    data, commands, refused = b"".join(pieces) + encode(good), [], []
+    while data or decoder.has_more:
+        commands += decoder.feed(data)
+        data = b""
+        assert len(decoder.refused) <= frames.REFUSED_AT_ONCE
+        refused += [response.opaque for response in decoder.refused]
+        decoder.refused.clear()
+    assert refused == list(range(124))
+    assert [command.body for command in commands] == [b"good"]
+    assert decoder.buffered == 0
