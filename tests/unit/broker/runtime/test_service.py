@@ -545,7 +545,7 @@ async def test_an_expected_error_ends_no_loop(
     async with broker(network, disk) as running:
         await trio.sleep(5)
         assert not faults
-        assert "check_back failed, starting it again: no frame" in caplog.text
+        assert "check_back failed and is restarted: no frame" in caplog.text
         assert (await running.ask(send())).code == ResponseCode.SUCCESS
 
 
