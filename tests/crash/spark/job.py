@@ -91,7 +91,8 @@ class Streams:
         return self._spark.readStream.format("rmq").options(**self._source(**more)).load()
 
     def _written(self, topic: str) -> dict[str, str]:
-        options = {"nameServer": self._given["namesrv"], "exactlyOnce": "true", **self._required()}
+        options = {"nameServer": self._given["namesrv"], "exactlyOnce": "true", "sendTimeoutMs": "60000"}
+        options |= self._required()
         return options | ({"topic": topic} if topic else {})
 
     def _finish(self, writer: Any, checkpoint: str) -> None:
