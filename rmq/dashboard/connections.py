@@ -91,6 +91,11 @@ class _Visitor:
         self.peer = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
         self.descriptor = stream.socket.fileno()
 
+    def close_now(self) -> bool:
+        """Close the connection at once, and return True: nothing is left to wait for."""
+        self.stream.socket.close()
+        return True
+
     async def aclose(self) -> None:
         """Close the connection at once."""
         await trio.aclose_forcefully(self.stream)
