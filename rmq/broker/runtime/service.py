@@ -94,6 +94,8 @@ ROLE_SECONDS: Final = 90.0
 """As DISK_SECONDS when it is to have another role in its controlled set: it serves who reads meanwhile."""
 QUIET_SECONDS: Final = 0.05
 """From the last answer to a pull until connections break: clients have sent then what that made them send."""
+FIRST_SYNC_SECONDS: Final = 10.0
+"""From the start after a crash to the first sync of queues, whose units wait in memory for some 7 s."""
 ROUND_SECONDS: Final = 0.1
 """How often a round of the event loop is measured while none is long."""
 REPUT_SECONDS = 0.1
@@ -411,9 +413,15 @@ class _Service:
     # ---- store ----
 
     async def _sync_queues(self) -> None:
-        """Sync queue and index files and the checkpoint, so that a recovery has less to look at."""
+        """Sync queue and index files and the checkpoint, so that a recovery has less to look at. After a
+        recovery that happens soon: a broker that is killed again and again reads no more records each time.
+        """
+        recovery = self.store.recovery
+        is_first = recovery is not None and not recovery.is_clean
         while True:
-            await anyio.sleep(self.store.config.flush_consume_queue_thorough_interval / 1000)
+            seconds = self.store.config.flush_consume_queue_thorough_interval / 1000
+            await anyio.sleep(min(seconds, FIRST_SYNC_SECONDS) if is_first else seconds)
+            is_first = False
             try:
                 await self._blocking(self.store.flush_queues)
                 await self._blocking(self.store.flush_checkpoint)

@@ -566,3 +566,22 @@ async def test_long_answers_are_made_beside_other_things(
             answer = await running.ask(request)
             assert answer.code == ResponseCode.SUCCESS
             assert b'"g999"' in answer.body
+
+
+async def test_a_broker_that_is_killed_again_and_again_reads_few_records_twice(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    disk, files = MemoryDisk(), {"mapped_file_size_commit_log": 1 << 13}
+    async with broker(MemoryNetwork(), disk, files) as running:
+        for number in range(300):
+            await running.ask(send("Orders", b"%d" % number))
+        disk = disk.copy()  # as kill -9 leaves it
+    async with broker(MemoryNetwork(), disk, files) as running:
+        await trio.sleep(12)
+        killed = disk.copy()
+        await running.ask(send("Orders", b"300"))
+    host = host_bytes("10.0.0.9:10911")
+    store = Store(killed, StoreConfig(**SMALL | files), store_host=host, now_ms=lambda: 1_700_000_100_000)
+    found = store.load()
+    assert (found.is_clean, store.max_physical_offset > 20_000) == (False, True)
+    assert found.records < 60  # of the last files only
