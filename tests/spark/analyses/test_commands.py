@@ -125,7 +125,7 @@ def test_dead_letters_and_errors(rmq: Any, pair: Pair, tmp_path: pathlib.Path) -
     }
     assert "letters" in rmq("dlq", "cli", "--where", "queueOffset = 1")
     assert json.loads(rmq("resend", "cli", "--where", "queueOffset < 2", "-o", "json"))["sent"] == 2
-    assert "say which" in rmq("resend", status=2)
+    assert "choose letters" in rmq("resend", status=2)
     printed = rmq("dlq", "cli", "--where", "nonsense = 1", status=1)
     assert len(printed.splitlines()) == 1
     assert "nonsense" in printed
