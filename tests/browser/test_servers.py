@@ -131,8 +131,8 @@ def test_accounts_act_as_themselves_and_a_page_says_why_one_may_do_something(
 ) -> None:
     with dashboard(guarded) as address:
         page = chromium.new_context(base_url=address).new_page()
+        log_in(page, "chief-one", SECRET)  # answered with 503 until the cluster is up
         watcher.watch(page)
-        log_in(page, "chief-one", SECRET)
         page.goto("/c/default/accounts")
         assert "clerk-one" in main_of(page)
         for action, kind, name, verdict in (
