@@ -6,6 +6,7 @@ import json
 import pathlib
 import pickle
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,8 +62,9 @@ class Stage:
 def stage(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Stage]:
     def make(kind: type[StreamReader] = StreamReader, **options: object) -> Stage:
         made = Stage(kind, **options)
-        monkeypatch.setattr(source.time, "monotonic", lambda: made.now)
-        monkeypatch.setattr(source.time, "sleep", lambda seconds: None)
+        # Of this module alone: threads of a Spark session in the same process sleep, too.
+        clock = SimpleNamespace(monotonic=lambda: made.now, sleep=lambda seconds: None)
+        monkeypatch.setattr(source, "time", clock)
         return made
 
     return make
@@ -202,7 +204,7 @@ def test_a_stream_without_news_asks_ever_less(
 ) -> None:
     made = stage()
     pauses: list[float] = []
-    monkeypatch.setattr(source.time, "sleep", pauses.append)
+    monkeypatch.setattr(source.time, "sleep", pauses.append)  # of the stage's own clock
     start = made.reader.latestOffset(offsets_tree({}), ALL)
     for _ in range(7):
         made.reader.latestOffset(start, ALL)
