@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from attrs import define, field, frozen
 
 from rmq.client import blocking
+from rmq.errors import RmqError
 from tests.crash.campaigns.test_spark_kill import QUICK_JAVA, signal_all
 from tests.crash.spark.job import EACH, GROUP, IN, OUT
 from tests.crash.spark.stream import Writers
@@ -110,11 +111,16 @@ class Brokers:
     def _end(self) -> int:
         """How many messages the set has according to the replica that answers."""
         with blocking.connect(self.namesrv) as client, client.pull_consumer("auditors") as consumer:
-            queues = wait_until(lambda: self._queues(consumer), 60, f"a replica of {REPLICATED}")
-            return sum(consumer.max_offset(queue) for queue in queues)
 
-    def _queues(self, consumer: blocking.PullConsumer) -> list[object]:
-        return [queue for queue in consumer.message_queues(IN) if queue.broker_name == REPLICATED]
+            def end() -> int:
+                try:
+                    queues = [q for q in consumer.message_queues(IN) if q.broker_name == REPLICATED]
+                    return sum(consumer.max_offset(queue) for queue in queues)
+                except RmqError:  # the route still names the master that was killed
+                    return 0
+
+            found: int = wait_until(end, STEP_SECONDS, f"a replica of {REPLICATED}")
+            return found
 
 
 class Job:
