@@ -51,7 +51,7 @@ class Streams:
         streams[name](f"{self._given['folder']}/checkpoints/{name}")
 
     def _source(self, **more: str) -> dict[str, str]:
-        rate = {"maxOffsetsPerTrigger": str(self._given["most"])}
+        rate = {"maxOffsetsPerTrigger": str(self._given["most"]), "pullTimeoutMs": "300000"}
         where = {"nameServer": self._given["namesrv"], "topic": IN, "startingOffsets": "earliest"}
         return {**where, **rate, **more}
 
