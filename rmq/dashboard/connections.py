@@ -17,6 +17,7 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 
+from rmq.remoting.address import join_address
 from rmq.remoting.serving.acceptor import Acceptor, Guest
 
 CONNECTIONS: Final = 1_000
@@ -88,7 +89,7 @@ class _Visitor:
         self.stream = stream
         name = stream.socket.getpeername()
         self.client: tuple[str, int] = name[0], name[1]
-        self.peer = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+        self.peer = join_address(*self.client)
         self.descriptor = stream.socket.fileno()
 
     def close_now(self) -> bool:
@@ -107,7 +108,7 @@ class _Listener:
     def __init__(self, listener: trio.SocketListener) -> None:
         self._listener = listener
         name = listener.socket.getsockname()
-        self.address = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+        self.address = join_address(name[0], name[1])
 
     async def accept(self) -> _Visitor:
         """Return the next peer that has not hung up."""

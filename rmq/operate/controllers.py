@@ -11,7 +11,7 @@ Name servers may be controllers too. RocketMQ 5.3's own controllers speak anothe
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -383,16 +383,23 @@ async def opened(
 async def addresses_of(admin: Admin) -> list[str]:
     """The controllers in the settings of brokers that answer, for a cluster whose name servers are none.
     Empty for a cluster without controllers. Raises as `client.admin`."""
-    found: list[str] = []
+    named = [one async for some in named_by_sets(admin) for one in some]
+    return list(dict.fromkeys(named))
+
+
+async def named_by_sets(
+    admin: Admin, endured: tuple[type[Exception], ...] = NETWORK_ERRORS
+) -> AsyncGenerator[list[str], None]:
+    """The controllers in the settings of a broker of each set of which one answers, set by set. The next
+    broker of a set is asked after the errors `endured`. Raises as `client.admin`."""
     for data in (await admin.cluster_info()).broker_addr_table.values():
-        for address in data.broker_addrs.values():
+        for _, address in sorted(data.broker_addrs.items()):
             try:
                 text = (await admin.broker_config(address)).get("controllerAddr", "")
-            except NETWORK_ERRORS:
-                continue  # another broker of its set may answer
-            found += [one for one in parse_addresses(text, "controllerAddr") if one not in found]
+            except endured:
+                continue
+            yield parse_addresses(text, "controllerAddr")
             break
-    return found
 
 
 def members_text(members: Sequence[str]) -> str:

@@ -30,11 +30,10 @@ from rmq.remoting.endpoint import Endpoint, unsendable
 from rmq.remoting.limits import (
     PATIENCE_SECONDS,
     SMALL_BYTES,
-    TIGHT_SECONDS,
     UNPROVED_FACTOR,
-    UNPROVED_SECONDS,
     Limits,
     MemoryBudget,
+    patience,
 )
 from rmq.remoting.loop import disconnect_or_close_errors, unwrap_groups
 from rmq.remoting.pending_requests import Deadlines, PendingRequest, Silence
@@ -454,7 +453,7 @@ class Connection(SendingSide):
             self._count()
 
     def _patience(self) -> float:
-        return TIGHT_SECONDS if self.has_received else UNPROVED_SECONDS
+        return patience(is_proved=self.has_received)
 
     # --- room and deadlines -----------------------------------------------------------------------
 

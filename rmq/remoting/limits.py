@@ -116,6 +116,12 @@ LEFT: Final = 7 / 8
 """To what share of the budget use is brought down by cutting peers off, so that this happens seldom."""
 
 
+def patience(*, is_proved: bool) -> float:
+    """For how many seconds a peer may owe the rest of a frame while the budget is tight; `is_proved`: the
+    peer has sent a whole frame."""
+    return TIGHT_SECONDS if is_proved else UNPROVED_SECONDS
+
+
 class BudgetHolder(Protocol):
     """A holder of bytes in a MemoryBudget, such as a connection; identified by identity."""
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+import pytest
 import trio
 from attrs import define, field
 from click.testing import CliRunner
@@ -207,6 +208,14 @@ BUILDS: Mapping[str, Callable[[pathlib.Path], list[str]]] = {
 def client_of(language: str, cache: pathlib.Path) -> Client:
     """Make the driver of a language. Raises Missing without its tools."""
     return Client(language, BUILDS[language](cache), cache / f"{language}.log")
+
+
+def client_for(request: pytest.FixtureRequest) -> Client:
+    """The driver of the language that is a fixture's parameter; the test is skipped without its tools."""
+    try:
+        return client_of(request.param, pathlib.Path(request.config.cache.mkdir("grpc-clients")).resolve())
+    except Missing as why:
+        pytest.skip(str(why))
 
 
 # ---- a broker ----

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from functools import partial
 from typing import Annotated
 
 import msgspec
 from attrs import frozen
 
-from rmq.config import parse_addresses
 from rmq.dashboard.access.roles import Role
 from rmq.dashboard.operations.operation import LARGE_HELD_SECONDS, Call, operation
 from rmq.errors import RmqError
-from rmq.operate.controllers import NO_CONTROLLER, ControlledSet, ControllerState, is_member, leases
+from rmq.operate.controllers import (
+    NO_CONTROLLER,
+    ControlledSet,
+    ControllerState,
+    is_member,
+    leases,
+    named_by_sets,
+)
 
 HAND_OVER_SECONDS = 20.0
 
@@ -76,20 +83,11 @@ async def named(call: Call) -> list[str]:
 
 
 async def _named(call: Call) -> list[str]:
-    is_answered = False
-    for data in (await call.admin.cluster_info()).broker_addr_table.values():
-        for _, address in sorted(data.broker_addrs.items()):
-            try:
-                settings = await call.admin.broker_config(address)
-            except RmqError:
-                continue  # another broker of its set may answer, as during a hand-over
-            if text := settings.get("controllerAddr", ""):
-                call.cache.keep_controllers(parse_addresses(text, "controllers"))
-                return call.cache.controllers
-            is_answered = True
-            break
-    if is_answered:
-        call.cache.keep_controllers([])
+    async with aclosing(named_by_sets(call.admin, (RmqError,))) as named:
+        async for found in named:
+            call.cache.keep_controllers(found)
+            if found:
+                break
     return call.cache.controllers
 
 

@@ -23,11 +23,10 @@ from rmq.errors import AccessDenied, RemoteProtocolError, ResponseError
 from rmq.remoting.limits import (
     PATIENCE_SECONDS,
     SMALL_BYTES,
-    TIGHT_SECONDS,
     UNPROVED_FACTOR,
-    UNPROVED_SECONDS,
     Limits,
     MemoryBudget,
+    patience,
 )
 from rmq.remoting.loop import Wakeup, disconnect_errors, disconnect_or_close_errors
 from rmq.remoting.serving.acceptor import Acceptor, Guest
@@ -244,15 +243,15 @@ class DoorConnection:
         seconds = max(now - since, 0.0) * (1.0 if self.has_proved else UNPROVED_FACTOR)
         return (seconds if self._held > SMALL_BYTES else seconds / 1000) + self._held * 1e-12
 
-    def _is_slow(self, now: float, patience: float) -> bool:
-        """Whether the peer holds much, and owes the rest of it for longer than `patience` (s), while memory
-        is tight."""
+    def _is_slow(self, now: float, seconds: float) -> bool:
+        """Whether the peer holds much, and owes the rest of it for longer than `seconds`, while memory is
+        tight."""
         since = min(self._partial_since, self._door_since)
-        return self._held > SMALL_BYTES and self._budget.is_tight and now - since > patience
+        return self._held > SMALL_BYTES and self._budget.is_tight and now - since > seconds
 
     @property
     def _patience(self) -> float:
-        return TIGHT_SECONDS if self.has_proved else UNPROVED_SECONDS
+        return patience(is_proved=self.has_proved)
 
     @property
     def _held(self) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import rmq
-from tests.interop.clients5 import SECONDS, Broker, Client, Job, Jobs, Missing, client_of
+from tests.interop.clients5 import SECONDS, Broker, Client, Job, Jobs, client_for
 from tests.interop.proxied5 import Proxied
 from tests.interop.rocketmq import Process, Processes, wait_until
 
@@ -40,11 +40,7 @@ def of(languages: tuple[str, ...]) -> pytest.MarkDecorator:
 @pytest.fixture(scope="module")
 def client(request: pytest.FixtureRequest) -> Client:
     """A client's driver."""
-    folder = pathlib.Path(request.config.cache.mkdir("grpc-clients")).resolve()
-    try:
-        return client_of(request.param, folder)
-    except Missing as why:
-        pytest.skip(str(why))
+    return client_for(request)
 
 
 @pytest.fixture(scope="module")

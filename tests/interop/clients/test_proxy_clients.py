@@ -18,7 +18,7 @@ import trio
 
 import rmq
 from rmq.remoting.network import TcpNetwork
-from tests.interop.clients5 import Client, Jobs, Missing, client_of
+from tests.interop.clients5 import Client, Jobs, client_for
 from tests.interop.proxied5 import Proxied
 from tests.interop.rocketmq import PYTHON_PATH, Processes, free_port, wait_for_port, wait_until
 
@@ -31,11 +31,7 @@ BODIES = [f"m{number}" for number in range(20)]
 @pytest.fixture(scope="module", params=["java", "python"])
 def client(request: pytest.FixtureRequest) -> Client:
     """A client's driver."""
-    folder = pathlib.Path(request.config.cache.mkdir("grpc-clients")).resolve()
-    try:
-        return client_of(request.param, folder)
-    except Missing as why:
-        pytest.skip(str(why))
+    return client_for(request)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.pool import Pool
 from tests.interop.clients.test_grpc_failures import INVISIBLE, judge
-from tests.interop.clients5 import Client, Job, Jobs, Missing, client_of
+from tests.interop.clients5 import Client, Job, Jobs, client_for
 from tests.interop.rocketmq import wait_for_port
 from tests.ports import free_ports
 from tests.system import failover
@@ -44,11 +44,7 @@ SECONDS = 240.0
 @pytest.fixture(params=["java", "python", "node", "rust"])
 def client(request: pytest.FixtureRequest) -> Client:
     """A client's driver."""
-    folder = pathlib.Path(request.config.cache.mkdir("grpc-clients")).resolve()
-    try:
-        return client_of(request.param, folder)
-    except Missing as why:
-        pytest.skip(str(why))
+    return client_for(request)
 
 
 @pytest.mark.parametrize("door", ["brokers", "proxy"])

@@ -147,6 +147,18 @@ LAG = f'sum by (group) (rmq_consumer_lag_messages{{group="g", topic="{TOPIC}"}})
 LEGENDS = re.compile(r"{{(\w+)}}")
 
 
+def send_to_a_group_that_is_away(run: Drill, url: str) -> int:
+    """Send some messages, and wait until all are the lag of a group without members; return their number."""
+    traffic = run.load()
+    traffic.go_on(100)
+    traffic.stop()
+    sent = len(traffic.stored)
+    run.shell.ok("group", "create", "g")
+    run.shell.ok("group", "reset", "g", TOPIC, "--to", "earliest", "--yes")
+    until(lambda: figure(url, LAG) == sent, lambda: f"{figure(url, LAG)}, and {sent} were sent")
+    return sent
+
+
 def legends(url: str) -> Iterator[tuple[str, list[str]]]:
     """All panels' targets, each with the legends of its rows."""
     for file in sorted(DEPLOY.glob("grafana/*.json")):
@@ -175,13 +187,7 @@ def test_panels_and_lag_of_masters_without_slaves_with_two_and_of_processes(tmp_
         targets = [address(server) for server in (names, two, alone, master, *slaves)]
         with prometheus(tmp_path, targets) as url:
             until(lambda: len(rows(url, 'up{job="rmq"} == 1')) == 6, lambda: "not all are scraped")
-            traffic = run.load()
-            traffic.go_on(100)
-            traffic.stop()
-            sent = len(traffic.stored)
-            run.shell.ok("group", "create", "g")
-            run.shell.ok("group", "reset", "g", TOPIC, "--to", "earliest", "--yes")
-            until(lambda: figure(url, LAG) == sent, lambda: f"{figure(url, LAG)}, and {sent} were sent")
+            sent = send_to_a_group_that_is_away(run, url)
             assert figure(url, f'sum(rmq_topic_messages{{topic="{TOPIC}"}})') == sent
             assert (
                 figure(url, f'sum(max_over_time(rmq_consumer_lag_messages{{topic="{TOPIC}"}}[1m]))') == sent
@@ -207,13 +213,7 @@ def test_a_failover_moves_no_figure_of_a_group_and_raises_nothing_for_good(tmp_p
         names.start()
         master, slave = brokers_of_a_set(run, names.address)
         with prometheus(tmp_path, [address(server) for server in (names, master, slave)]) as url:
-            traffic = run.load()
-            traffic.go_on(100)
-            traffic.stop()
-            sent = len(traffic.stored)
-            run.shell.ok("group", "create", "g")
-            run.shell.ok("group", "reset", "g", TOPIC, "--to", "earliest", "--yes")
-            until(lambda: figure(url, LAG) == sent, lambda: f"{figure(url, LAG)}, and {sent} were sent")
+            sent = send_to_a_group_that_is_away(run, url)
             until(lambda: not alerts(url), lambda: str(alerts(url)))
             run.shell.ok("broker", "handover", master.settings["brokerName"])
             until(

@@ -18,6 +18,15 @@ GROUP = "workers"
 TOPIC = "Orders"
 
 
+def filled(count: int = 10, queues: int = 1, **given: Any) -> Rig:
+    """A broker with the messages b"0", b"1", ... in turn in the queues of a topic."""
+    rig = Rig(**given)
+    rig.topic(TOPIC, queues)
+    for number in range(count):
+        rig.put(TOPIC, number % queues, b"%d" % number)
+    return rig
+
+
 class Taken:
     """A message as its consumer has it."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,12 +45,18 @@ class Service:
         return lambda *args: None
 
 
-def test_calls_without_a_whole_request_count_until_they_end() -> None:
-    now = 0.0
+def connected(clock: Callable[[], float]) -> tuple[Stream, Calls, h2.connection.H2Connection]:
+    """A server's side of a connection, its calls, and a client that has begun."""
     stream = Stream()
-    calls = Calls(stream, Service(), clock=lambda: now, most_bytes=1000)  # type: ignore[arg-type]
+    calls = Calls(stream, Service(), clock=clock, most_bytes=1000)  # type: ignore[arg-type]
     client = h2.connection.H2Connection(h2.config.H2Configuration())
     client.initiate_connection()
+    return stream, calls, client
+
+
+def test_calls_without_a_whole_request_count_until_they_end() -> None:
+    now = 0.0
+    stream, calls, client = connected(lambda: now)
     for number in range(50):
         client.send_headers(2 * number + 1, HEADERS)
     calls.feed(client.data_to_send())
@@ -65,10 +72,7 @@ def test_calls_without_a_whole_request_count_until_they_end() -> None:
 
 def test_a_connection_owes_since_its_oldest_call_that_lacks_a_part() -> None:
     now = 0.0
-    stream = Stream()
-    calls = Calls(stream, Service(), clock=lambda: now, most_bytes=1000)  # type: ignore[arg-type]
-    client = h2.connection.H2Connection(h2.config.H2Configuration())
-    client.initiate_connection()
+    stream, calls, client = connected(lambda: now)
     now = 1.0
     client.send_headers(1, HEADERS)
     calls.feed(client.data_to_send())

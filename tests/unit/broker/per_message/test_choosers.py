@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rmq.message import StoredMessage
-from tests.unit.broker.rig import Rig
-from tests.unit.broker.taking import GROUP, TOPIC, Consumer, restarted, step
+from tests.unit.broker.taking import GROUP, TOPIC, Consumer, filled, restarted, step
 
 
 class Among:
@@ -20,14 +17,6 @@ class Among:
     def __call__(self, message: StoredMessage) -> bool:
         self.looks += 1
         return message.body in self.bodies
-
-
-def filled(count: int = 10, **given: Any) -> Rig:
-    rig = Rig(**given)
-    rig.topic(TOPIC, 1)
-    for number in range(count):
-        rig.put(TOPIC, 0, b"%d" % number)
-    return rig
 
 
 def test_what_a_chooser_refuses_is_left_to_others_in_order_and_as_new() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.broker.per_message.test_per_message import filled
-from tests.unit.broker.taking import Consumer, restarted, step
+from tests.unit.broker.taking import Consumer, filled, restarted, step
 
 DAY_MS = 86_400_000
 

@@ -14,15 +14,7 @@ from rmq.protocol.bodies import SubscriptionGroupConfig
 from rmq.protocol.codes import ResponseCode
 from rmq.store.reader import GetResult
 from tests.unit.broker.rig import Rig, pull, send
-from tests.unit.broker.taking import GROUP, TOPIC, Consumer, restarted, step
-
-
-def filled(count: int = 10, queues: int = 1, **given: Any) -> Rig:
-    rig = Rig(**given)
-    rig.topic(TOPIC, queues)
-    for number in range(count):
-        rig.put(TOPIC, number % queues, b"%d" % number)
-    return rig
+from tests.unit.broker.taking import GROUP, TOPIC, Consumer, filled, restarted, step
 
 
 def all_bodies(count: int) -> list[bytes]:
