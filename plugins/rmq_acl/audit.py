@@ -59,6 +59,11 @@ class Audit:
         self._file = _open(path) if path else None
         self._budgets = {"admin": _Budget(ADMIN_LINES_MAX), "refused": _Budget(LINES_MAX)}
 
+    def close(self) -> None:
+        """Close the file; the next line opens it again."""
+        if self._file is not None:
+            self._file.close()
+
     def admin(self, peer: str, command: Command, result: str = "allowed") -> None:
         """An administrator's request was let through, or has failed."""
         self._line("admin", peer, command, result)

@@ -139,6 +139,7 @@ async def test_nothing_is_left_to_the_garbage_collector(
     autojump_clock: trio.testing.MockClock, config: NamesrvConfig, controllers: str
 ) -> None:
     config = evolve(config, listen_port=9876, bind_address="10.0.0.1", controllers=controllers)
+    gc.collect()  # of tests before this one
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         async with trio.open_nursery() as nursery:

@@ -649,6 +649,7 @@ def test_a_flood_of_refusals_hides_nothing_that_administrators_do(tmp_path: Path
                 audit.refused("1.1.1.1:1", send(), "no")
             audit.admin("2.2.2.2:2", Command.request(Code.GET_BROKER_CONFIG))
     finally:
+        audit.close()
         log.removeHandler(handler)
     written = (tmp_path / "audit.log").read_text().splitlines()
     for lines in (shown, [line.split(" ", 1)[1] for line in written]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +90,10 @@ CHANGES: dict[str, Callable[[], Command]] = {
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> SlowRig:
-    return SlowRig(tmp_path)
+def rig(tmp_path: Path) -> Iterator[SlowRig]:
+    made = SlowRig(tmp_path)
+    yield made
+    made.acl.audit.close()
 
 
 @pytest.mark.parametrize("kind", CHANGES)

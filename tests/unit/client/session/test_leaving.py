@@ -231,6 +231,7 @@ def test_what_is_never_closed_is_warned_of(in_memory: Play, cluster: Cluster, wh
 
 def test_what_was_closed_is_not_warned_of(in_memory: Play, cluster: Cluster) -> None:
     async def scenario(world: World) -> None:
+        gc.collect()  # of tests before this one
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             client = rmq.connect(world.names, network=world.network)
