@@ -139,8 +139,11 @@ class BatchSink(DataSourceArrowWriter):
         context = TaskContext.get()
         batch = MicroBatch.of(context.getLocalProperty) if context is not None else None
         if batch is None:
-            if self._has_keys and self._options.exactly_once == "true":
-                raise ConfigError("exactlyOnce", "true", _KEYED)
+            if self._options.exactly_once == "true":
+                if self._has_keys:
+                    raise ConfigError("exactlyOnce", "true", _KEYED)
+                if not self._options.run_id and context is not None and is_over_connect(context):
+                    raise ConfigError("exactlyOnce", "true", _OVER_CONNECT)
             return write_rows(self._options, iterator, f"{self._run_id}/0/{_partition()}")
         number = self._notes.get(batch.attempt, {}).get(self._label, 0)
         prefix = f"{self._options.run_id or batch.query}/{batch.batch}-{self._label}-{number}/{_partition()}"
@@ -155,6 +158,15 @@ class BatchSink(DataSourceArrowWriter):
 
 
 _KEYED: Final = "auto or false: rows of a batch with keys of their own or delays are written at least once"
+_OVER_CONNECT: Final = (
+    "a runId beside it: over Spark Connect a write inside of foreachBatch does not learn its query and batch,"
+    ' so give it runId=f"NAME-{batch_id}"; with auto a batch that comes again is stored again'
+)
+
+
+def is_over_connect(context: TaskContext) -> bool:
+    """Whether a client of Spark Connect asked for a task: its server tags each job so."""
+    return "SparkConnect_" in (context.getLocalProperty("spark.job.tags") or "")
 
 
 class StreamSink(StreamWriter):

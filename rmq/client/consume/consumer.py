@@ -20,7 +20,7 @@ from rmq.client.consume.isolation import Isolated
 from rmq.client.consume.message_view import PulledMessage
 from rmq.client.consume.subscription import ConsumerOptions, Sql, check_queues
 from rmq.client.session.session import Session
-from rmq.errors import check_callable, check_number
+from rmq.errors import LocalProtocolError, check_callable, check_number
 from rmq.message import MessageQueue, StoredMessage, validate_group
 from rmq.remoting.cancellation import as_failure, cancel_requests, raise_failure, withdraw
 from rmq.remoting.loop import AsyncResource, TaskGroupScope, unwrap_groups
@@ -70,6 +70,7 @@ class Consumer(AsyncResource):
         self._threads = ThreadWaits()
         self._drain_seconds = session.config.drain_timeout_ms / 1000
         self._taken = 0
+        self._has_joined = False
 
     @property
     def queues(self) -> list[MessageQueue]:
@@ -85,7 +86,9 @@ class Consumer(AsyncResource):
     async def lag(self) -> dict[MessageQueue, int]:
         """The number of unconsumed messages in each of its queues, according to the brokers. A message
         waiting for a retry counts when its time has come, in the queues of the retry topic. Raises NoRoute,
-        ConnectFailed, ConnectionLost, RequestTimeout, ResponseError. Cancelled: nothing has happened."""
+        ConnectFailed, ConnectionLost, RequestTimeout, ResponseError, and LocalProtocolError before its block.
+        Cancelled: nothing has happened."""
+        self._check_open()
         return await self._member.lag()
 
     async def __aenter__(self) -> Consumer:
@@ -104,6 +107,7 @@ class Consumer(AsyncResource):
         except BaseException as error:
             await self._scope.__aexit__(type(error), error, error.__traceback__)
             raise
+        self._has_joined = True
         return self
 
     async def __aexit__(
@@ -114,6 +118,12 @@ class Consumer(AsyncResource):
             await self._member.leave()
         finally:
             await self._scope.__aexit__(kind, error, trace)
+
+    def _check_open(self) -> None:
+        if not self._has_joined:
+            raise LocalProtocolError(
+                f"the consumer of {self.group} is not open: use the consumer inside its block"
+            )
 
     # --- steering ---
 
@@ -170,8 +180,8 @@ class Consumer(AsyncResource):
         return self
 
     async def __anext__(self) -> Delivery:
-        """The next delivery. Ends when the consumer drains, or its block is left. Cancelled: no message is
-        lost."""
+        """The next delivery. Ends when the consumer drains, or its block is left. Raises LocalProtocolError
+        before its block. Cancelled: no message is lost."""
         dispatch = self._dispatch
         self._taken += 1
         if not self._taken % BURST:
@@ -184,6 +194,7 @@ class Consumer(AsyncResource):
                 return Delivery(self._deliveries, message)
             if dispatch.ready.is_closed:
                 raise StopAsyncIteration
+            self._check_open()
             await dispatch.ready.arrival()
 
     def take_now(self) -> Delivery | None:
@@ -205,8 +216,8 @@ class Consumer(AsyncResource):
         group's next delay, or the delay of a `Retry`; with `on_error="raise"` any exception except a `Retry`
         is then raised from this call. An ordinary function runs in a worker thread. Messages sent by an
         administrator go to `handler` as well. Each call begins with the context variables of this call of
-        `run`, whatever earlier calls have set. Cancelled: handlers are cancelled; their messages are not
-        consumed and are delivered again.
+        `run`, whatever earlier calls have set. Raises LocalProtocolError before the consumer's block.
+        Cancelled: handlers are cancelled; their messages are not consumed and are delivered again.
         """
         check_number("concurrency", concurrency, 1)
         check_callable("handler", handler, "a function of a message")
@@ -231,6 +242,7 @@ class Consumer(AsyncResource):
     async def _run_workers(
         self, concurrency: int, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
     ) -> None:
+        self._check_open()
         with anyio.CancelScope() as scope:
             self._running.add(scope)
             try:

@@ -540,3 +540,23 @@ async def test_a_lock_that_is_lost_is_told(
         rmq.Assigned("g", (ONE,)),
         rmq.Assigned("g", (), (ZERO, ONE)),
     ]
+
+
+@KINDS
+@pytest.mark.parametrize("use", ["run", "run_batches", "iterate", "lag"])
+def test_a_consumer_that_was_never_opened_says_so(
+    in_memory: Play, cluster: Cluster, options: dict[str, Any], use: str
+) -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as client:
+            consumer = client.consumer("g", {"T": "*"}, **options)
+            uses = {
+                "run": lambda: consumer.run(lambda message: None),
+                "run_batches": lambda: consumer.run_batches(lambda messages: None),
+                "iterate": consumer.__anext__,
+                "lag": consumer.lag,
+            }
+            with pytest.raises(rmq.LocalProtocolError, match="the consumer of g is not open"):
+                await uses[use]()
+
+    in_memory(scenario, cluster)
