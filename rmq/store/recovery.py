@@ -73,6 +73,17 @@ class Recovery:
     rebuilt: tuple[Key, ...]
     seconds: float = 0.0
 
+    @property
+    def text(self) -> str:
+        """The result in words, for the log."""
+        stop = "a clean stop" if self.is_clean else "a crash"
+        parts = [f"after {stop}, {self.records} records read from {self.scanned_from} to {self.end}"]
+        if self.cut:
+            parts.append(f"a torn end cut off in {self.cut}")
+        if self.rebuilt:
+            parts.append(f"{len(self.rebuilt)} queues made again")
+        return f"{', '.join(parts)}, in {self.seconds:.1f} s"
+
 
 def known_synced(before: int, checkpoint: Checkpoint) -> Synced:
     """The part of the log that was certainly synced: up to the physical offset in `abort`, and up to the

@@ -137,6 +137,7 @@ class Store(StoreSync, ReplicaStore):
         try:
             found = self._load(progress or no_progress, rebuild)
             self.recovery = evolve(found, seconds=max(0, self._now_ms() - began) / 1000)
+            log.info("store %s is open: %s", self._root, self.recovery.text)
             return self.recovery
         except BaseException:
             self._refuse()
@@ -190,7 +191,6 @@ class Store(StoreSync, ReplicaStore):
         self._clock_watch.begin(self._log.timestamp, self._now_ms())
         abort.opened(self._log.flushed)
         self._log.report_to(abort)
-        log.info("store %s opened: %s", self._root, recovery)
         return recovery
 
     def _load_index(self, checkpoint: Checkpoint, *, clean: bool, rebuild: bool) -> None:

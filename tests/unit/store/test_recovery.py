@@ -30,6 +30,20 @@ def test_after_a_clean_stop_all_is_there() -> None:
     assert again.max_offset("Orders", 0) == 103
 
 
+def test_the_log_says_how_a_store_was_opened(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "rmq.store")
+    disk, store = saved(100)
+    end, clock = store.max_physical_offset, Clock()
+
+    def slow(stage: str, done: int, total: int) -> None:
+        clock.now_ms += 1500
+
+    again = make_store(disk.image(1), clock)
+    assert again.load(slow).seconds > 1
+    assert f"is open: after a crash, 100 records read from 0 to {end}, in " in caplog.messages[-1]
+    assert f", in {again.recovery.seconds:.1f} s" in caplog.messages[-1]
+
+
 def test_a_clean_stop_survives_a_power_cut_right_after() -> None:
     for seed in range(20):
         disk, store = saved(60)
