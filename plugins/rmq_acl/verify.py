@@ -6,7 +6,7 @@ from __future__ import annotations
 import hmac
 import secrets
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from attrs import frozen
@@ -121,16 +121,22 @@ def _is_signed_as_by_java(command: Command, ext: Mapping[str, str], key: Key) ->
     given = ext.get(SIGNATURE)
     if not given:
         return False
-    content = order_of(ext).content(ext, command.body)
-    if not _same(given, signature_of(content, key)):
-        if command.code != RequestCode.QUERY_MESSAGE or UNIQUE_KEY_QUERY not in ext:
-            return False
-        shorter = {name: value for name, value in ext.items() if name != UNIQUE_KEY_QUERY}
-        content = order_of(shorter).content(shorter, command.body)
-        if not _same(given, signature_of(content, key)):
-            return False
-    # A proved request whose fields were given other names, so that nobody would look for its proof.
-    return key.mark.encode() not in content
+    for signed in _as_signed(command, ext):
+        content = order_of(signed).content(signed, command.body)
+        if _same(given, signature_of(content, key)):
+            # A proved request whose fields were given other names, so that nobody would look for its proof.
+            return key.mark.encode() not in content
+    return False
+
+
+def _as_signed(command: Command, ext: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    """The header in each form that a client may have signed."""
+    yield ext
+    if command.code == RequestCode.QUERY_MESSAGE and UNIQUE_KEY_QUERY in ext:
+        yield {name: value for name, value in ext.items() if name != UNIQUE_KEY_QUERY}
+    as_sent = command.ext_as_sent()
+    if as_sent is not None:
+        yield as_sent
 
 
 def _same(given: str, expected: str) -> bool:

@@ -111,6 +111,11 @@ class Command:
         """The text map of a header whose decoder made only the typed value; the subclass knows the form."""
         raise NotImplementedError
 
+    def ext_as_sent(self) -> Mapping[str, str] | None:
+        """The text map with the bytes that came, where some are no UTF-8 (as surrogateescape reads them);
+        else None. Clients such as the C++ one sign the bytes."""
+        return None
+
     def with_ext(self, ext: Mapping[str, str]) -> Command:
         """The same command with another text map, and without the typed header, which would not fit it."""
         return Command(

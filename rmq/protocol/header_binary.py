@@ -51,7 +51,7 @@ def read_binary(header: bytes) -> Command:
         try:
             return _by_template(header) or _general(header)
         except UnicodeDecodeError:
-            return _general(header, java_text)
+            return _odd(header)
     except (struct_error, IndexError) as error:
         raise RemoteProtocolError(f"the binary header cannot be read: {error}: {header[:80]!r}") from None
 
@@ -64,6 +64,36 @@ class _BinaryCommand(Command):
     def _read_ext(self, raw: bytes) -> dict[str, str]:
         at, end = _fields_of(raw, _HEAD.size, _HEAD.unpack_from(raw)[5])
         return _fields(raw, at, end)
+
+
+class _OddCommand(Command):
+    """A command with texts that are no UTF-8."""
+
+    __slots__ = ()
+
+    def ext_as_sent(self) -> dict[str, str] | None:
+        at, end = _fields_of(self._raw, _HEAD.size, _HEAD.unpack_from(self._raw)[5])
+        return _fields(self._raw, at, end, _escaped)
+
+
+def _escaped(text: bytes) -> str:
+    return text.decode("utf-8", "surrogateescape")
+
+
+def _odd(header: bytes) -> Command:
+    read = _general(header, java_text)
+    return _OddCommand(
+        read.code,
+        read.opaque,
+        read.flag,
+        read.ext,
+        b"",
+        read.remark,
+        read.language,
+        read.version,
+        ROCKETMQ,
+        raw=header,
+    )
 
 
 def _general(header: bytes, text: _Text = bytes.decode) -> Command:

@@ -95,11 +95,24 @@ class _JsonCommand(Command):
         return _texts_only(raw) or _json_ext(_json_fields(raw), raw)
 
 
+class _OddCommand(Command):
+    """A command with texts that may be no UTF-8."""
+
+    __slots__ = ()
+
+    def ext_as_sent(self) -> dict[str, str] | None:
+        raw = self._raw
+        if b"\\ud" in raw or b"\\uD" in raw:
+            return None  # an escaped surrogate would be taken for a byte
+        return _json_ext(_decode_json(raw.decode("utf-8", "surrogateescape")), raw)
+
+
 def read_json(header: bytes) -> Command:
     """The command of any JSON header, without its body. Raises RemoteProtocolError."""
     fields = _json_fields(header)
     remark = fields.get("remark")
-    return Command(
+    is_odd = _is_odd(header)
+    return (_OddCommand if is_odd else Command)(
         _int(fields, "code"),
         _int(fields, "opaque", 0),
         _int(fields, "flag", 0),
@@ -108,6 +121,7 @@ def read_json(header: bytes) -> Command:
         None if remark is None else str(remark),
         _language(fields.get("language")),
         _int(fields, "version", 0),
+        raw=header if is_odd else b"",
     )
 
 

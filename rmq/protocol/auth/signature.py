@@ -119,8 +119,8 @@ class Order:
         self.is_kept = False
 
     def content(self, ext: Mapping[str, str], body: bytes) -> bytes:
-        """What Java signs."""
-        return "".join(self.values(ext)).encode() + body
+        """What Java signs. Bytes that are no UTF-8 may be escaped, as surrogateescape does."""
+        return "".join(self.values(ext)).encode("utf-8", "surrogateescape") + body
 
     def keep(self) -> None:
         """Remember the order for the next header with these names: clients repeat the same few lists of

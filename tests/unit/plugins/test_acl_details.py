@@ -12,11 +12,12 @@ from rmq_acl.plainfile import name_and_permission
 
 import rmq.files
 from rmq.message import TRACE_TOPIC
-from rmq.protocol.auth.signature import Credentials
+from rmq.protocol.auth.signature import SIGNATURE, Credentials, key_of, order_of, signature_of, with_account
 from rmq.protocol.bodies import CheckClientRequestBody, SubscriptionData
 from rmq.protocol.codes import RequestCode, ResponseCode
-from rmq.protocol.command import Command
-from tests.unit.broker.rig import send
+from rmq.protocol.command import JSON, ROCKETMQ, Command
+from rmq.protocol.frames import encode
+from tests.unit.broker.rig import Wire, send
 
 from .test_acl_plugin import OTHER, OWNER, TEXT, Guarded
 
@@ -85,3 +86,21 @@ def test_an_account_that_may_do_nothing_cannot_fill_the_topic_of_traces(tmp_path
     assert 95 <= codes.count(0) <= 110  # 60 s of 16 KiB
     assert codes[-1] == ResponseCode.NO_PERMISSION
     assert {guarded.ask(trace, OTHER).code for _ in range(200)} == {0}
+
+
+@pytest.mark.parametrize("form", [JSON, ROCKETMQ])
+def test_texts_that_are_no_utf8_are_signed_by_their_bytes(tmp_path: Path, form: int) -> None:
+    """A C++ client in China sends its keys in GBK, and signs the bytes that it sends."""
+    guarded, place, keys, other = Guarded(tmp_path), b"@@@@", "订单".encode("gbk"), "账单".encode("gbk")
+    plain = send(properties=f"KEYS\x01{place.decode()}\x02WAIT\x01true")
+    ext = with_account(plain.ext, OWNER)
+    content = order_of(ext).content(ext, plain.body).replace(place, keys)
+    ext[SIGNATURE] = signature_of(content, key_of(OWNER.secret_key))
+    request = plain.with_ext(ext)
+    request.serialization = form
+    frame = encode(request)
+    for bytes_sent, code in ((keys, 0), (other, 16)):
+        wire = Wire("10.0.0.1:4")
+        guarded.rig.broker.handle(guarded.rig.decoded(frame.replace(place, bytes_sent)), wire)  # type: ignore[arg-type]
+        assert [answer.code for answer in wire.take()] == [code]
+    assert guarded.rig.bodies("Orders") == [b"hello"]
