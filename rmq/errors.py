@@ -57,14 +57,23 @@ def check_number(argument: str, value: object, least: float, *, whole: bool = Tr
         raise ConfigError(argument, value, f"{expected}, at least {least:g}")
 
 
-def check_callable(argument: str, value: object, expected: str, *, takes: int | None = 1) -> None:
-    """Raises InvalidType unless `value` can be called, with so many arguments; None: with any."""
+def check_callable(
+    argument: str, value: object, expected: str, *, takes: int | None = 1, is_awaited: bool = True
+) -> None:
+    """Raises InvalidType unless `value` can be called, with so many arguments; None: with any. A generator
+    function is refused, because a call runs nothing of it, and so is an async function whose result nobody
+    awaits (`is_awaited`)."""
     if not callable(value):
         raise InvalidType(argument, value, expected)
+    from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
+
+    forms = value, getattr(value, "__call__", None)  # noqa: B004 - of an object
+    if any(isgeneratorfunction(one) or isasyncgenfunction(one) for one in forms):
+        raise InvalidType(argument, value, f"{expected}, without yield: a call would run nothing of it")
+    if not is_awaited and any(map(iscoroutinefunction, forms)):
+        raise InvalidType(argument, value, f"{expected}, not async: nothing awaits its result")
     if takes is None:
         return
-    from inspect import signature
-
     try:
         form = signature(value)
     except ValueError:  # of some functions in C nobody knows

@@ -116,7 +116,8 @@ class App(Generic[S]):
         """Raises InvalidType, InvalidName, ConfigError, and TypeError for keywords that there are not."""
         check_options(namesrv, options, "rmq.App")
         if setup is not None:
-            check_callable("setup", setup, "a function of the app that returns an async context manager")
+            expected = "a function of the app that returns an async context manager (asynccontextmanager)"
+            check_callable("setup", setup, expected, is_awaited=False)
         if drain is not None:
             check_number("drain", drain, 0, whole=False)
         self.group = validate_group(group)

@@ -123,7 +123,8 @@ def check_arguments(**arguments: Any) -> None:
             "network", network, "an object with the methods dial and listen, such as a network of rmq.testing"
         )
     if arguments.get("on_event") is not None:
-        check_callable("on_event", arguments["on_event"], "a function of an event, such as rmq.Stalled")
+        expected = "a function of an event, such as rmq.Stalled"
+        check_callable("on_event", arguments["on_event"], expected, is_awaited=False)
 
 
 class ConnectOptions(ClientSettings, total=False):

@@ -216,7 +216,7 @@ class SkipDuplicates:
         elif isinstance(key, str):
             raise ConfigError("key", key, "'id', 'key' or a function of a message")
         else:
-            check_callable("key", key, "'id', 'key' or a function of a message")
+            check_callable("key", key, "'id', 'key' or a function of a message", is_awaited=False)
             self._key = key
         self._window = window
         self.skipped = 0

@@ -77,6 +77,8 @@ def as_async(handler: Callable[[Any], Any], threads: int) -> Callable[[Any], Awa
             (result,) = await anyio.to_thread.run_sync(in_thread, argument, limiter=limiter)
         else:
             (result,) = await waits.run(in_thread, argument, limiter)
+        if inspect.isgenerator(result) or inspect.isasyncgen(result):
+            raise TypeError(f"{handler!r} returned a generator, of which nothing has run: return its result")
         return await result if inspect.isawaitable(result) else result
 
     return call

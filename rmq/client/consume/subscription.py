@@ -78,7 +78,11 @@ class ConsumerOptions:
         if not isinstance(self.consume_from, str):
             check_number("consume_from", self.consume_from, 0)
         check_callable(
-            "strategy", self.strategy, "a function such as rmq.client.consume.rebalance.averagely", takes=3
+            "strategy",
+            self.strategy,
+            "a function such as rmq.client.consume.rebalance.averagely",
+            takes=3,
+            is_awaited=False,
         )
         check_type("broadcasting", self.broadcasting, bool, "True or False")
         check_type("ordered", self.ordered, bool, "True or False")

@@ -95,7 +95,8 @@ class Pipeline:
         left."""
         check_number("window", window, 1)
         if on_result is not None:
-            check_callable("on_result", on_result, "a function of a message and its result", takes=2)
+            expected = "a function of a message and its result"
+            check_callable("on_result", on_result, expected, takes=2, is_awaited=False)
         self.window = window
         """Messages that may be without a result at a time."""
         self.stored = 0

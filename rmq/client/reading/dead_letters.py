@@ -123,7 +123,7 @@ class Letters:
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), 0)
         if self.where is not None:
-            check_callable("where", self.where, "a function of a dead letter")
+            check_callable("where", self.where, "a function of a dead letter", is_awaited=False)
 
     def __contains__(self, letter: DeadLetter) -> bool:
         if self.ids and self.ids.isdisjoint(ids_of(letter)):

@@ -4,7 +4,8 @@ argument, what was given and what is allowed.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import attrs
@@ -20,6 +21,7 @@ from rmq.protocol.codes import RequestCode
 from rmq.testing.cluster import Cluster
 
 from ..conftest import Play
+from ..consume.consuming import fill
 from ..world import World
 
 MESSAGE = Message("T", b"x")
@@ -390,3 +392,65 @@ def test_letters_are_letters(both: Play, cluster: Cluster) -> None:
                 await client.admin.create_topic("T", queues="8")  # type: ignore[arg-type]
 
     both(scenario, cluster)
+
+
+async def streams(message: object) -> AsyncIterator[int]:
+    yield 1
+
+
+def counts(message: object) -> Iterator[int]:
+    yield 1
+
+
+class Streams:
+    """An object whose call is a generator."""
+
+    async def __call__(self, message: object) -> AsyncIterator[int]:
+        yield 1
+
+
+@pytest.mark.parametrize("handler", [streams, counts, Streams(), functools.partial(streams)], ids=str)
+@pytest.mark.parametrize("method", ["run", "run_batches"])
+def test_a_generator_is_no_handler(method: str, handler: Any, both: Play, cluster: Cluster) -> None:
+    """A call runs nothing of it: each message would count as consumed."""
+
+    async def scenario(setting: World) -> None:
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}) as consumer:
+            with pytest.raises(rmq.InvalidType) as raised:
+                await getattr(consumer, method)(handler)
+        explains(raised.value, "handler", "", "without yield")
+
+    both(scenario, cluster)
+
+
+def test_a_generator_that_a_function_returns_is_a_failure(both: Play, cluster: Cluster) -> None:
+    async def scenario(setting: World) -> None:
+        fill(cluster, 1)
+        options: Any = {"consume_from": "first", "on_error": "raise"}
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}, **options) as consumer:
+            with pytest.raises(TypeError, match="returned a generator"):
+                await consumer.run(lambda message: counts(message))
+
+    both(scenario, cluster)
+
+
+async def later(*arguments: object) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda: rmq.connect("10.0.0.1:9876", on_event=later), "on_event"),
+        (lambda: rmq.Letters(where=later), "where"),
+        (lambda: rmq.SkipDuplicates(rmq.MemoryWindow(), key=later), "key"),
+        (lambda: rmq.App("10.0.0.1:9876", setup=later), "setup"),
+        (lambda: rmq.App("10.0.0.1:9876", setup=streams), "setup"),
+    ],
+)
+def test_functions_whose_result_nothing_awaits_are_not_async(
+    make: Callable[[], object], argument: str
+) -> None:
+    with pytest.raises(rmq.InvalidType) as raised:
+        make()
+    explains(raised.value, argument, "", "without yield" if "yield" in str(raised.value) else "not async")
