@@ -44,6 +44,8 @@ ALIASES = {"broker_ip1": "brokerIP1", "broker_ip2": "brokerIP2", "check_crc_on_r
 INT_MAX = 2**31 - 1
 """What RocketMQ's settings hold at most, but for some."""
 
+FOLDER, FILE = "folder", "file"
+
 SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -58,13 +60,15 @@ def setting(
     validator: Validator | Sequence[Validator] | None = None,
     important: bool = False,
     secret: bool = False,
+    writes: str = "",
 ) -> Any:
     """A field of a configuration class.
 
     `unit` is shown in the reference ("ms", "bytes" …); a field in bytes also takes sizes such as 64k, 4m, 1g.
     `java` is RocketMQ's key, if it differs from the camelCase form of the name. `runtime`: the value may be
     replaced while the service runs, a number by at most `most`. `important`: `-m` prints the setting.
-    `secret`: the value is never shown.
+    `secret`: the value is never shown. `writes`: the value is the path of a FOLDER or FILE that the server
+    writes, and a program checks the path at its start.
     """
     checks = validator if validator is None or callable(validator) else attrs.validators.and_(*validator)
     facts = {
@@ -75,6 +79,7 @@ def setting(
         "most": most,
         "important": important,
         "secret": secret,
+        "writes": writes,
     }
     return attrs.field(default=default, validator=checks, metadata=facts, repr=not secret)
 
@@ -223,13 +228,15 @@ class Entry:
     source: str
 
 
-def read_file(path: str | os.PathLike[str]) -> list[Entry]:
-    """The entries of a properties or TOML file, in order. Raises ConfigError when it is not readable."""
+def read_file(path: str | os.PathLike[str], key: str = "configuration file") -> list[Entry]:
+    """The entries of a properties or TOML file, in order. Raises ConfigError when it is not readable, with
+    `key`, the name of the setting that holds the path."""
     path = Path(path)
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ConfigError("configuration file", str(path), f"a readable file ({error.strerror})") from error
+        wanted = f"a readable file ({error.strerror}); correct the path, or create the file"
+        raise ConfigError(key, str(path), wanted) from error
     if path.suffix == ".toml":
         return _read_toml(path, data)
     pairs = _logical_lines(_text(data))
@@ -373,7 +380,7 @@ def load_all(
     whose value is None count as not given. Raises ConfigError for the first wrong value.
     """
     entries = read_file(file) if file is not None else []
-    entries += read_file(kept) if kept is not None else []
+    entries += read_file(kept, "configStorePath") if kept is not None else []
     entries += _variables(classes, os.environ if environment is None else environment)
     given = (arguments or {}).items()
     entries += [Entry(key, value, "the command line") for key, value in given if value is not None]

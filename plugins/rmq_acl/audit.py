@@ -18,6 +18,7 @@ from typing import Final
 from attrs import define
 
 from rmq.config import parse_properties
+from rmq.errors import ConfigError
 from rmq.protocol import codes
 from rmq.protocol.auth.signature import ACCESS_KEY
 from rmq.protocol.codes import RequestCode
@@ -179,7 +180,11 @@ def _subjects(command: Command, ext: Mapping[str, str]) -> list[str]:
 
 def _open(path: str) -> logging.Handler:
     path = os.path.expanduser(path)
-    os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))  # the owner's alone from the start
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))  # the owner's from the start
+    except OSError as error:
+        wanted = f"a file to write to ({error.strerror}); correct the path, or make its folder"
+        raise ConfigError("aclAuditFile", path, wanted) from None
     handler = logging.handlers.RotatingFileHandler(
         path, maxBytes=FILE_BYTES, backupCount=FILES, encoding="utf-8", delay=True
     )

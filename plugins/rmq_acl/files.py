@@ -88,7 +88,7 @@ class AclFiles:
         paths = list(self._paths())
         was_there = any(file.path == str(self.main) for file in self.files)
         if not paths or (was_there and self.main not in paths):
-            raise AclFileError(str(self.main), 0, f"is not there; {HOW_TO_MAKE_ONE}")
+            raise AclFileError(str(self.main), 0, f"is not there (setting aclFile); {HOW_TO_MAKE_ONE}")
         files = tuple(plainfile.read(str(path), self._bytes(path)) for path in paths)
         return State(files, plainfile.merge(files), stamps)
 
@@ -234,7 +234,7 @@ class AclFiles:
         try:
             data, mode = path.read_bytes(), path.stat().st_mode
         except OSError as error:
-            raise AclFileError(str(path), 0, f"cannot be read: {error.strerror}") from None
+            raise AclFileError(str(path), 0, f"cannot be read: {error.strerror} (setting aclFile)") from None
         if mode & _READ_BY_OTHERS and str(path) not in self._warned:
             self._warned.add(str(path))
             log.warning("other users of this machine can read the secrets in %s; run chmod 600 on it", path)

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
-from rmq.config import again, at_least, is_loopback, parse_addresses, setting
+from rmq.config import FOLDER, again, at_least, is_loopback, parse_addresses, setting
 from rmq.errors import ConfigError
 from rmq.server.settings import ServerSettings
 
@@ -37,7 +37,9 @@ class ControllerSettings(ServerSettings):
         " made it a member.",
     )
     controller_path: str = setting(
-        "~/controller", help="Folder of a controller's journal: term, vote and the table of broker sets."
+        "~/controller",
+        help="Folder of a controller's journal: term, vote and the table of broker sets.",
+        writes=FOLDER,
     )
     controller_lease_ms: int = setting(
         3000,

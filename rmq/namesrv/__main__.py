@@ -54,6 +54,7 @@ PROGRAM: Final = Program(
     example="listenPort=9877",
     settings=settings,
     serve=partial(serve, run, banner, log),
+    folder=lambda settings: str(settings[0].controller_path) if settings[0].controllers else "",
     taken=(PortInUse, OSError),
     name_servers="production name servers that cluster test mode asks",
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from rmq.config import again, at_least, setting
+from rmq.config import FILE, again, at_least, setting
 from rmq.controller.config import ControllerSettings
 from rmq.server.settings import ServerSettings
 
@@ -17,12 +17,16 @@ class NamesrvConfig(ControllerSettings):
 
     listen_port: int = again(ServerSettings, "listen_port", 9876)
     kv_config_path: str = setting(
-        "~/namesrv/kvConfig.json", help="File that keeps the key-value configs.", important=True
+        "~/namesrv/kvConfig.json",
+        help="File that keeps the key-value configs.",
+        important=True,
+        writes=FILE,
     )
     masters_path: str = setting(
         "",
         help="File that keeps which broker was master of each name: for a minute after a start of this name"
         " server no other takes its place. Empty: none.",
+        writes=FILE,
     )
     order_message_enable: bool = setting(
         False, help="Give the order config of a topic with its route.", runtime=True

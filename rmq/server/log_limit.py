@@ -155,7 +155,8 @@ def start_log(config: LogConfig | None = None) -> None:
         try:
             made = RotatingFileHandler(config.log_file, maxBytes=most, backupCount=kept, encoding="utf-8")
         except OSError as error:
-            raise ConfigError("logFile", config.log_file, f"a file to write to ({error.strerror})") from None
+            wanted = f"a file to write to ({error.strerror}); correct the path, or make its folder"
+            raise ConfigError("logFile", config.log_file, wanted) from None
     root.addHandler(_dressed(made, config.log_format))
     root.setLevel(config.log_level)
     for handler in ours:

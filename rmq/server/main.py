@@ -24,7 +24,7 @@ from rmq.remoting.transports.tls import TlsConfig, with_file
 from rmq.server.health import Health
 from rmq.server.http import tell_supervisor
 from rmq.server.log_limit import FORM, LogFormat, start_log
-from rmq.server.process import check_installation, return_large_blocks
+from rmq.server.process import check_installation, check_paths, return_large_blocks
 from rmq.server.profile import applied, protect_files
 from rmq.server.settings import ServerSettings
 from rmq.server.signals import ignore_unused, obey, stop_without_parent
@@ -120,7 +120,9 @@ class Program:
             texts = {entry.key: str(entry.value) for entry in read_file(options.file)} if options.file else {}
             texts |= {key: str(value) for key, value in from_options(options.set).items()}
             start = Start(options, settings, texts)
-            protect_files(start.config, self.folder(settings))
+            folder = self.folder(settings)
+            protect_files(start.config, folder)
+            check_paths(*settings, data=folder)
             start_log(start.config)
             trio.run(self.serve, start)
         except (ConfigError, PluginRefused) as error:

@@ -1,15 +1,19 @@
-"""Process of a server: freed memory goes back to the system, and systemd knows the server's state."""
+"""Process of a server: checks before its start, the memory that it returns, and its state for systemd."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
+import attrs
+
+from rmq.config import FOLDER, java_key
 from rmq.errors import ConfigError
 from rmq.server.health import Health
 
@@ -56,6 +60,88 @@ def check_installation(folders: Sequence[str] | None = None) -> None:
             "only one of the two, because both install the same files: pip uninstall rmq-client rmq, "
             "then pip install rmq",
         )
+
+
+_ADVICE: Final = {
+    errno.EACCES: "make {path} and give it to the user {user} (chown -R), or name another path",
+    errno.EPERM: "make {path} and give it to the user {user} (chown -R), or name another path",
+    errno.EROFS: "mount it for writing (under systemd: name it in ReadWritePaths), or name another path",
+    errno.EEXIST: "a file has this name: move the file away, or name another path",
+    errno.ENOTDIR: "a part of the path is a file: correct the path",
+    errno.EISDIR: "name a file in this folder",
+    errno.ENOENT: "a part of the path does not exist and cannot be made: correct the path, or create it",
+    errno.ELOOP: "correct the path",
+    errno.ENAMETOOLONG: "correct the path",
+}
+"""Errors of a wrong path, and remedies. A start is not refused for another error, such as a full disk."""
+
+
+def check_paths(*settings: Any, data: str = "") -> None:
+    """Refuse a start with a path that the server cannot write, before it opens a port or a store.
+
+    Looks at the settings with `writes`, and makes their folders. A default is passed over, because not every
+    server needs it, unless it is `data`, the server's own folder. Raises ConfigError that names the setting,
+    the path and the remedy.
+    """
+    for config in settings:
+        for field in attrs.fields(type(config)):
+            value = getattr(config, field.name)
+            is_needed = value != field.default or (data and value == data)
+            if is_needed and value is not None and (kind := field.metadata.get("writes")):
+                _check_path(java_key(field), value, kind)
+
+
+def _check_path(key: str, value: str, kind: str) -> None:
+    if not value:
+        raise ConfigError(key, value, f"a {kind} to write to; name one")
+    path = os.path.abspath(os.path.expanduser(value))
+    try:
+        _try_folder(path) if kind == FOLDER else _try_file(path)
+    except OSError as error:
+        if (advice := _ADVICE.get(error.errno or 0)) is not None:
+            reason = f"{error.filename or path}: {error.strerror}; {advice.format(path=path, user=_user())}"
+            raise ConfigError(key, value, f"a {kind} to write to ({reason})") from None
+
+
+def _try_folder(path: str) -> None:
+    """Make a folder, and look whether this process may write there, and lock it. Raises OSError."""
+    os.makedirs(path, exist_ok=True)
+    _try_to_write(path)
+    with suppress(FileNotFoundError):
+        os.close(os.open(os.path.join(path, "lock"), os.O_RDWR))
+
+
+def _try_file(path: str) -> None:
+    """Look whether a file can be replaced. Its folder may be missing: it is made with the file. Raises
+    OSError."""
+    if os.path.isdir(path):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    folder = os.path.dirname(path)
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    _try_to_write(folder)
+
+
+def _try_to_write(folder: str) -> None:
+    """Make a file and remove it: access(2) does not know every reason, and not its name. Raises OSError."""
+    probe = os.path.join(folder, f".writable-{os.getpid()}")
+    try:
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, folder) from None
+    with suppress(FileNotFoundError):
+        os.unlink(probe)
+
+
+def _user() -> str:
+    """The name of this process's user, or its number."""
+    number = os.geteuid() if hasattr(os, "geteuid") else 0
+    try:
+        import pwd
+
+        return pwd.getpwuid(number).pw_name
+    except (ImportError, KeyError):
+        return str(number)
 
 
 class Supervisor:

@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import Attribute, Factory, frozen
 
-from rmq.config import at_least, between, java_key, setting
+from rmq.config import FOLDER, at_least, between, java_key, setting
 from rmq.errors import ConfigError
 
 
@@ -98,10 +98,10 @@ class StoreConfig:
     """Settings of the store. Defaults are RocketMQ's; names are its keys in snake_case."""
 
     store_path_root_dir: str = setting(
-        _home_store(), help="Folder of the store, of a single broker", important=True
+        _home_store(), help="Folder of the store, of a single broker", important=True, writes=FOLDER
     )
     store_path_commit_log: str | None = setting(
-        None, help="Folder of the commit log when it is not <root>/commitlog", important=True
+        None, help="Folder of the commit log when it is not <root>/commitlog", important=True, writes=FOLDER
     )
     mapped_file_size_commit_log: int = setting(
         1 << 30, help="Size of one commit log file", unit="bytes", validator=between(1024, _LIMIT)

@@ -15,6 +15,7 @@ from rmq.errors import RmqError
 from rmq.operate.supervisor import members, name_server, supervise
 from rmq.remoting.address import join_address
 from rmq.server.log_limit import start_log
+from rmq.server.process import check_paths
 
 
 def main(count: int, arguments: list[str], port: int = 0) -> int:
@@ -24,6 +25,7 @@ def main(count: int, arguments: list[str], port: int = 0) -> int:
     start_log()
     try:
         config, store_config, tls = settings(parse(arguments))
+        check_paths(config, store_config, data=store_config.store_path_root_dir)
         start_log(config)
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         beside = [name_server(port, config, store_config, tls)] if port else []

@@ -219,7 +219,20 @@ def _client_context(config: TlsConfig) -> ssl.SSLContext:
     return context
 
 
+def _check_readable(key: str, path: str, remedy: str) -> None:
+    """Raise ConfigError for the setting `key` when its file cannot be read: OpenSSL names no file."""
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise ConfigError(key, path, f"a PEM file that can be read ({error.strerror}); {remedy}") from error
+
+
 def _load_own(context: ssl.SSLContext, config: TlsConfig) -> None:
+    remedy = "`rmq certs issue DIR NAME --host HOST` makes certificate and key"
+    _check_readable("tlsCertPath", config.tls_cert_path, remedy)
+    if config.tls_key_path:
+        _check_readable("tlsKeyPath", config.tls_key_path, remedy)
     try:
         context.load_cert_chain(
             config.tls_cert_path, config.tls_key_path or None, lambda: config.tls_key_password
@@ -237,6 +250,7 @@ def _load_trust(context: ssl.SSLContext, config: TlsConfig) -> None:
     if not config.tls_trust_path:
         context.load_default_certs()
         return
+    _check_readable("tlsTrustPath", config.tls_trust_path, "`rmq certs ca DIR` makes an authority")
     try:
         context.load_verify_locations(config.tls_trust_path)
     except (OSError, ssl.SSLError) as error:
@@ -272,7 +286,7 @@ def with_file(config: TlsConfig) -> TlsConfig:
         return config
     changes: dict[str, Any] = {}
     fields = fields_dict(TlsConfig)
-    for entry in read_file(config.tls_config_file):
+    for entry in read_file(config.tls_config_file, "tlsConfigFile"):
         value = str(entry.value).strip()
         if entry.key in WEAKER and value.lower() != "true":
             log.warning("%s=%s in %s: %s", entry.key, value, entry.source, WEAKER[entry.key])

@@ -199,7 +199,10 @@ def store_error(error: OSError, path: str) -> StoreError:
         return DiskFull(
             f"{path}: {error.strerror}: free some space, or lower fileReservedTime of a broker there"
         )
-    return StoreError(f"{path}: {error.strerror or error}")
+    remedy = ""
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        remedy = "; the files of a store must belong to its server's user, and be writable"
+    return StoreError(f"{path}: {error.strerror or error}{remedy}")
 
 
 class FileMap(mmap.mmap):
