@@ -80,11 +80,36 @@ def shape(words: Sequence[str]) -> str:
 
 
 def until(condition: Callable[[], object], what: Callable[[], str]) -> None:
-    """Waits until it holds; a command that fails meanwhile may succeed later."""
-    end = time.monotonic() + PATIENCE_SECONDS
+    """Waits until it holds; a command that fails meanwhile may succeed later. `what()` is the error after
+    PATIENCE_SECONDS, of which a second counts as much as this machine has a core for each process."""
+    left, last = PATIENCE_SECONDS, time.monotonic()
     while not condition():
-        assert time.monotonic() < end, what()
+        assert left > 0, what()
         time.sleep(0.1)
+        now = time.monotonic()
+        left -= (now - last) / crowding()
+        last = now
+
+
+def crowding() -> float:
+    """How many processes want each core of this machine, at least 1."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def write_figures(section: str, acknowledged: int, failed: int, lost: int, longest: float) -> None:
+    """Appends the figures of a drill, as a line of JSON, to the file that RMQ_DRILL_FIGURES names. `longest`
+    is the longest time without an acknowledgement, in seconds."""
+    if file := os.environ.get("RMQ_DRILL_FIGURES"):
+        figures = {
+            "drill": section,
+            "acknowledged": acknowledged,
+            "failed": failed,
+            "lost": lost,
+            "longest_without_s": round(longest, 1),
+            "load": round(os.getloadavg()[0], 1),
+        }
+        with open(file, "a") as lines:
+            lines.write(json.dumps(figures) + "\n")
 
 
 @define
@@ -161,8 +186,8 @@ class Server:
         if number is signal.SIGTERM:
             self.done.add("stop")
         self.process.send_signal(number)
-        status = self.process.wait(PATIENCE_SECONDS)
-        assert number is not signal.SIGTERM or status == 0, self.said
+        until(lambda: self.process is None or self.process.poll() is not None, lambda: self.said[-2000:])
+        assert number is not signal.SIGTERM or self.process.returncode == 0, self.said
 
 
 @define
@@ -222,8 +247,7 @@ class Traffic:
     def stop(self) -> None:
         self.is_over = True
         if self.thread is not None:
-            self.thread.join(PATIENCE_SECONDS)
-            assert not self.thread.is_alive()
+            until(lambda: self.thread is None or not self.thread.is_alive(), lambda: "a send does not end")
 
 
 @define
@@ -327,6 +351,12 @@ class Drill:
         self.ran.append(shape(["rmq", *arguments]))
         return self.shell.ok(*arguments)
 
+    def repeat(self, *arguments: str) -> None:
+        """A step of the section that an operator repeats until it ends with 0: on a busy machine the cluster
+        has not recovered yet, or elects."""
+        until(lambda: self.shell.run(*arguments).exit_code == 0, lambda: self.shell.run(*arguments).output)
+        self.ran.append(shape(["rmq", *arguments]))
+
     def type(self, start: str, paths: Mapping[str, object]) -> None:
         """A step of the section that is no command of rmq: the page's own line that begins so, with these
         paths in place of its own; longer ones first. It must end with 0."""
@@ -364,10 +394,11 @@ class Drill:
             rmq.connect(self.namesrv) as client,
             client.consumer(group, {TOPIC: "*"}, consume_from="first") as consumer,
         ):
-            with anyio.move_on_after(PATIENCE_SECONDS / 2):
+            with anyio.move_on_after(PATIENCE_SECONDS / 2) as waiting:
                 async for delivery in consumer:
                     async with delivery as message:
                         got[message.body.decode()] += 1
+                    waiting.deadline = anyio.current_time() + PATIENCE_SECONDS / 2 * crowding()
                     wanted.discard(message.body.decode())
                     if not wanted:
                         break
@@ -383,17 +414,9 @@ class Drill:
 
     def note(self, lost: int) -> None:
         """Appends the figures of this drill, as a line of JSON, to the file that RMQ_DRILL_FIGURES names."""
-        if (file := os.environ.get("RMQ_DRILL_FIGURES")) and self.traffic is not None:
-            figures = {
-                "drill": self.section,
-                "acknowledged": len(self.traffic.stored),
-                "failed": len(self.traffic.failures),
-                "lost": lost,
-                "longest_without_s": round(self.traffic.longest, 1),
-                "load": round(os.getloadavg()[0], 1),
-            }
-            with open(file, "a") as lines:
-                lines.write(json.dumps(figures) + "\n")
+        if self.traffic is not None:
+            stored, failures = len(self.traffic.stored), len(self.traffic.failures)
+            write_figures(self.section, stored, failures, lost, self.traffic.longest)
 
     def stop(self) -> None:
         """Stops all that was started."""

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import anyio
 import pytest
 
 import rmq
-from tests.system.drill import drill, until
+from tests.system.drill import drill, until, write_figures
 
 TOPICS = ("Plain", "Steps")
 KEYS = 3
@@ -27,6 +28,8 @@ class Clients:
         self.sent: dict[str, list[str]] = {topic: [] for topic in TOPICS}
         self.got: dict[str, list[str]] = {topic: [] for topic in TOPICS}
         self.failures: list[str] = []
+        self.longest = 0.0
+        self.last = 0.0
         self.sends = True
         self.runs = True
         self.thread = threading.Thread(target=lambda: anyio.run(self._run))
@@ -52,6 +55,9 @@ class Clients:
                     self.failures.append(f"{topic} {body}: {error!r}")
                 else:
                     self.sent[topic].append(body)
+                    now = time.monotonic()
+                    self.longest = max(self.longest, now - (self.last or now))
+                    self.last = now
                     number += 1
                 await anyio.sleep(0.1)
 
@@ -116,6 +122,9 @@ def test_a_balance_that_is_killed_is_continued_and_nothing_is_lost_or_out_of_ord
         finally:
             clients.sends = clients.runs = False
             clients.thread.join(60)
+        lost = sum(len(set(clients.sent[topic]) - set(clients.got[topic])) for topic in TOPICS)
+        stored = sum(map(len, clients.sent.values()))
+        write_figures("Even out brokers", stored, len(clients.failures), lost, clients.longest)
         assert clients.failures == []
         for key in range(KEYS):
             firsts = list(dict.fromkeys(one for one in clients.got["Steps"] if one.startswith(f"{key}-")))

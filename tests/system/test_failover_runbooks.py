@@ -68,15 +68,14 @@ def test_failover_by_itself(tmp_path: pathlib.Path) -> None:
             let_control(run, server, names)
             server.end()
             server.start()
-        until(lambda: not run.shell.run("controller", "status").exit_code, lambda: "no controller leads")
-        run.rmq("controller", "status", "--all")
+        run.repeat("controller", "status", "--all")
         first.settings["controllerAddr"] = second.settings["controllerAddr"] = run.namesrv
         for server in (first, second):
             server.end()
             server.start()
         wait_until_in_sync(run)
-        run.rmq("controller", "status")
-        run.rmq("doctor")
+        run.repeat("controller", "status")
+        run.repeat("doctor")
         traffic.go_on()
 
         for dying, living in ((first, second), (second, first)):
@@ -104,18 +103,18 @@ def test_hand_over_a_master(tmp_path: pathlib.Path) -> None:
         first, second = brokers_of_a_set(run, run.namesrv)
         traffic = run.load()
         wait_until_in_sync(run)
-        run.rmq("controller", "status")
+        run.repeat("controller", "status")
         run.rmq("broker", "handover", SET)
         wait_for_master(run, second)
         first.end()
         traffic.go_on()
         first.start()
         wait_until_in_sync(run)
-        run.rmq("controller", "status")
+        run.repeat("controller", "status")
         run.rmq("broker", "handover", SET)
         wait_for_master(run, first)
         traffic.go_on()
-        run.rmq("doctor")
+        run.repeat("doctor")
         traffic.stop()
         assert traffic.failures == []
         run.check_nothing_is_lost()
@@ -142,7 +141,7 @@ def test_replace_a_controller(tmp_path: pathlib.Path) -> None:
         run.rmq("controller", "add", new.address, "--controllers", ";".join(addresses))
         named = ";".join([*addresses[1:], new.address])
         run.rmq("controller", "drop", old[0].address, "--yes", "--controllers", named)
-        run.rmq("controller", "status", "--all", "--controllers", named)
+        run.repeat("controller", "status", "--all", "--controllers", named)
         traffic.go_on()
 
         # The new one is a controller like any other: with it and one of the old ones a master is elected.
