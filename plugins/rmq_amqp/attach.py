@@ -35,6 +35,8 @@ _NO_LOCALS: Final = (NO_LOCAL, "apache.org:no-local-filter:list")
 
 def attach(connection: Connection, link: Any) -> Link:
     """The link that a peer asks for. Raises Refused, AccessDenied, ResponseError."""
+    if link.name is None:
+        raise Refused(INVALID_FIELD, "the link has no name")
     return _producer(connection, link) if link.is_receiver else _consumer(connection, link)
 
 
@@ -102,6 +104,8 @@ def _temporary_consumer(connection: Connection, link: Any) -> Link:
 def _choice(connection: Connection, source: Any) -> Choice:
     selector, hidden = None, ""
     filters = engine.fields_of(source.filter)
+    if not isinstance(filters, (dict, type(None))):
+        raise Refused(INVALID_FIELD, "the filter of the source is no map")
     for name, value in (filters or {}).items():
         descriptor = getattr(value, "descriptor", None)
         if descriptor in _SELECTORS or str(name) == "jms-selector":

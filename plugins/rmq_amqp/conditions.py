@@ -6,6 +6,7 @@ from typing import Final
 
 from rmq.errors import AccessDenied, InvalidMessage, InvalidName, ResponseError, RmqError
 from rmq.protocol.codes import ResponseCode
+from rmq_amqp.values import Malformed
 
 INTERNAL_ERROR: Final = "amqp:internal-error"
 NOT_FOUND: Final = "amqp:not-found"
@@ -47,7 +48,7 @@ class Refused(Exception):
         self.text = text
 
 
-EXPECTED: Final = (Refused, RmqError)
+EXPECTED: Final = (Refused, RmqError, Malformed)
 """Errors that a condition tells; any other is a bug and is logged."""
 
 
@@ -55,6 +56,8 @@ def of_error(error: Exception) -> tuple[str, str]:
     """The condition and the description of an error."""
     if isinstance(error, Refused):
         return error.condition, error.text
+    if isinstance(error, Malformed):
+        return DECODE_ERROR, str(error)
     if isinstance(error, AccessDenied):
         return UNAUTHORIZED, error.remark or str(error)
     if isinstance(error, ResponseError):

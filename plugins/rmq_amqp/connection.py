@@ -48,6 +48,10 @@ SESSION_BYTES: Final = 1_024 * FRAME_BYTES
 """The window of a session: a peer may send so many frames before it waits for an answer, and a message is at
 least a frame. Frames are taken from the engine at once, so that the window is no buffer."""
 
+READ_BYTES: Final = (1_024, 65_536)
+TURN_SECONDS: Final = 0.02
+"""A peer whose bytes take longer than this to handle is read from in smaller parts, so that others have their
+turn."""
 WAITING_BYTES: Final = 4 << 20
 """A connection is not read from while more bytes of its messages wait for room in the store."""
 PARTIAL_BYTES: Final = 64 << 20
@@ -103,8 +107,13 @@ class Connection:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._write)
                 try:
-                    while data := await self.stream.receive():
+                    most = READ_BYTES[1]
+                    while data := await self.stream.receive(most):
+                        began = self._clock()
                         self.feed(data)
+                        took = self._clock() - began
+                        most = most // 2 if took > TURN_SECONDS else most * 2
+                        most = min(max(most, READ_BYTES[0]), READ_BYTES[1])
                         if self._is_ended:
                             break
                         if self._waiting_bytes > WAITING_BYTES:
@@ -264,7 +273,7 @@ class Connection:
             connection.open()
             self.refuse(INVALID_FIELD, "the container id is empty")
             return
-        sole = "sole-connection-for-container" in engine.words(connection.remote_desired_capabilities)
+        sole = "sole-connection-for-container" in engine.desired_capabilities(connection)
         if not self.shared.claim(self.container, self, is_sole=sole):
             failed = {engine.symbol("amqp:connection-establishment-failed"): True}
             connection.properties = failed

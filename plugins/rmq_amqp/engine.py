@@ -13,6 +13,8 @@ import cproton
 import proton
 from proton._data import dat2obj
 
+from rmq_amqp.values import DEPTH_MAX, Malformed
+
 OPEN: Final = int(cproton.PN_CONNECTION_REMOTE_OPEN)
 CLOSE: Final = int(cproton.PN_CONNECTION_REMOTE_CLOSE)
 SESSION_OPEN: Final = int(cproton.PN_SESSION_REMOTE_OPEN)
@@ -36,6 +38,7 @@ UNSPECIFIED: Final = int(cproton.PN_UNSPECIFIED)
 COPY: Final = int(cproton.PN_DIST_MODE_COPY)
 NEVER: Final = int(cproton.PN_EXPIRE_NEVER)
 COORDINATOR: Final = int(cproton.PN_COORDINATOR)
+_COMPOUND: Final = (cproton.PN_DESCRIBED, cproton.PN_ARRAY, cproton.PN_LIST, cproton.PN_MAP)
 _LINK_EVENTS: Final = frozenset({LINK_OPEN, LINK_CLOSE, LINK_DETACH, FLOW})
 
 symbol = proton.symbol
@@ -193,22 +196,50 @@ def end_link(link: Any, condition: str = "", text: str = "") -> None:
     link.close()
 
 
-def words(data: Any) -> list[str]:
-    """The symbols of a field of a terminus or of the connection."""
-    value = dat2obj(data._data) if hasattr(data, "_data") else data
-    if value is None:
-        return []
-    if isinstance(value, str):
-        return [value]
+# ---- values of a peer ----
+
+
+def _value(data: Any) -> Any:
+    """The first value of a peer's data; None without one. Raises Malformed when it is nested too deep, or
+    cannot be read: proton reads values by a recursion, and raises all kinds of errors."""
+    cproton.pn_data_rewind(data)
+    depth = 0
+    while depth >= 0:
+        if not cproton.pn_data_next(data):
+            depth -= 1
+            if depth >= 0:
+                cproton.pn_data_exit(data)
+        elif cproton.pn_data_type(data) in _COMPOUND:
+            depth += 1
+            if depth > DEPTH_MAX:
+                raise Malformed(f"values are nested deeper than {DEPTH_MAX}")
+            cproton.pn_data_enter(data)
+    try:
+        return dat2obj(data)
+    except Exception as error:
+        raise Malformed(f"a value cannot be read: {error!r:.200}") from None
+
+
+def _words(value: Any) -> list[str]:
     if isinstance(value, proton.Array):
-        return [str(one) for one in value.elements]
-    return [str(one) for one in value] if isinstance(value, (list, tuple)) else []
+        value = list(value.elements)
+    found = value if isinstance(value, (list, tuple)) else [value]
+    return [str(one) for one in found if isinstance(one, str)]
+
+
+def words(data: Any) -> list[str]:
+    """The symbols of a field of a terminus. Raises Malformed."""
+    return _words(_value(data._data))
+
+
+def desired_capabilities(connection: Any) -> list[str]:
+    """The capabilities that a peer asks for when it opens the connection. Raises Malformed."""
+    return _words(_value(cproton.pn_connection_remote_desired_capabilities(connection._impl)))
 
 
 def fields_of(data: Any) -> Any:
-    """The first value of a field of a terminus; None without one."""
-    data.rewind()
-    return data.get_object() if data.next() else None
+    """The first value of a field of a terminus; None without one. Raises Malformed."""
+    return _value(data._data)
 
 
 # ---- deliveries of a peer ----
@@ -262,8 +293,8 @@ def is_undeliverable(delivery: Any) -> bool:
 
 
 def state_of(delivery: Any) -> Any:
-    """The fields of the peer's state, where it is none of the outcomes."""
-    return dat2obj(cproton.pn_disposition_data(cproton.pn_delivery_remote(delivery)))
+    """The fields of the peer's state, where it is none of the outcomes. Raises Malformed."""
+    return _value(cproton.pn_disposition_data(cproton.pn_delivery_remote(delivery)))
 
 
 def update(delivery: Any, state: int, condition: str = "", text: str = "", fields: Any = None) -> None:

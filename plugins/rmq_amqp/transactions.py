@@ -31,6 +31,7 @@ from rmq_amqp.conditions import (
     INTERNAL_ERROR,
     NOT_IMPLEMENTED,
     RESOURCE_LIMIT,
+    TOO_LONG,
     TX_ROLLBACK,
     TX_UNKNOWN,
     Refused,
@@ -57,6 +58,8 @@ UNSURE: Final = (
 DECLARE: Final = (0x31, "amqp:declare:list")
 DISCHARGE: Final = (0x32, "amqp:discharge:list")
 CREDIT: Final = 100
+CONTROL_BYTES: Final = 4_096
+"""The longest message to the coordinator."""
 OPEN_MAX: Final = 1_000
 """Open transactions of a connection."""
 WORK_MAX: Final = 100_000
@@ -104,7 +107,8 @@ class Transactions:
 
     def find(self, fields: Any) -> Transaction:
         """The transaction of a transactional state. Raises Refused."""
-        name = bytes(fields[0]) if isinstance(fields, (list, tuple)) and fields and fields[0] else b""
+        first = fields[0] if isinstance(fields, (list, tuple)) and fields else None
+        name = bytes(first) if isinstance(first, (bytes, memoryview)) else b""
         found = self._open.get(name)
         if found is None:
             raise Refused(TX_UNKNOWN, f"there is no open transaction {name.hex()!r:.80} on this connection")
@@ -256,9 +260,19 @@ class Coordinator(Link):
 
     def on_delivery(self, delivery: Any) -> None:
         """Take a declare or discharge."""
+        if engine.is_aborted(delivery):
+            self._inbox.clear()
+            engine.settle(delivery)
+            engine.give_credit(self.pointer, 1)
+            return
         if not engine.is_readable(delivery):
             return
         engine.receive(self.pointer, self._inbox)
+        if len(self._inbox) > CONTROL_BYTES:
+            self._inbox.clear()
+            text = f"a message to the coordinator has more than {CONTROL_BYTES} bytes"
+            self.connection.end_link(self, TOO_LONG, text)
+            return
         if engine.is_partial(delivery):
             return
         data = bytes(self._inbox)

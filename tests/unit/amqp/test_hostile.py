@@ -31,19 +31,33 @@ class Stream:
     """The bytes of a peer, to a connection without a loop."""
 
     def __init__(self) -> None:
+        self.said = b""
         self.peer_address, self.local_address = "10.0.8.9:1", "10.0.1.1:5672"
         self.certificate_name = ""
         self.state: dict[str, Any] = {}
         self.has_proved = self.is_closed = self.is_busy = False
 
-    def write(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         assert not self.is_closed
+        self.said += data
+
+    write = send
 
     def hold(self, count: int, since: float | None = None) -> None:
         assert count >= 0
 
     def close(self, reason: str = "") -> None:
         self.is_closed = True
+
+
+class Raw:
+    """Encoded bytes of a value."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+values._ENCODERS[Raw] = lambda value: value.data
 
 
 def described(code: int, *fields: object) -> Described:
@@ -153,24 +167,25 @@ def errors() -> Iterator[list[str]]:
         logging.getLogger("rmq").removeHandler(handler)
 
 
-OPENING = (
-    sasl.SASL_HEADER
-    + sasl.frame(sasl.INIT, [Symbol("ANONYMOUS"), b"", "broker"])
-    + sasl.AMQP_HEADER
-    + frame(0, 0x10, ["peer", "broker", UInt(16_384), values.UShort(100)])
-)
+LOGIN = sasl.SASL_HEADER + sasl.frame(sasl.INIT, [Symbol("ANONYMOUS"), b"", "broker"]) + sasl.AMQP_HEADER
+OPENING = LOGIN + frame(0, 0x10, ["peer", "broker", UInt(16_384), values.UShort(100)])
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(frames(), min_size=1, max_size=3))
 def test_any_frames_in_any_order_break_nothing_and_leave_nothing(chunks: list[bytes]) -> None:
+    feed(chunks)
+
+
+def feed(chunks: list[bytes], opening: bytes = OPENING) -> bytes:
+    """Feed a connection, and end it; nothing breaks, and nothing is left. Returns the answers."""
     rig, both = Rig(), Shared()
     rig.topic("Orders", 2)
     stream = Stream()
     peer = DoorPeer(rig.broker, "amqp", stream)  # type: ignore[arg-type]
     one = Connection(stream, peer, both, 1, lambda: rig.seconds)
     with errors() as found:
-        one.feed(OPENING)
+        one.feed(opening)
         for chunk in chunks:
             if not stream.is_closed:
                 one.feed(chunk)
@@ -187,6 +202,78 @@ def test_any_frames_in_any_order_break_nothing_and_leave_nothing(chunks: list[by
     assert (both.links.used, both.kept.used, len(both.halves)) == (0, 0, 0)
     assert both.temporaries == {}
     assert rig.broker.deliveries.polls.waiting(("Orders", "Orders")) == 0
+    return stream.said
+
+
+def nested(depth: int, head: bytes) -> Raw:
+    """Compound values in compound values: `head` and the length begin each, a single null is the last."""
+    data = b"\x40"
+    for _ in range(depth):
+        data = head[:1] + (len(data) + len(head) - 1).to_bytes(4, "big") + head[1:] + data
+    return Raw(data)
+
+
+LIST, ARRAY = b"\xd0\0\0\0\1", b"\xf0\0\0\0\1"
+BEGIN = frame(0, 0x11, [None, UInt(0), UInt(100), UInt(100)])
+SOURCE, TARGET = described(0x28, "Orders"), described(0x29, "Orders")
+
+
+def attached(
+    source: object = SOURCE, target: object = TARGET, name: object = "a", role: bool = False
+) -> bytes:
+    return frame(0, 0x12, [name, UInt(0), role, UByte(2), UByte(0), source, target, None, None, UInt(0)])
+
+
+def transferred(state: object) -> bytes:
+    fields = [UInt(0), UInt(0), b"t", UInt(0), False, False, None, state]
+    return frame(0, 0x14, fields, build(text("m")))
+
+
+def filtered(value: object) -> bytes:
+    return attached(described(0x28, "Orders", None, None, None, None, None, None, value), role=True)
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (attached(described(0x28, None), name=None, role=True), b"amqp:invalid-field"),
+        (filtered([Symbol("jms-selector")]), b"amqp:invalid-field"),
+        (filtered(nested(1_000, LIST)), b"amqp:decode-error"),
+        (filtered({Symbol("jms-selector"): nested(1_000, ARRAY)}), b"amqp:decode-error"),
+        (attached() + transferred(described(0x34, nested(1_000, LIST))), b"amqp:decode-error"),
+        (attached() + transferred(described(0x34, "a text")), b"amqp:transaction:unknown-id"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_refused(sent: bytes, said: bytes) -> None:
+    assert said in feed([BEGIN, sent])
+
+
+def test_the_id_of_a_transaction_is_a_binary_and_no_length() -> None:
+    """A number was taken for the length of the id: 8 GB for 31 bits."""
+    answers = feed([BEGIN, attached() + transferred(described(0x34, ULong(1 << 24)))])
+    assert b"amqp:transaction:unknown-id" in answers
+    assert b"00000000" not in answers
+
+
+def test_a_peer_that_opens_with_odd_capabilities_is_refused() -> None:
+    odd = [None, None, None, None, nested(1_000, LIST)]
+    opening = frame(0, 0x10, ["peer", "broker", UInt(16_384), values.UShort(100), *odd])
+    assert b"amqp:decode-error" in feed([], LOGIN + opening)
+
+
+def test_a_message_to_the_coordinator_is_short() -> None:
+    more = [UInt(0), UInt(0), b"t", UInt(0), False, True]
+    sent = [frame(0, 0x14, more, bytes(1_000)) for _ in range(10)]
+    assert b"amqp:link:message-size-exceeded" in feed([BEGIN, attached(target=described(0x30, None)), *sent])
+
+
+def test_a_message_to_the_coordinator_that_is_aborted_is_forgotten() -> None:
+    begun = frame(0, 0x14, [UInt(0), UInt(0), b"t", UInt(0), False, True], b"\0\x53")
+    aborted = frame(0, 0x14, [UInt(0), UInt(0), b"t", UInt(0), False, False, None, None, None, True])
+    declare = b"\x00\x53\x77" + values.encode(described(0x31))
+    again = frame(0, 0x14, [UInt(0), UInt(1), b"u", UInt(0), False, False], declare)
+    answers = feed([BEGIN, attached(target=described(0x30, None)), begun, aborted, again])
+    assert b"\0\x53\x33" in answers, "declared"
 
 
 # ---- more than their share ----
