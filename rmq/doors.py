@@ -267,6 +267,13 @@ class DoorStream(Protocol):
     def write(self, data: bytes) -> None:
         """Send bytes, soon. Dropped when the connection has ended. Past 64 MiB unsent it is closed."""
 
+    def send(self, data: bytes) -> None:
+        """As `write`, but at once as far as the peer takes them: for a door that has gathered its bytes."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether much waits to be sent: `drain` would wait."""
+
     async def drain(self) -> None:
         """Return when little waits to be sent, or the connection has ended."""
 
@@ -526,6 +533,12 @@ class DoorHost(Protocol):
     def defer(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
         """Have `call` called after `seconds`; returns a function that prevents it. It is not called after the
         connection has ended. Raises ResponseError when too many wait.
+        """
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Have `call` called once at the end of this round of the loop, after all outcomes that the broker
+        reports in it, however often it is given: for bytes that are to leave together. It is not called after
+        the connection has ended.
         """
 
 

@@ -91,7 +91,7 @@ class Connection:
         self._parts: dict[Link, tuple[float, int]] = {}  # of messages: since when, and how many bytes
         self._room = anyio.Event()
         self._changed = anyio.Event()
-        self._is_ended = False
+        self._is_ended = self._is_feeding = False
         self._has_opened = False
         self._names = 0
         self.container = ""
@@ -105,7 +105,7 @@ class Connection:
         self.host.defer(OPEN_SECONDS, self._open_or_end)
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._write)
+                tasks.start_soon(self._go_on)
                 try:
                     most = READ_BYTES[1]
                     while data := await self.stream.receive(most):
@@ -132,25 +132,27 @@ class Connection:
         if not self._has_opened:
             self._end(f"its peer has not opened the connection within {OPEN_SECONDS:g} s")
 
-    async def _write(self) -> None:
+    async def _go_on(self) -> None:
+        """Go on with what waits until the peer takes what was sent."""
         while True:
             await self._changed.wait()
             self._changed = anyio.Event()
-            self.flush()
             await self.stream.drain()
+            self.flush()
             paused, self._paused = self._paused, {}
             for link in paused:
                 if not link.is_ended:
                     link.resume()
 
     def wake(self) -> None:
-        """Have the bytes for the peer sent soon."""
-        self._changed.set()
+        """Have the bytes for the peer sent soon, with those of all outcomes that come at the same time."""
+        if not self._is_feeding:
+            self.host.soon(self.flush)
 
     def pause(self, link: Link) -> None:
         """Resume a link when the peer has taken what was sent."""
         self._paused[link] = None
-        self.wake()
+        self._changed.set()
 
     def count(self, waiting: int) -> None:
         """So many bytes more wait for room in the store; fewer by a negative number."""
@@ -177,13 +179,17 @@ class Connection:
         self.stream.hold(self._waiting_bytes + self._partial_bytes, since)
 
     def flush(self) -> None:
-        """Write the bytes for the peer."""
-        if self._login.is_done and not self._is_ended:
-            data = self._engine.output()
-            if data:
-                self.stream.write(data)
-            if self._engine.is_done:
-                self._end(self._engine.error or "closed by the peer")
+        """Send the bytes for the peer; while it takes none they stay in the engine."""
+        if not self._login.is_done or self._is_ended or self.stream.is_closed:
+            return
+        if self.stream.is_busy:
+            self._changed.set()
+            return
+        data = self._engine.output()
+        if data:
+            self.stream.send(data)
+        if self._engine.is_done:
+            self._end(self._engine.error or "closed by the peer")
 
     # ---- bytes ----
 
@@ -198,8 +204,13 @@ class Connection:
             if not self._login.is_done:
                 return
             data = self._login.rest
-        self._engine.feed(data)
-        self._process()
+        self._is_feeding = True
+        try:
+            self._engine.feed(data)
+            self._process()
+        finally:
+            self._is_feeding = False
+        self.flush()
 
     def _process(self) -> None:
         for kind, pointer in self._engine.events():
@@ -211,7 +222,6 @@ class Connection:
                 log.error("a connection of %s failed", self.stream.peer_address, exc_info=error)
                 self.refuse(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
         self.settlements.flush()
-        self.wake()
 
     def _handle(self, kind: int, pointer: Any) -> None:
         if kind == engine.DELIVERY:

@@ -195,7 +195,9 @@ def _body(message: Sections, properties: dict[str, str]) -> bytes:
     word = _WORDS.get(said, "") if isinstance(said, int) else ""
     kind, value = message.kind, message.body
     if message.content_type:
-        properties[CONTENT_TYPE] = message.content_type
+        properties[CONTENT_TYPE] = str(
+            message.content_type
+        )  # no Symbol: a message of plain texts is checked faster
     if kind == DATA:
         properties[BODY] = "object" if word == "object" else "bytes"
         return value or _no_body(properties, "data")

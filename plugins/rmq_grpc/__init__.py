@@ -67,7 +67,8 @@ class GrpcPlugin(Plugin):
             log.debug("closing %s: this broker is a slave, %s", stream.peer_address, where)
             return
         session = Session(host, stream)
-        calls = Calls(stream, session, clock=anyio.current_time, most_bytes=REQUEST_BYTES)
+        clock = anyio.current_time
+        calls = Calls(stream, session, clock=clock, most_bytes=REQUEST_BYTES, soon=host.soon)
         stream.state["grpc"] = calls
         host.defer(SCAN_SECONDS, partial(self._scan, calls, session, host))
         try:

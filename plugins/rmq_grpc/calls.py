@@ -56,7 +56,7 @@ REQUEST_SECONDS: Final = 60.0
 STRIKES_MAX: Final = 2_000
 STRIKES_SECONDS: Final = 10.0
 """Frames that only cost work (resets count as 10, pings and settings as 5), in so many seconds. Frames that
-grant room count where they are more than two for a frame of data that was sent, and pings where they are more
+grant room count where they are more than two for a message that was sent, and pings where they are more
 than one: gRPC's libraries measure the connection by a ping for data that comes. The priority that begins a
 call, and the empty frame that ends one, belong to the call."""
 _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -67,8 +67,10 @@ class Call:
 
     __slots__ = (
         "_connection",
+        "_has_head",
         "_inflow",
         "_outbox",
+        "_put",
         "_trailers",
         "began",
         "deadline",
@@ -97,7 +99,9 @@ class Call:
         self._connection = connection
         self._inflow = bytearray()
         self._outbox = bytearray()
-        self._trailers: list[tuple[str, str]] | None = None
+        self._put = 0  # messages in the outbox since bytes of it were sent last
+        self._has_head = False
+        self._trailers: list[tuple[str, str]] = []
 
     def send(self, message: bytes) -> None:
         """Send one message of the answer, soon."""
@@ -138,15 +142,25 @@ class _Http2(h2.connection.H2Connection):
 
 
 class Calls:
-    """The calls of one connection. `clock` gives seconds, `most_bytes` bounds one request."""
+    """The calls of one connection. `clock` gives seconds, `most_bytes` bounds one request. `soon(call)` has a
+    function called at the end of this round of the loop, so that its answers leave together."""
 
     def __init__(
-        self, stream: DoorStream, service: Service, *, clock: Callable[[], float], most_bytes: int
+        self,
+        stream: DoorStream,
+        service: Service,
+        *,
+        clock: Callable[[], float],
+        most_bytes: int,
+        soon: Callable[[Callable[[], None]], None],
     ) -> None:
         self._stream = stream
         self._service = service
         self._clock = clock
         self._most_bytes = most_bytes
+        self._soon = soon
+        self._is_feeding = False
+        self._due: dict[int, Call] = {}  # what they answer is not given to h2 yet
         self._open: dict[int, Call] = {}
         self._waiting: dict[int, Call] = {}  # whose answers wait for the peer's flow control
         self._waiting_since = math.inf  # when the peer granted room for an answer last
@@ -186,6 +200,13 @@ class Calls:
 
     def feed(self, data: bytes) -> None:
         """Take bytes of the peer. Raises RemoteProtocolError when they are not HTTP/2, or cost too much."""
+        self._is_feeding = True
+        try:
+            self._feed(data)
+        finally:
+            self._is_feeding = False
+
+    def _feed(self, data: bytes) -> None:
         try:
             events = self._h2.receive_data(data)
         except h2.exceptions.ProtocolError as error:
@@ -198,17 +219,28 @@ class Calls:
             self._h2.close_connection(h2.errors.ErrorCodes.PROTOCOL_ERROR)
             self._flush()
             raise
-        self._hold()
         self._flush()
+        self._hold()
         if self._strikes > STRIKES_MAX:
             self._h2.close_connection(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
             self._flush()
             raise RemoteProtocolError(f"{self._strikes} frames within {STRIKES_SECONDS:g} s only cost work")
 
     def _flush(self) -> None:
+        """Send the answers, as far as the peer's flow control allows."""
+        while self._due:
+            due, self._due = self._due, {}
+            for call in due.values():
+                self._push(call)
+        if self._waiting and not self._is_feeding:
+            self._hold()
         data = self._h2.data_to_send()
         if data:
-            self._stream.write(data)
+            self._stream.send(data)
+
+    def _flush_soon(self) -> None:
+        if not self._is_feeding:  # which ends by a flush
+            self._soon(self._flush)
 
     def _take(self, event: Any) -> None:
         if isinstance(event, h2.events.DataReceived):
@@ -361,36 +393,24 @@ class Calls:
     # ---- answers ----
 
     def put(self, call: Call, data: bytes) -> None:
-        """Send bytes of an answer as far as the peer's flow control allows."""
-        self._begin(call)
+        """Send bytes of an answer, soon, as far as the peer's flow control allows."""
         call._outbox += data
+        call._put += 1
         self._answer_bytes += len(data)
-        self._push(call)
+        self._due[call.stream_id] = call
         if self._answer_bytes > ANSWERS_BYTES:
             self._stream.close(f"its peer does not take answers: {self._answer_bytes} bytes wait")
-        if self._waiting:
-            self._hold()
-        self._flush()
+        self._flush_soon()
 
     def end(self, call: Call, status: int, text: str) -> None:
         """End a call, behind its answers that wait."""
-        trailers = [("grpc-status", str(status))]
-        if text:
-            trailers.append(("grpc-message", _percent(text)))
         if call.stream_id not in self._open:
             return
-        if call._trailers is None:  # no message was sent: headers and trailers are one frame
-            self._try(self._h2.send_headers, call.stream_id, [*HEAD, *trailers], end_stream=True)
-            self._forget(call)
-        else:
-            call._trailers = trailers
-            self._push(call)
-        self._flush()
-
-    def _begin(self, call: Call) -> None:
-        if call._trailers is None:
-            call._trailers = []
-            self._try(self._h2.send_headers, call.stream_id, list(HEAD))
+        call._trailers = [("grpc-status", str(status))]
+        if text:
+            call._trailers.append(("grpc-message", _percent(text)))
+        self._due[call.stream_id] = call
+        self._flush_soon()
 
     def _try(self, send: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Send on a stream that the peer may have reset meanwhile."""
@@ -400,7 +420,17 @@ class Calls:
             log.debug("%s: an answer is dropped: %s", self._stream.peer_address, error)
 
     def _push(self, call: Call) -> None:
+        """Give h2 what a call answers, as far as the peer's flow control allows."""
         outbox, stream_id = call._outbox, call.stream_id
+        if stream_id not in self._open:
+            return
+        if not call._has_head:
+            call._has_head = True
+            if call.is_over and not outbox:  # no message was sent: headers and trailers are one frame
+                self._try(self._h2.send_headers, stream_id, [*HEAD, *call._trailers], end_stream=True)
+                self._forget(call)
+                return
+            self._try(self._h2.send_headers, stream_id, list(HEAD))
         size = len(outbox)
         try:
             while outbox:
@@ -414,15 +444,16 @@ class Calls:
                 del outbox[:room]
                 self._answer_bytes -= len(piece)
                 self._h2.send_data(stream_id, piece)
-                self._grants += 2
-                self._pings += 1
+                count, call._put = max(1, call._put), 0
+                self._grants += 2 * count
+                self._pings += count
         except h2.exceptions.ProtocolError as error:
             log.debug("%s: an answer is dropped: %s", self._stream.peer_address, error)
             self._forget(call)
             return
         self._waiting.pop(stream_id, None)
         if call.is_over:
-            self._try(self._h2.send_headers, stream_id, call._trailers or [], end_stream=True)
+            self._try(self._h2.send_headers, stream_id, call._trailers, end_stream=True)
             self._forget(call)
 
     def _on_window(self, stream_id: int) -> None:
@@ -468,6 +499,7 @@ class Calls:
         self._is_stopping = True
         for call in list(self._open.values()):
             call.finish(UNAVAILABLE, "the broker is stopping")
+        self._flush()
         if self._h2.state_machine.state is not h2.connection.ConnectionState.CLOSED:
             self._h2.close_connection()
         data: bytes = self._h2.data_to_send()

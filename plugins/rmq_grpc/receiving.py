@@ -39,6 +39,7 @@ RENEWED_SECONDS: Final = 3 * 3600.0
 LEASES_MAX: Final = 100_000
 
 FilterType: Final = schema.enum("FilterType")
+_MESSAGE: Final = schema.message("ReceiveMessageResponse").DESCRIPTOR.fields_by_name["message"].number
 
 
 def receive(session: Session, call: Call, request: Any, client: Client) -> None:
@@ -127,9 +128,7 @@ def _deliver(
             group, topic = wanted.consumer_group, wanted.topic
             until = now + RENEWED_SECONDS
             client.leases[one.handle] = Lease(group, topic, one.handle, now + RENEW_SECONDS, until)
-        answer = session.answer_to(call)
-        answer.message.CopyFrom(message)
-        call.send(answer.SerializeToString())
+        call.send(schema.within(_MESSAGE, message.SerializeToString()))
     end(session, call, None)
 
 

@@ -375,6 +375,14 @@ class DoorClient:
         else:
             self.defer(HEARTBEAT_SECONDS, self._renew)
 
+    def soon(self, call: Callable[[], None]) -> None:
+        """As `rmq.doors.DoorHost.soon`."""
+        self._broker.steps.round_end.add(call, self._call_open)
+
+    def _call_open(self, call: Callable[[], None]) -> None:
+        if not self.is_closed:
+            self._call(call)
+
     def defer(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
         """As `rmq.doors.DoorHost.defer`."""
         holders = self._broker.settings.holders_of(self)

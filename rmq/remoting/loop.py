@@ -73,6 +73,8 @@ class AsyncioWaiter:
 class Scope(AbstractContextManager[Any], Protocol):
     """A cancel scope."""
 
+    deadline: float
+
     def cancel(self) -> None:
         """End the block of the scope."""
 

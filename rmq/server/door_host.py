@@ -8,10 +8,11 @@ refused. Such a door serves a protocol of its own over the texts that its plug-i
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from rmq.doors import DoorHost
-from rmq.errors import for_code
+from rmq.errors import ResponseError, for_code
 from rmq.protocol.codes import ResponseCode
 from rmq.server.deferred import DeferredCalls
 from rmq.shares import Gateways, HoldersOf, by_account_and_address
@@ -59,6 +60,7 @@ class ServerDoorPeer:
         self.peer_address, self.local_address = stream.peer_address, stream.local_address
         self.state = stream.state
         self.now_ms = server.now_ms
+        self._soon: set[Callable[[], None]] = set()
 
     @property
     def config(self) -> ServerSettings:
@@ -83,6 +85,21 @@ class ServerDoorPeer:
         """As `rmq.doors.DoorHost.defer`."""
         self._stream.has_proved = True
         return self._server.calls.add(self, self._server.holders_of(self), seconds, call)
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """As `rmq.doors.DoorHost.soon`: by the loop that makes deferred calls; at once when too many wait."""
+        if call in self._soon:
+            return
+        try:
+            self._server.calls.add(self, self._server.holders_of(self), 0.0, partial(self._call_soon, call))
+        except ResponseError:
+            call()
+        else:
+            self._soon.add(call)
+
+    def _call_soon(self, call: Callable[[], None]) -> None:
+        self._soon.discard(call)
+        call()
 
     def closed(self) -> None:
         """The connection has ended: forget its calls."""

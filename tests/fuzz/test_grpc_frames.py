@@ -60,7 +60,7 @@ class Stream:
         self.held = 0
         self.is_closed = False
 
-    def write(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Drop the bytes."""
 
     def hold(self, count: int, since: float | None = None) -> None:
@@ -148,7 +148,7 @@ def frame(random: Random, encoder: Encoder) -> Frame:
 def converse(random: Random) -> None:
     """One connection from its beginning to its end."""
     stream, service, now = Stream(), Service(random), [0.0]
-    calls = Calls(stream, service, clock=lambda: now[0], most_bytes=1_000_000)  # type: ignore[arg-type]
+    calls = Calls(stream, service, clock=lambda: now[0], most_bytes=1_000_000, soon=lambda call: call())  # type: ignore[arg-type]
     encoder = Encoder()
     data = bytearray(PREFACE + SettingsFrame(0).serialize())
     try:

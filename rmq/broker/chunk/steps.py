@@ -42,6 +42,33 @@ class Deadlines:
         self.next = min(self.next, *times)
 
 
+class RoundEnd:
+    """Calls at the end of a round of the loop of deadlines, which commits and reports outcomes. `wake` is
+    called when one is added outside of a round."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._is_within = False
+        self._calls: dict[Callable[[], None], Callable[[Callable[[], None]], None]] = {}
+
+    def add(self, call: Callable[[], None], run: Callable[[Callable[[], None]], None]) -> None:
+        """Have `run(call)` called at the end of the round; once, however often `call` is added."""
+        self._calls[call] = run
+        if not self._is_within:
+            self._wake()
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._is_within = True
+
+    def end(self) -> None:
+        """The round ends: make the calls. A call that one of them adds belongs to the next round."""
+        self._is_within = False
+        calls, self._calls = self._calls, {}
+        for call, run in calls.items():
+            run(call)
+
+
 class Steps:
     """The steps of a broker's loops; each commits what it has put.
 
@@ -70,14 +97,17 @@ class Steps:
         self._expiring = expiring
         self._sample = sample
         self._commit_pending = commit_pending
+        self.round_end = RoundEnd(lambda: deadlines.add(clock()))
         self._is_slave = is_slave
         self._now_ms, self._clock = now_ms, clock
         self._expire_at = 0
 
     def deadlines(self, now: float) -> float:
         """Answer the waiting requests that are due; returns the next deadline, in seconds."""
+        self.round_end.begin()
         self._deadlines.step(self._waiting, now)
         self._commit_pending()
+        self.round_end.end()
         return self._deadlines.next
 
     def schedule(self) -> int:

@@ -238,6 +238,8 @@ class Append:
         self.is_indexed = store_config.message_index_enable
         self.levels = len(delay_table(store_config.message_delay_level))
         self._batch_room = store_config.mapped_file_size_commit_log - _RECORD_ROOM
+        self._body_sure = min(self.body_max, self._batch_room - PROPERTIES_MAX)
+        self._broker_properties = broker_properties(self._settings.broker)
 
     def topics_changed(self) -> None:
         """Forget what is known of topics: some were made, changed or deleted."""
@@ -329,15 +331,18 @@ class Append:
     def put(self, record: Record) -> None:
         """Take a message of a client into the pending batch and count it. Raises ResponseError,
         StoreError."""
-        properties = record.properties
-        if "\0" in properties:
-            raise self.illegal(NUL_IN_PROPERTIES)
-        if len(record.body) > self.body_max or len(properties) > _PROPERTIES_SURE:
-            self.check_sizes(record)
-        self._store.put(record)
+        self._put(record)
         counted = self.counts.get(record.topic) or self._count_of(record.topic)
         counted.count += 1
         counted.size += record.size
+
+    def _put(self, record: Record) -> None:
+        properties = record.properties
+        if "\0" in properties:
+            raise self.illegal(NUL_IN_PROPERTIES)
+        if len(record.body) > self._body_sure or len(properties) > _PROPERTIES_SURE:
+            self.check_sizes(record)
+        self._store.put(record)
 
     def put_own(self, record: Record) -> None:
         """Take a message that the broker writes for a consumer into the pending batch, and count it. Raises
@@ -475,7 +480,7 @@ class Append:
         for name in INTERNAL_PROPERTIES.intersection(properties):
             del properties[name]
         properties.pop(PROPERTY_WAIT_STORE, None)
-        properties |= broker_properties(self._settings.broker)
+        properties |= self._broker_properties
 
     def _is_half(self, properties: dict[str, str]) -> bool:
         """Whether the message is one half of a transaction, its end to follow. Raises if such are refused."""
@@ -571,10 +576,7 @@ class Append:
             keys=record_keys(properties) if self.is_indexed else (),
         )
         self.detour(record, target.group, properties, now, None, account, maker)
-        if "\0" in record.properties:
-            raise self.illegal(NUL_IN_PROPERTIES)
-        self.check_sizes(record)
-        self._store.put(record)
+        self._put(record)
         self._turn += 1
         counted = self.plugin_counts.setdefault(record.topic, TopicCount())
         counted.count += 1

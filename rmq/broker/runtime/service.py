@@ -472,8 +472,14 @@ class _Service:
     # ---- timed parts: `step` does what is due and says when to come again ----
 
     async def _deadlines(self) -> None:
+        alarm, steps = self._alarms.deadlines, self.broker.steps
         while True:
-            await self._alarms.deadlines.wait(self.broker.steps.deadlines(anyio.current_time()))
+            with (
+                current_loop().scope() as scope
+            ):  # for many rounds, until a deadline comes: to make one is work
+                while True:
+                    scope.deadline = steps.deadlines(anyio.current_time())
+                    await alarm.wait()
 
     async def _schedule(self) -> None:
         await self._repeat(self.broker.steps.schedule, self._alarms.schedule)

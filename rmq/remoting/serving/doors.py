@@ -28,7 +28,7 @@ from rmq.remoting.limits import (
     MemoryBudget,
     patience,
 )
-from rmq.remoting.loop import Wakeup, disconnect_errors, disconnect_or_close_errors
+from rmq.remoting.loop import Wakeup, current_loop, disconnect_errors, disconnect_or_close_errors
 from rmq.remoting.serving.acceptor import Acceptor, Guest
 from rmq.remoting.transports.stream import Listener, Stream, close_at_once
 
@@ -61,7 +61,8 @@ class DoorConnection:
         self._unsent = 0
         self._held_by_door = 0
         self._door_since = math.inf  # since when the peer owes the rest of what the door holds
-        self._active_at = self._taken_at = anyio.current_time()
+        self._now = current_loop().now
+        self._active_at = self._taken_at = self._now()
         self._written = Wakeup()
         self._room = anyio.Event()
         self._is_empty = anyio.Event()
@@ -113,12 +114,12 @@ class DoorConnection:
         """Read more; whether anything came."""
         if self._unsent > self._limits.pause_bytes:
             await self.drain()
-        if self._is_slow(anyio.current_time(), PATIENCE_SECONDS):
+        if self._is_slow(self._now(), PATIENCE_SECONDS):
             await self._budget.relief()
         if self._received and self._partial_since == math.inf:
-            self._partial_since = anyio.current_time()
+            self._partial_since = self._now()
         data = await self._stream.receive_some(most)
-        self._active_at = anyio.current_time()
+        self._active_at = self._now()
         self._received += data
         self._account()
         return bool(data)
@@ -137,7 +138,7 @@ class DoorConnection:
         if self.is_closed or not data:
             return
         if not self._unsent:
-            self._taken_at = anyio.current_time()
+            self._taken_at = self._now()
         self._outbox.append(data)
         self._unsent += len(data)
         if self._unsent > self._limits.outbox_bytes:
@@ -145,6 +146,20 @@ class DoorConnection:
             return
         self._written.set()
         self._account()
+
+    def send(self, data: bytes) -> None:
+        """As `rmq.doors.DoorStream.send`."""
+        if self._unsent or not self._stream.sends_now or self.is_closed or not data:
+            self.write(data)
+            return
+        try:
+            sent = self._stream.send_now((data,))
+        except disconnect_or_close_errors() as error:
+            self.abort(f"lost: {error}")
+            return
+        self._active_at = self._now()
+        if sent < len(data):
+            self.write(data[sent:])
 
     async def drain(self) -> None:
         """As `rmq.doors.DoorStream.drain`."""
@@ -162,7 +177,7 @@ class DoorConnection:
         elif since is not None:
             self._door_since = since
         elif not self._held_by_door:
-            self._door_since = anyio.current_time()
+            self._door_since = self._now()
         if count != self._held_by_door:
             self._held_by_door = count
             self._account()
@@ -176,7 +191,7 @@ class DoorConnection:
                     for at in range(0, len(data), PIECE_BYTES):
                         piece = data[at : at + PIECE_BYTES]
                         await self._stream.send_all(piece)
-                        self._active_at = self._taken_at = anyio.current_time()
+                        self._active_at = self._taken_at = self._now()
                         self._unsent = max(0, self._unsent - len(piece))
                         self._account()
                         if self._unsent <= self._limits.pause_bytes:

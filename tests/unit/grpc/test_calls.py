@@ -27,7 +27,7 @@ class Stream:
     def __init__(self) -> None:
         self.held, self.since = 0, math.inf
 
-    def write(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         pass
 
     def hold(self, count: int, since: float | None = None) -> None:
@@ -48,7 +48,7 @@ class Service:
 def connected(clock: Callable[[], float]) -> tuple[Stream, Calls, h2.connection.H2Connection]:
     """A server's side of a connection, its calls, and a client that has begun."""
     stream = Stream()
-    calls = Calls(stream, Service(), clock=clock, most_bytes=1000)  # type: ignore[arg-type]
+    calls = Calls(stream, Service(), clock=clock, most_bytes=1000, soon=lambda call: call())  # type: ignore[arg-type]
     client = h2.connection.H2Connection(h2.config.H2Configuration())
     client.initiate_connection()
     return stream, calls, client
@@ -101,7 +101,7 @@ def test_a_connection_owes_room_for_answers_since_it_granted_some_last() -> None
     service = Service()
     service.begins = lambda call: not begun.append(call)  # type: ignore[method-assign, func-returns-value]
     stream = Stream()
-    calls = Calls(stream, service, clock=lambda: now, most_bytes=1000)  # type: ignore[arg-type]
+    calls = Calls(stream, service, clock=lambda: now, most_bytes=1000, soon=lambda call: call())  # type: ignore[arg-type]
     client = h2.connection.H2Connection(h2.config.H2Configuration())
     client.initiate_connection()
     client.send_headers(1, HEADERS)

@@ -115,7 +115,7 @@ class Stream:
         self.held = 0
         self.is_closed = False
 
-    def write(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         pass
 
     def hold(self, count: int, since: float | None = None) -> None:
@@ -143,7 +143,7 @@ class Service:
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
 def test_what_a_flood_makes_a_connection_keep_is_bounded(flood: Flood) -> None:
     stream = Stream()
-    calls = Calls(stream, Service(), clock=lambda: 0.0, most_bytes=8 << 20)  # type: ignore[arg-type]
+    calls = Calls(stream, Service(), clock=lambda: 0.0, most_bytes=8 << 20, soon=lambda call: call())  # type: ignore[arg-type]
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -172,7 +172,7 @@ def test_a_peer_that_measures_the_connection_at_each_answer_is_served() -> None:
     """The frames of gRPC's libraries for one call after the other: Java's begins with a priority, Node's ends
     by an empty frame, and all of them send a ping when data has come."""
     stream, encoder = Stream(), Encoder()
-    calls = Calls(stream, Answering(), clock=lambda: 0.0, most_bytes=8 << 20)  # type: ignore[arg-type]
+    calls = Calls(stream, Answering(), clock=lambda: 0.0, most_bytes=8 << 20, soon=lambda call: call())  # type: ignore[arg-type]
     calls.feed(hello())
     for _, stream_id in zip(range(CALLS), streams(), strict=False):
         block = headers(encoder, "AckMessage")

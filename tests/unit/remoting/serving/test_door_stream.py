@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import anyio
+import anyio.lowlevel
 import pytest
 from trio.testing import MockClock
 
@@ -99,3 +101,45 @@ async def test_what_a_door_keeps_counts_from_its_oldest_part(autojump_clock: Moc
     one.hold(0)
     await anyio.sleep(1)
     assert one.waste(anyio.current_time()) == 0
+
+
+class Taking(OneWay):
+    """A connection whose peer takes so many bytes at once."""
+
+    sends_now = True
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.taken = b""
+
+    def send_now(self, buffers: Sequence[bytes]) -> int:
+        part = b"".join(buffers)[: self.room]
+        self.taken += part
+        self.room -= len(part)
+        return len(part)
+
+    async def send_all(self, data: bytes) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.taken += data
+
+    async def aclose(self) -> None:
+        """No work."""
+
+
+async def test_bytes_are_sent_at_once_as_far_as_the_peer_takes_them_and_the_rest_in_order() -> None:
+    stream = Taking(5)
+    wire: Any = stream
+    door = Door(name="d", serve=send_three, port=1)
+    one = DoorConnection(door, wire, b"", Limits(), MemoryBudget(1 << 30))
+    await one.run(cast(Any, stream))
+    assert stream.taken == b"oneTWOthree"
+
+
+async def send_three(stream: Any, host: Any) -> None:
+    stream.send(b"one")
+    assert host.taken == b"one", "without a turn of the event loop"
+    stream.send(b"TWO")
+    assert host.taken == b"oneTW"
+    stream.send(b"three")
+    assert host.taken == b"oneTW", "behind what waits"
+    await anyio.sleep(0)

@@ -1,0 +1,84 @@
+"""A call at the end of a round: behind all outcomes of the round, once."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from rmq import Message
+from rmq.plugin import Appended, Door, DoorHost, DoorStream, Plugin
+from rmq.testing.cluster import Cluster
+from rmq.testing.network import MemoryNetwork
+
+from .lines import Line
+
+PORT = 7070
+COUNT = 5
+
+
+class Gathering(Plugin):
+    """Stores each line several times, and answers by a line for each outcome and a full stop."""
+
+    def doors(self) -> list[Door]:
+        return [Door(name="gathering", port=PORT, serve=self.serve)]
+
+    async def serve(self, stream: DoorStream, host: DoorHost) -> None:
+        parts: list[bytes] = []
+
+        def flush() -> None:
+            stream.send(b"".join(parts) + b".\n")
+            parts.clear()
+
+        def stored(outcome: Appended) -> None:
+            parts.append(b"stored ")
+            host.soon(flush)
+
+        while (line := await stream.receive_until(b"\n", 100)) is not None:
+            if line == b"x":
+                for _ in range(COUNT):
+                    host.append(Message("Orders", line), stored)
+                continue
+            host.soon(flush)
+            if line == b"last":
+                stream.close()
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.setattr("rmq.plugin._installed", lambda: {"gathering": lambda: Gathering})
+    return Cluster("a", topics={"Orders": 2}, plugins=("gathering",))
+
+
+async def line_to(running: Cluster) -> Line:
+    assert isinstance(running.network, MemoryNetwork)
+    address = f"{running['a'].address.partition(':')[0]}:{PORT}"
+    return await Line.dial(running.network.host("10.0.9.1"), address)
+
+
+async def test_the_answers_to_all_messages_of_a_round_leave_together(
+    running: Cluster, autojump_clock: MockClock
+) -> None:
+    async with running:
+        line = await line_to(running)
+        await line.send("x")
+        assert await line.until(bool) == ["stored " * COUNT + "."]
+
+
+async def test_a_call_outside_of_a_round_is_made_soon(running: Cluster, autojump_clock: MockClock) -> None:
+    async with running:
+        line = await line_to(running)
+        with trio.fail_after(1):
+            await line.send("now")
+            assert await line.until(bool) == ["."]
+
+
+async def test_no_call_is_made_after_the_end_of_the_connection(
+    running: Cluster, autojump_clock: MockClock
+) -> None:
+    async with running:
+        line = await line_to(running)
+        await line.send("last")
+        while await line.read():
+            pass
+        assert not line.said
