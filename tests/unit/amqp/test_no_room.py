@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import anyio
 import pytest
 from rmq_amqp import connection
@@ -46,6 +48,27 @@ async def test_a_share_that_is_used_up_holds_credit_back(autojump_clock: MockClo
         producer = await one.producer(await one.session(), "Orders")
         sent = [begin(producer, f"m{number}") for number in range(20)]
         await one.until(lambda: all(one.remote_state == ACCEPTED for one in sent))  # type: ignore[attr-defined]
+
+
+async def test_an_account_over_its_quota_waits_and_gets_no_credit(
+    autojump_clock: MockClock, tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "plain_acl.yml"
+    account = "{accessKey: writer01, secretKey: writer-secret-1, topicPerms: [Orders=PUB|SUB]"
+    file.write_text(f"accounts: [{account}, groupPerms: [Orders=SUB], quota: produceMessages=10}}]", "utf-8")
+    file.chmod(0o600)
+    login = {"mechanism": "PLAIN", "user": "writer01", "secret": "writer-secret-1"}
+    running = cluster(plugins=("acl", "amqp"), acl_file=str(file), topics={})
+    async with running, client(running, **login) as one:
+        running["a"].server.topics.create_for_send("Orders", "TBW102", 4, "test")  # type: ignore[union-attr]
+        session = await one.session()
+        producer = await one.producer(session, "Orders")
+        sent = [begin(producer, f"m{number}") for number in range(50)]
+        began = anyio.current_time()
+        await one.until(lambda: all(one.remote_state == ACCEPTED for one in sent))  # type: ignore[attr-defined]
+        assert 3 < anyio.current_time() - began < 6, "10 at once, and 10 a second"
+        consumer = await one.consumer(session, "Orders")
+        assert await bodies(consumer, 50) == [f"m{number}" for number in range(50)]
 
 
 async def test_a_commit_waits_for_room_for_its_messages(autojump_clock: MockClock) -> None:
