@@ -181,23 +181,23 @@ class _Parser:
     # ---- values ----
 
     def _sum(self) -> Node:
-        node = self._product()
+        first, rest = self._product(), []
         while sign := self._next("+", "-"):
-            node = _calculated(sign, node, self._product())
-        return node
+            rest.append((sign, self._product()))
+        return _calculated(first, rest) if rest else first
 
     def _product(self) -> Node:
-        node = self._signed()
+        first, rest = self._signed(), []
         while sign := self._next("*", "/"):
-            node = _calculated(sign, node, self._signed())
-        return node
+            rest.append((sign, self._signed()))
+        return _calculated(first, rest) if rest else first
 
     def _signed(self) -> Node:
         negative = False
         while sign := self._next("+", "-"):
             negative ^= sign == "-"
         node = self._primary()
-        return _calculated("-", lambda lookup: 0, node) if negative else node
+        return _calculated(lambda lookup: 0, [("-", node)]) if negative else node
 
     def _primary(self) -> Node:
         if self._next("("):
@@ -279,25 +279,33 @@ def _compared(sign: str, left: Node, right: Node) -> Node:
     return compared
 
 
-def _calculated(sign: str, left: Node, right: Node) -> Node:
+def _calculated(first: Node, rest: list[tuple[str, Node]]) -> Node:
+    """The value of a chain of operators from the left on, by a loop: a chain may be thousands long."""
+
     def calculated(lookup: Lookup) -> Any:
-        one, two = left(lookup), right(lookup)
-        if not _is_number(one) or not _is_number(two):
-            return None
-        try:
-            if sign == "+":
-                return one + two
-            if sign == "-":
-                return one - two
-            if sign == "*":
-                return one * two
-            if isinstance(one, int) and isinstance(two, int):
-                return abs(one) // abs(two) * (1 if (one < 0) is (two < 0) else -1)
-            return one / two
-        except (ZeroDivisionError, OverflowError):
-            return None
+        value = first(lookup)
+        for sign, node in rest:
+            value = _result(sign, value, node(lookup))
+        return value
 
     return calculated
+
+
+def _result(sign: str, one: Any, two: Any) -> Any:
+    if not _is_number(one) or not _is_number(two):
+        return None
+    try:
+        if sign == "+":
+            return one + two
+        if sign == "-":
+            return one - two
+        if sign == "*":
+            return one * two
+        if isinstance(one, int) and isinstance(two, int):
+            return abs(one) // abs(two) * (1 if (one < 0) is (two < 0) else -1)
+        return one / two
+    except (ZeroDivisionError, OverflowError):
+        return None
 
 
 def _decided_by(decisive: bool, nodes: list[Node]) -> Node:

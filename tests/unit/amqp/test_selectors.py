@@ -68,3 +68,10 @@ def test_a_pattern_takes_no_time_without_end() -> None:
     began = time.process_time()
     assert not selector.selects({"s": "a" * 4_000}.get)
     assert time.process_time() - began < 5
+
+
+def test_a_long_chain_of_operators_is_no_recursion() -> None:
+    for sign in "+-*/":
+        text = sign.join(["1"] * 4_000)
+        assert not Selector(f"{text} = a").selects(lambda name: None)
+    assert Selector("10 - 2 - 3 = 5 AND 24 / 2 / 3 = 4 AND 1 - 2 * 2 + 3 = 0").selects(lambda name: None)

@@ -6,6 +6,7 @@ redelivered message carries its number of failed attempts, as RocketMQ's retries
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from struct import Struct
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from rmq.store.store import Store
 else:
     from rmq.lazy_attrs import define
+
+log = logging.getLogger("rmq.broker")
 
 REFUSALS_MAX: Final = 64
 """Choosers that a ready batch remembers."""
@@ -503,11 +506,16 @@ def _chosen(
 
 
 def _is_chosen(chooser: Chooser, record: Bytes) -> bool:
+    """Whether a consumer takes a message. A chooser that fails takes none: its door's bug must not end the
+    commit, of others, in which it is asked."""
     try:
         (message,) = decode_records(memoryview(record))
+        return chooser(message)
     except CorruptRecord:
         return False
-    return chooser(message)
+    except Exception as error:
+        log.error("a door cannot choose among messages: %s", error, exc_info=error)
+        return False
 
 
 def offset_in(record: Bytes) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rmq.message import StoredMessage
 from tests.unit.broker.taking import GROUP, TOPIC, Consumer, filled, restarted, step
 
@@ -83,3 +85,17 @@ def test_a_chooser_that_refuses_everything_leaves_room_for_others() -> None:
     rig = filled(300, max_taken_messages_of_group=100)
     Consumer(rig).take(chooser=Among())
     assert Consumer(rig).bodies(10) == [b"%d" % number for number in range(10)]
+
+
+def test_a_chooser_that_fails_takes_nothing_and_hurts_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Among):
+        def __call__(self, message: StoredMessage) -> bool:
+            raise RecursionError("too deep")
+
+    rig = filled(4)
+    broken, sound = Consumer(rig), Consumer(rig)
+    assert broken.bodies(chooser=Broken()) == []
+    assert sound.bodies(chooser=Among(0, 2)) == [b"0", b"2"]
+    assert broken.bodies(chooser=Broken()) == []
+    assert sound.bodies() == [b"1", b"3"]
+    assert "a door cannot choose among messages: too deep" in caplog.text
