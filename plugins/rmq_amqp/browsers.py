@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rmq_amqp import engine
 from rmq_amqp.conditions import EXPECTED, of_error
 from rmq_amqp.links import Link
-from rmq_amqp.messages import expires_ms, to_client
-from rmq_amqp.sections import build
+from rmq_amqp.messages import encoded, expires_ms
 
 if TYPE_CHECKING:
     from rmq.message import StoredMessage
@@ -80,6 +79,6 @@ class Browser(Link):
         return max(1, following - offset)
 
     def _send(self, message: StoredMessage) -> None:
-        data = build(to_client(message, 1, self._address, 0, self._host.now_ms()))
+        data = encoded(message, 1, self._address, 0, self._host.now_ms())
         self._tags += 1
         engine.send(self.pointer, self._tags.to_bytes(8, "big"), data, is_settled=True)

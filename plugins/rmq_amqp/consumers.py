@@ -13,8 +13,7 @@ from rmq.plugin import TakenMessage, TakeRequest
 from rmq_amqp import engine
 from rmq_amqp.conditions import EXPECTED, of_error
 from rmq_amqp.links import Link
-from rmq_amqp.messages import expires_ms, to_client
-from rmq_amqp.sections import build
+from rmq_amqp.messages import encoded, expires_ms
 from rmq_amqp.transactions import Received
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ class Consumer(Link):
         self.connection.wake()
 
     def _send(self, one: TakenMessage, now_ms: int) -> None:
-        data = build(to_client(one.message, one.attempt, self._address, self._subscription.kind, now_ms))
+        data = encoded(one.message, one.attempt, self._address, self._subscription.kind, now_ms)
         self._tags += 1
         tag = self._tags.to_bytes(8, "big")
         delivery = engine.send(self.pointer, tag, data, is_settled=self._is_settled)

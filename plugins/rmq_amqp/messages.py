@@ -8,6 +8,7 @@ are properties under their JMS names, so that selectors and clients of RocketMQ 
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
@@ -28,8 +29,10 @@ from rmq.protocol.properties import (
 )
 from rmq_amqp import typed_texts
 from rmq_amqp.conditions import INVALID_FIELD, PRECONDITION_FAILED, Refused
-from rmq_amqp.sections import DATA, SEQUENCE, VALUE, Sections
+from rmq_amqp.sections import DATA, SEQUENCE, VALUE, Sections, build
 from rmq_amqp.values import Byte, Malformed, Symbol, decode, encode
+
+log = logging.getLogger("rmq.amqp")
 
 BODY: Final = "JMS_AMQP_Body"
 """The kind of body, a word of `_MESSAGE_TYPES`."""
@@ -262,6 +265,28 @@ def _put_letters(letters: list[str], properties: dict[str, str]) -> None:
 
 
 # ---- to a client ----
+
+
+def encoded(stored: StoredMessage, attempt: int, address: str, destination: int, now_ms: int) -> bytes:
+    """A stored message in the bytes of AMQP; `destination` is 0 for a queue, 1 for a topic.
+
+    A producer of RocketMQ may have written into the properties of JMS what fits no field of AMQP: such a
+    message has its body as bytes, and all of its properties as texts.
+    """
+    try:
+        return build(to_client(stored, attempt, address, destination, now_ms))
+    except Exception as error:
+        log.debug("a message of %s is given as it is stored: %s", stored.topic, error)
+    properties = stored.properties
+    plain = Sections(DATA, stored.body, durable=True, delivery_count=attempt - 1, to=address)
+    plain.annotations = {_MESSAGE: Byte(_MESSAGE_TYPES["bytes"]), _DESTINATION: Byte(destination)}
+    plain.message_id = _utf8(properties.get(PROPERTY_UNIQUE_KEY) or stored.message_id)
+    plain.properties = {_utf8(name): _utf8(text) for name, text in properties.items() if name not in _BROKERS}
+    return build(plain)
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 def to_client(stored: StoredMessage, attempt: int, address: str, destination: int, now_ms: int) -> Sections:

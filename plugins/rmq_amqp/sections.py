@@ -54,15 +54,17 @@ class Sections:
     properties: dict[Any, Any] = field(factory=dict)
 
 
+_NUMBER: Final = (int,)
+_ENDS: Final = {"priority": 1 << 8, **dict.fromkeys(("ttl", "delivery_count", "group_sequence"), 1 << 32)}
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "durable": (bool,),
-    "priority": (int,),
-    "ttl": (int,),
-    "delivery_count": (int,),
+    "priority": _NUMBER,
+    "ttl": _NUMBER,
+    "delivery_count": _NUMBER,
     "user_id": (bytes,),
-    "expires": (int,),
-    "created": (int,),
-    "group_sequence": (int,),
+    "expires": _NUMBER,
+    "created": _NUMBER,
+    "group_sequence": _NUMBER,
     "message_id": (str, int, bytes, object),
     "correlation_id": (str, int, bytes, object),
 }
@@ -137,6 +139,8 @@ def _fields(made: Sections, fields: Iterable[tuple[str, tuple[type, ...]]], valu
         if value is not None and name:
             if not isinstance(value, types):
                 raise Malformed(f"the field {name} of a message is {type(value).__name__}")
+            if types is _NUMBER and name in _ENDS and not 0 <= value < _ENDS[name]:
+                raise Malformed(f"the field {name} of a message is out of its range")
             setattr(made, name, value)
 
 

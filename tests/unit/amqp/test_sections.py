@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 from rmq_amqp import sections
+from rmq_amqp.messages import encoded
 from rmq_amqp.sections import DATA, Sections, build, parse
 from rmq_amqp.values import Byte, Malformed, Symbol, decode, encode
+
+from rmq.message import StoredMessage
 
 
 def message(number: int = 0) -> bytes:
@@ -51,3 +54,34 @@ def test_a_list_whose_values_do_not_fit_is_malformed(data: bytes) -> None:
 def test_nulls_and_texts_of_a_list_are_read_as_by_themselves() -> None:
     values = [None, "", "é" * 100, "long" * 100, None, Symbol("s"), 5, True, None]
     assert decode(encode(values)) == (values, len(encode(values)))
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"JMSXGroupSeq": "4294967296"},
+        {"JMSReplyTo": "Answers", "JMS_AMQP_ReplyToType": "300"},
+        {"JMS_AMQP_Types": "yJMSType", "JMSType": "\xe9"},
+        {"JMS_AMQP_Types": "lJMS_AMQP_ContentEncoding", "JMS_AMQP_ContentEncoding": "1"},
+        {"JMS_AMQP_Body": "map"},
+        {"colour": "\ud800"},
+    ],
+)
+def test_any_message_of_another_producer_can_be_given(properties: dict[str, str]) -> None:
+    """Each of them ended the connection of every consumer that got it."""
+    body = b"[" * 100_000
+    stored = StoredMessage("T", 0, 0, 0, 1, body, {"UNIQ_KEY": "k", **properties})
+    sections = parse(encoded(stored, 2, "Orders", 0, 1_000))
+    assert (sections.kind, sections.body, sections.message_id) == (DATA, body, "k")
+    assert (sections.to, sections.delivery_count) == ("Orders", 1)
+    own = {name: text for name, text in properties.items() if text != "\ud800"} or {"colour": "?"}
+    assert sections.properties == own
+
+
+@pytest.mark.parametrize(
+    ("field", "code", "place"), [("priority", 0x70, 1), ("ttl", 0x70, 2), ("group_sequence", 0x73, 11)]
+)
+def test_a_number_that_fits_no_field_is_malformed(field: str, code: int, place: int) -> None:
+    data = bytes((0, 0x53, code)) + encode([*[None] * place, 1 << 32])
+    with pytest.raises(Malformed, match=f"the field {field} of a message is out of its range"):
+        parse(data)
