@@ -54,17 +54,19 @@ class Sections:
     properties: dict[Any, Any] = field(factory=dict)
 
 
-_NUMBER: Final = (int,)
-_ENDS: Final = {"priority": 1 << 8, **dict.fromkeys(("ttl", "delivery_count", "group_sequence"), 1 << 32)}
+_ENDS: Final[dict[str, int]] = {
+    "priority": 1 << 8,
+    **dict.fromkeys(("ttl", "delivery_count", "group_sequence"), 1 << 32),
+}
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "durable": (bool,),
-    "priority": _NUMBER,
-    "ttl": _NUMBER,
-    "delivery_count": _NUMBER,
+    "priority": (int,),
+    "ttl": (int,),
+    "delivery_count": (int,),
     "user_id": (bytes,),
-    "expires": _NUMBER,
-    "created": _NUMBER,
-    "group_sequence": _NUMBER,
+    "expires": (int,),
+    "created": (int,),
+    "group_sequence": (int,),
     "message_id": (str, int, bytes, object),
     "correlation_id": (str, int, bytes, object),
 }
@@ -139,7 +141,7 @@ def _fields(made: Sections, fields: Iterable[tuple[str, tuple[type, ...]]], valu
         if value is not None and name:
             if not isinstance(value, types):
                 raise Malformed(f"the field {name} of a message is {type(value).__name__}")
-            if types is _NUMBER and name in _ENDS and not 0 <= value < _ENDS[name]:
+            if name in _ENDS and value not in range(_ENDS[name]):
                 raise Malformed(f"the field {name} of a message is out of its range")
             setattr(made, name, value)
 
