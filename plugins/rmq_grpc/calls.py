@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import h2.config
 import h2.connection
 import h2.errors
 import h2.events
@@ -22,7 +21,8 @@ import h2.exceptions
 import h2.settings
 
 from rmq.errors import RemoteProtocolError
-from rmq_grpc.headers import HEAD, HeaderDecoder, HeaderEncoder, checked
+from rmq_grpc.headers import DONE, HEAD, HeaderDecoder, checked
+from rmq_grpc.http2 import Http2
 
 if TYPE_CHECKING:
     from rmq.plugin import DoorStream
@@ -133,14 +133,6 @@ class Service(Protocol):
         """The peer sends no more messages on this call."""
 
 
-class _Http2(h2.connection.H2Connection):
-    """h2's connection, but one that goes on after the peer's GOAWAY: a client that is closing sends it first,
-    then ends its calls, and waits for their statuses. h2 takes GOAWAY for the end of all."""
-
-    def _receive_goaway_frame(self, frame: Any) -> tuple[list[Any], list[Any]]:
-        return [], []
-
-
 class Calls:
     """The calls of one connection. `clock` gives seconds, `most_bytes` bounds one request. `soon(call)` has a
     function called at the end of this round of the loop, so that its answers leave together."""
@@ -171,15 +163,7 @@ class Calls:
         self._pings = 0  # pings: those of a peer that reads
         self._priority: Any = None  # that of the call which begins
         self._is_stopping = False
-        config = h2.config.H2Configuration(
-            client_side=False,
-            header_encoding=None,  # `headers.checked` decodes and checks those of requests
-            validate_inbound_headers=False,
-            normalize_inbound_headers=False,
-            validate_outbound_headers=False,
-            normalize_outbound_headers=False,
-        )
-        self._h2 = connection = _Http2(config)
+        self._h2 = connection = Http2()
         codes = h2.settings.SettingCodes
         connection.local_settings = h2.settings.Settings(
             client=False,
@@ -191,7 +175,6 @@ class Calls:
             },
         )
         connection.decoder = HeaderDecoder(HEADER_BYTES)
-        connection.encoder = HeaderEncoder()
         connection.initiate_connection()
         connection.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65_535)
         self._flush()
@@ -426,6 +409,12 @@ class Calls:
             return
         if not call._has_head:
             call._has_head = True
+            is_whole = call.is_over and bool(outbox) and tuple(call._trailers) == DONE
+            if is_whole and self._h2.send_answer(stream_id, bytes(outbox)):
+                self._grants += 2 * call._put
+                self._pings += call._put
+                self._forget(call)
+                return
             if call.is_over and not outbox:  # no message was sent: headers and trailers are one frame
                 self._try(self._h2.send_headers, stream_id, [*HEAD, *call._trailers], end_stream=True)
                 self._forget(call)

@@ -127,13 +127,25 @@ _BLOCKS: Final[dict[Headers, bytes]] = {
 }
 
 
+_ENCODED: Final = {
+    tuple((name.encode(), value.encode()) for name, value in headers): block
+    for headers, block in _BLOCKS.items()
+}
+"""The same by bytes, as h2 gives headers to its encoder."""
+
+
+def block_of(headers: Headers) -> bytes:
+    """The block of known headers, in a form that no table takes part in. Raises KeyError for others."""
+    return _BLOCKS[headers]
+
+
 class HeaderEncoder(hpack.Encoder):
     """hpack's encoder, with the headers of a good answer ready."""
 
     def encode(self, headers: Iterable[Any], huffman: bool = True) -> bytes:
         """As hpack's."""
         known = tuple((each[0], each[1]) for each in headers)
-        if not self.table_size_changes and (block := _BLOCKS.get(known)) is not None:
+        if not self.table_size_changes and (block := _ENCODED.get(known)) is not None:
             return block
         made: bytes = super().encode(known, huffman)
         return made

@@ -13,6 +13,8 @@ pytest.importorskip("h2")
 import h2.config
 import h2.connection
 from rmq_grpc.calls import CALL_BYTES, REQUEST_SECONDS, Call, Calls
+from rmq_grpc.headers import DONE, HEAD
+from rmq_grpc.http2 import Http2
 
 HEADERS = [
     (":method", "POST"),
@@ -121,3 +123,43 @@ def test_a_connection_owes_room_for_answers_since_it_granted_some_last() -> None
     client.increment_flow_control_window(200_000, 1)
     calls.feed(client.data_to_send())
     assert (stream.held, stream.since) == (0, math.inf)
+
+
+@pytest.mark.parametrize("size", [1, 16_384, 40_000])
+def test_a_whole_answer_is_what_h2_sends_step_by_step(size: int) -> None:
+    said = []
+    for is_whole in (True, False):
+        server = Http2()
+        client = h2.connection.H2Connection(h2.config.H2Configuration())
+        client.initiate_connection()
+        names = {":method": "POST", ":scheme": "http", ":path": "/a", ":authority": "b"}
+        for stream_id in (1, 3):
+            client.send_headers(stream_id, list(names.items()), end_stream=True)
+        server.initiate_connection()
+        server.receive_data(client.data_to_send())
+        server.data_to_send()
+        for stream_id in (1, 3):
+            room = server.local_flow_control_window(stream_id)
+            done = server.send_answer(stream_id, bytes(size)) if is_whole else False
+            assert done is (is_whole and size <= room)
+            if not done and size <= room:
+                server.send_headers(stream_id, list(HEAD))
+                for at in range(0, size, 16_384):
+                    server.send_data(stream_id, bytes(min(16_384, size - at)))
+                server.send_headers(stream_id, list(DONE), end_stream=True)
+        said.append((server.data_to_send(), server.outbound_flow_control_window, server.open_inbound_streams))
+        client.increment_flow_control_window(10, 1)  # late, for a stream that has ended
+        client.reset_stream(3)
+        assert server.receive_data(client.data_to_send()) == [] or size > room
+    assert said[0] == said[1]
+
+
+def test_an_answer_is_sent_step_by_step_to_a_peer_that_still_sends() -> None:
+    server = Http2()
+    client = h2.connection.H2Connection(h2.config.H2Configuration())
+    client.initiate_connection()
+    client.send_headers(1, [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "b")])
+    server.initiate_connection()
+    server.receive_data(client.data_to_send())
+    assert not server.send_answer(1, b"x")
+    assert not server.send_answer(3, b"x")
