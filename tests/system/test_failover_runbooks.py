@@ -53,6 +53,7 @@ def wait_until_in_sync(run: Drill, *options: str) -> None:
 
 def wait_for_master(run: Drill, server: Server) -> None:
     until(lambda: masters(run) == [server.address], lambda: f"not master: {server.said[-2000:]}")
+    until(lambda: server.probe() == 200, lambda: f"the master is not ready: {server.said[-2000:]}")
 
 
 @pytest.mark.runbooks

@@ -90,6 +90,8 @@ from rmq.store.config import StoreConfig
 from rmq.store.files.disk import Disk, RealDisk
 from rmq.store.retention import MOST_FILES
 
+SERVICE: Final = "service"
+"""The part of a broker's health that is lacking while it stops."""
 ROLE_SECONDS: Final = 90.0
 """As DISK_SECONDS when it is to have another role in its controlled set: it serves who reads meanwhile."""
 QUIET_SECONDS: Final = 0.05
@@ -150,6 +152,7 @@ async def run(
     also = {} if also is None else also
     health = health or Health()
     health.lacks(STORE, "it is being opened")  # before anybody can ask
+    health.has(SERVICE)  # the service before it, in another role, has stopped
     if config.namesrv_addr:
         health.lacks(NAME_SERVERS, NOT_TRIED)
     async with served_pages(network, config, health) as served:
@@ -382,7 +385,7 @@ class _Service:
     async def _stop(self, pool: Pool) -> None:
         """Inform name servers and plug-ins, and answer all requests that wait. Connections are still open."""
         broker = self.broker
-        self._health.lacks("service", "it is stopping")
+        self._health.lacks(SERVICE, "it is stopping")
         # New sends are refused first, so that what follows comes to an end. Then who waits gets the best
         # answer that there is: a send success if the last sync covers it.
         broker.flow.close("this broker is stopping")

@@ -40,6 +40,7 @@ from rmq.protocol.headers import GetRouteInfoRequestHeader
 from rmq.protocol.record import decode_record
 from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.pool import Pool
+from rmq.server.health import Health
 from rmq.store.audit.audit import check as audit
 from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rmq.testing.cluster import SELDOM_MS, STORE, Cluster
@@ -90,6 +91,8 @@ class Node:
         self.broker: Broker | None = None
         self.ahead_ms = 0
         """So much later than it is its wall clock says."""
+        self.health = Health()
+        """What probes of it say, since its last start."""
         self.has_bad_disk = False
         """Its disk fails, so that it may end by itself."""
 
@@ -156,7 +159,7 @@ class Set:
 
     async def _live(self, node: Node, more: dict[str, Any], task_status: trio.TaskStatus[Any]) -> None:
         MACHINE.set(node.host)
-        node.started_at = trio.current_time()
+        node.started_at, node.health = trio.current_time(), Health()
         config, store_config = self.configs(node)
         ended = node.ended
         try:
@@ -168,6 +171,7 @@ class Set:
                 now_ms=partial(self.now_ms, node),
                 clock=partial(self.clock, node),
                 stop=node.stop,
+                health=node.health,
                 on_opened=partial(self._opened, node),
                 plugin_settings=self.plugin_settings,
                 task_status=task_status,

@@ -53,6 +53,20 @@ async def test_a_set_of_two_goes_on_when_its_master_is_killed(
             assert set(found.acknowledged) <= set(found.stored(first))
 
 
+async def test_a_replica_is_ready_again_after_each_change_of_its_role(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Probes would take a new master out of service that says what it said when it stopped as a slave."""
+    async with controlled_set(2) as (found, client):
+        first, second = found.nodes
+        await found.begin(client)
+        for wanted in (2, 1):
+            assert await found.want(wanted)
+            await found.until(master=wanted, inSync=[1, 2])
+            await trio.sleep(5)
+            assert [node.health.lacking for node in (first, second)] == [{}, {}]
+
+
 async def test_a_master_that_is_cut_off_acknowledges_nothing_and_follows_when_it_is_back(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
