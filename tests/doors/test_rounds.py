@@ -7,9 +7,11 @@ import trio
 from trio.testing import MockClock
 
 from rmq import Message
+from rmq.broker.chunk.steps import RoundEnd
 from rmq.plugin import Appended, Door, DoorHost, DoorStream, Plugin
 from rmq.testing.cluster import Cluster
 from rmq.testing.network import MemoryNetwork
+from tests.unit.broker.rig import Rig
 
 from .lines import Line
 
@@ -42,6 +44,26 @@ class Gathering(Plugin):
             host.soon(flush)
             if line == b"last":
                 stream.close()
+
+
+def test_calls_are_made_though_the_round_fails() -> None:
+    rig, calls, woken = Rig(), [], []
+    steps = rig.broker.steps
+    steps.round_end = RoundEnd(lambda: woken.append(True))
+
+    def fail() -> None:
+        steps.round_end.add(later, lambda call: call())
+        raise OSError("the disk hangs")
+
+    def later() -> None:
+        calls.append("made")
+
+    steps._commit_pending = fail
+    with pytest.raises(OSError, match="hangs"):
+        steps.deadlines(rig.seconds)
+    assert (calls, woken) == (["made"], [])
+    steps.round_end.add(later, lambda call: call())
+    assert woken, "outside of a round the loop is woken"
 
 
 @pytest.fixture

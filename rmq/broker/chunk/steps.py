@@ -105,9 +105,11 @@ class Steps:
     def deadlines(self, now: float) -> float:
         """Answer the waiting requests that are due; returns the next deadline, in seconds."""
         self.round_end.begin()
-        self._deadlines.step(self._waiting, now)
-        self._commit_pending()
-        self.round_end.end()
+        try:
+            self._deadlines.step(self._waiting, now)
+            self._commit_pending()
+        finally:
+            self.round_end.end()
         return self._deadlines.next
 
     def schedule(self) -> int:
