@@ -48,7 +48,7 @@ class Refused(Exception):
         self.text = text
 
 
-EXPECTED: Final = (Refused, RmqError, Malformed)
+EXPECTED: Final = (Refused, RmqError, Malformed, UnicodeDecodeError)
 """Errors that a condition tells; any other is a bug and is logged."""
 
 
@@ -58,6 +58,8 @@ def of_error(error: Exception) -> tuple[str, str]:
         return error.condition, error.text
     if isinstance(error, Malformed):
         return DECODE_ERROR, str(error)
+    if isinstance(error, UnicodeDecodeError):
+        return DECODE_ERROR, f"a text is not UTF-8: {error}"
     if isinstance(error, AccessDenied):
         return UNAUTHORIZED, error.remark or str(error)
     if isinstance(error, ResponseError):

@@ -242,6 +242,8 @@ def filtered(value: object) -> bytes:
         (filtered({Symbol("jms-selector"): nested(1_000, ARRAY)}), b"amqp:decode-error"),
         (attached() + transferred(described(0x34, nested(1_000, LIST))), b"amqp:decode-error"),
         (attached() + transferred(described(0x34, "a text")), b"amqp:transaction:unknown-id"),
+        (attached(described(0x28, Raw(b"\xa1\x02\xff\xfe")), role=True), b"amqp:decode-error"),
+        (attached(name=Raw(b"\xa1\x02\xff\xfe")), b"amqp:decode-error"),
     ],
 )
 def test_a_value_that_cannot_be_read_is_refused(sent: bytes, said: bytes) -> None:
