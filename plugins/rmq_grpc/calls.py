@@ -191,13 +191,15 @@ class Calls:
 
     def _feed(self, data: bytes) -> None:
         try:
-            events = self._h2.receive_data(data)
+            at = 0
+            while at < len(data) and (request := self._h2.take_request(data, at)) is not None:
+                stream_id, headers, body, at = request
+                self._on_whole_request(stream_id, headers, body)
+            for event in self._h2.receive_data(data[at:]) if at < len(data) else ():
+                self._take(event)
         except h2.exceptions.ProtocolError as error:
             self._flush()  # it says why
             raise RemoteProtocolError(f"HTTP/2: {error or type(error).__name__}") from None
-        try:
-            for event in events:
-                self._take(event)
         except RemoteProtocolError:
             self._h2.close_connection(h2.errors.ErrorCodes.PROTOCOL_ERROR)
             self._flush()
@@ -229,7 +231,7 @@ class Calls:
         if isinstance(event, h2.events.DataReceived):
             self._on_data(event)
         elif isinstance(event, h2.events.RequestReceived):
-            self._on_request(event)
+            self._on_request(event.stream_id, event.headers, event.priority_updated)
         elif isinstance(event, h2.events.StreamEnded):
             call = self._open.get(event.stream_id)
             if call is not None and not call.is_over:
@@ -262,12 +264,20 @@ class Calls:
 
     # ---- requests ----
 
-    def _on_request(self, event: Any) -> None:
-        headers = checked(event.headers)
-        self._priority = event.priority_updated
-        call = Call(self, event.stream_id, headers.get(":path", ""), headers, self._clock())
-        self._open[event.stream_id] = call
-        self._unfinished[event.stream_id] = call.began
+    def _on_whole_request(self, stream_id: int, headers: Any, body: bytes) -> None:
+        self._on_request(stream_id, headers, None)
+        call = self._open.get(stream_id)
+        if call is not None and not call.is_over:
+            self._take_bytes(call, body)
+            if not call.is_over:
+                self._end_of_request(call)
+
+    def _on_request(self, stream_id: int, encoded: Any, priority: Any) -> None:
+        headers = checked(encoded)
+        self._priority = priority
+        call = Call(self, stream_id, headers.get(":path", ""), headers, self._clock())
+        self._open[stream_id] = call
+        self._unfinished[stream_id] = call.began
         self._incomplete += 1
         kind = headers.get("content-type", "")
         if headers.get(":method") != "POST" or not kind.startswith("application/grpc"):
@@ -299,10 +309,12 @@ class Calls:
         elif event.stream_ended is None:
             self._strike(5)
         call = self._open.get(event.stream_id)
-        if call is None or call.is_over:
-            return
-        call._inflow += event.data
-        self._request_bytes += len(event.data)
+        if call is not None and not call.is_over:
+            self._take_bytes(call, event.data)
+
+    def _take_bytes(self, call: Call, data: bytes) -> None:
+        call._inflow += data
+        self._request_bytes += len(data)
         while not call.is_over and (message := self._next_message(call)) is not None:
             self._unfinished.pop(call.stream_id, None)
             self._serve(call, message)

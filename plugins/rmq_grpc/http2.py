@@ -1,8 +1,9 @@
-"""HTTP/2 of one connection: h2's, with a short way for the answers that most calls get.
+"""HTTP/2 of one connection: h2's, with a short way for the requests and answers that most calls have.
 
-h2 makes an object of each frame and asks its state machine for each step of an answer: with the headers, the
-data and the trailers of a good answer that is a quarter of a short call. `send_answer` writes these frames at
-once, where h2's own state says that all of it may be sent now, and leaves that state as h2 would.
+h2 makes an object of each frame and asks its state machine for each step: for the headers and data of a
+request, and for the headers, data and trailers of a good answer, that is half of a short call. `take_request`
+and `send_answer` read and write these frames at once, where h2's own state says that all of it is allowed,
+and leave that state as h2 would. Whatever looks otherwise in the least goes to h2.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from typing import Any
 
 import h2.config
 import h2.connection
+from h2.connection import AllowedStreamIDs, ConnectionState, _decode_headers
+from h2.exceptions import ProtocolError
 from h2.stream import StreamClosedBy, StreamState
+from hyperframe.frame import WindowUpdateFrame
 
 from rmq_grpc.headers import DONE, HEAD, HeaderEncoder, block_of
 
 _HEADERS, _TRAILERS = b"\1\4", b"\1\5"
 """Types and flags of the frames: HEADERS that end their block, and that end the stream, too."""
-_DATA = b"\0\0"
+_DATA, _LAST_DATA = b"\0\0", b"\0\1"
 _HEAD_BLOCK, _DONE_BLOCK = block_of(HEAD), block_of(DONE)
 
 
@@ -39,6 +43,53 @@ class Http2(h2.connection.H2Connection):
 
     def _receive_goaway_frame(self, frame: Any) -> tuple[list[Any], list[Any]]:
         return [], []
+
+    def take_request(self, data: bytes, at: int) -> tuple[int, Any, bytes, int] | None:
+        """The request that stands whole at a place of what the peer sent: a frame with all of its headers,
+        and a frame with all of its data. Its stream, headers, data and end; None where h2 must look. Raises
+        h2's ProtocolError as `receive_data` does."""
+        buffer = self.incoming_buffer
+        middle = at + 9 + int.from_bytes(data[at : at + 3], "big")
+        end = middle + 9 + int.from_bytes(data[middle : middle + 3], "big")
+        size, most = end - middle - 9, self.max_inbound_frame_size
+        if (
+            data[at + 3 : at + 5] != _HEADERS
+            or data[middle + 3 : middle + 5] != _LAST_DATA
+            or data[at + 5 : at + 9] != data[middle + 5 : middle + 9]
+            or end > len(data)
+            or not 0
+            < size
+            <= min(most, self.inbound_flow_control_window, self.local_settings.initial_window_size)
+            or middle - at - 9 > most
+            or buffer._data
+            or buffer._preamble_len
+            or buffer._headers_buffer
+            or self.state_machine.state is not ConnectionState.SERVER_OPEN
+        ):
+            return None
+        stream_id = int.from_bytes(data[at + 5 : at + 9], "big")
+        if stream_id <= self.highest_inbound_stream_id or not stream_id & 1 or stream_id >> 31:
+            return None
+        if self.open_inbound_streams >= self.local_settings.max_concurrent_streams:
+            return None
+        try:
+            headers = _decode_headers(self.decoder, data[at + 9 : middle])
+            stream = self._begin_new_stream(stream_id, AllowedStreamIDs.ODD)
+            stream._initialize_content_length(headers)
+            stream._track_content_length(size, True)
+        except ProtocolError as error:
+            self._terminate_connection(error.error_code)
+            raise
+        machine = stream.state_machine
+        machine.client, machine.headers_received = False, True
+        machine.state = StreamState.HALF_CLOSED_REMOTE
+        window = self._inbound_flow_control_window_manager
+        window.window_consumed(size)
+        if increment := window.process_bytes(size):
+            frame = WindowUpdateFrame(0)
+            frame.window_increment = increment
+            self._prepare_for_sending([frame])
+        return stream_id, headers, data[middle + 9 : end], end
 
     def send_answer(self, stream_id: int, data: bytes) -> bool:
         """Send a good answer as a whole: `HEAD`, data, `DONE`. False, with nothing done, where it cannot be

@@ -27,6 +27,7 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 from rmq_grpc.calls import ANSWERS_BYTES, CALL_BYTES, CALLS_MAX, REQUEST_SECONDS, REQUESTS_BYTES, Call, Calls
+from rmq_grpc.http2 import Http2
 
 from rmq.errors import RemoteProtocolError
 
@@ -176,6 +177,83 @@ def converse(random: Random) -> None:
     service.later()
     calls.expire()
     assert stream.held == 0
+
+
+class Steady(Service):
+    """Answers at once, by the number of the stream."""
+
+    def begins(self, call: Call) -> bool:
+        return call.stream_id % 10 != 9
+
+    def handle(self, call: Call, message: bytes) -> None:
+        if call.stream_id % 3:
+            call.send(message + bytes(20_000 * (call.stream_id % 3 - 1)))
+        call.finish(0 if call.stream_id % 4 else 7)
+
+
+def whole_request(random: Random, encoder: Encoder, stream_id: int) -> bytes:
+    """A request in two frames, of which some have what only h2 can tell of."""
+    headers = [*HEADERS[0], MORE[0], *random.sample(MORE[2:], random.choice([0, 0, 0, 1]))]
+    message = bytes(random.choice([0, 1, 100, 9_000]))
+    data = b"\0" + len(message).to_bytes(4, "big") + message
+    if random.random() < 0.2:
+        headers.append(("content-length", str(len(data) + random.choice([0, 0, 1]))))
+    head = HeadersFrame(stream_id, encoder.encode(headers))
+    body = DataFrame(stream_id, data if random.random() < 0.9 else b"")
+    head.flags.add("END_HEADERS")
+    body.flags.add("END_STREAM")
+    if random.random() < 0.1:
+        body.flags.add("PADDED")
+        body.pad_length = 10
+    if random.random() < 0.1:
+        head.flags.add("PRIORITY")
+    both = bytearray(head.serialize() + body.serialize())
+    if random.random() < 0.05:
+        both[random.randrange(len(both))] = random.randrange(256)
+    return bytes(both)
+
+
+def told(seed: int, *, by_h2: bool, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The answers of a connection, and its end."""
+    random, said = Random(seed), list[object]()
+    stream = Stream()
+    stream.send = said.append  # type: ignore[method-assign, assignment]
+    with monkeypatch.context() as patch:
+        if by_h2:
+            patch.setattr(Http2, "take_request", lambda *_: None)
+            patch.setattr(Http2, "send_answer", lambda *_: False)
+        calls = Calls(
+            stream,  # type: ignore[arg-type]
+            Steady(random),
+            clock=lambda: 0.0,
+            most_bytes=1_000_000,
+            soon=lambda call: call(),
+        )
+        encoder, stream_id = Encoder(), 1
+        try:
+            calls.feed(PREFACE + SettingsFrame(0).serialize())
+            for _ in range(30):
+                if random.random() < 0.8:
+                    data = whole_request(random, encoder, stream_id)
+                    stream_id += random.choice([2, 2, 2, 4, 0])
+                else:
+                    data = frame(random, encoder).serialize()
+                cut = random.choice([len(data), len(data), random.randrange(len(data) + 1)])
+                calls.feed(data[:cut])
+                if cut < len(data):
+                    calls.feed(data[cut:])
+        except RemoteProtocolError as error:
+            said.append(str(error))
+        else:
+            said += [calls._h2.inbound_flow_control_window, calls._h2.outbound_flow_control_window]
+        calls.closed()
+    return said
+
+
+def test_whole_requests_and_answers_are_what_h2_makes_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(SEED, SEED + 150):
+        ours = told(seed, by_h2=False, monkeypatch=monkeypatch)
+        assert ours == told(seed, by_h2=True, monkeypatch=monkeypatch), seed
 
 
 def fuzz(seed: int, count: int) -> None:
