@@ -25,7 +25,7 @@ FILES = (
     "rmq/py.typed",
     "rmq/remoting/__init__.py",
     "rmq/remoting/address.py",
-    "rmq/remoting/asyncio_poller.py",
+    "rmq/remoting/asyncio_loop.py",
     "rmq/remoting/cancellation.py",
     "rmq/remoting/connection.py",
     "rmq/remoting/endpoint.py",

@@ -41,7 +41,7 @@ from rmq.remoting.sending import SendingSide
 from rmq.remoting.transports.stream import Stream
 
 if TYPE_CHECKING:
-    from rmq.remoting.asyncio_poller import AsyncioPoller
+    from rmq.remoting.asyncio_loop import AsyncioPoller
     from rmq.remoting.poller import Poller
 
 log = logging.getLogger(__name__)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:  # trio's programs need not wait 15 ms for it: functions that 
     import anyio.abc
     import trio
 
+    from rmq.remoting.asyncio_loop import AsyncioPoller
+
     Tasks = anyio.abc.TaskGroup | trio.Nursery
 
 
@@ -47,27 +49,6 @@ class Waiter(Protocol):
 
     def fail(self, error: BaseException) -> None:
         """Wake the task with an error; the second result is dropped."""
-
-
-class AsyncioWaiter:
-    """The same over an asyncio future."""
-
-    __slots__ = ("_future",)
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._future: asyncio.Future[Any] = loop.create_future()
-
-    def wait(self) -> Awaitable[Any]:
-        return self._future  # a coroutine around it would cost each send two turns more
-
-    def resolve(self, value: Any) -> None:
-        if not self._future.done():
-            self._future.set_result(value)
-
-    def fail(self, error: BaseException) -> None:
-        if not self._future.done():
-            self._future.set_exception(error)
-            self._future.exception()  # marks it as seen: nobody may be waiting any more
 
 
 class Scope(AbstractContextManager[Any], Protocol):
@@ -95,6 +76,8 @@ class Loop:
     """Where the loop has timers without tasks: a wait that one ends costs a third of one in a scope."""
     tasks: Callable[[], AbstractAsyncContextManager[Any]] = anyio.create_task_group
     """A group of tasks, `Tasks`. Each task of trio's own takes 1.5 KB less than one of anyio's."""
+    poller: Callable[[], AsyncioPoller] | None = None
+    """What reads the sockets of a client's connections, where the loop calls functions for sockets."""
 
 
 # --- errors of streams: trio's where trio is loaded, so that trio's own tools know them, else anyio's ---
@@ -157,15 +140,18 @@ def _asyncio_loop() -> Loop:
     running = asyncio.get_running_loop()
     known, loop = _asyncio_loops
     if known is not running or loop is None:
+        from rmq.remoting import asyncio_loop  # not before: on trio nobody waits for asyncio to be loaded
+
         loop = Loop(
             "asyncio",
             running.time,
             _wait_readable,
             _wait_writable,
             anyio.notify_closing,
-            partial(AsyncioWaiter, running),
+            partial(asyncio_loop.AsyncioWaiter, running, asyncio_loop.turn_of(running)),
             anyio.CancelScope,
             running.call_at,
+            poller=None if sys.platform == "win32" else asyncio_loop.AsyncioPoller,
         )
         _asyncio_loops = running, loop
     return loop

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from contextvars import copy_context
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 import anyio
 import anyio.abc
@@ -21,7 +21,6 @@ import attrs
 from rmq.errors import ConfigError, ConnectFailed
 from rmq.protocol.command import Command
 from rmq.remoting.address import with_scheme
-from rmq.remoting.asyncio_poller import AsyncioPoller, asyncio_poller
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Limits
@@ -36,6 +35,9 @@ from rmq.remoting.loop import (
 from rmq.remoting.network import Network, open_stream
 from rmq.remoting.transports.stream import Stream
 from rmq.remoting.transports.tls import TlsConfig, TlsContexts
+
+if TYPE_CHECKING:
+    from rmq.remoting.asyncio_loop import AsyncioPoller
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +107,8 @@ class Pool:
         assert self._tasks is None, "a pool runs once"
         self._loop = running_loop()
         self._now = current_loop().now
-        self._poller = asyncio_poller()
+        poller = current_loop().poller
+        self._poller = None if poller is None else poller()
         self._context = copy_context()
         try:
             with unwrap_groups():

@@ -22,7 +22,7 @@ from rmq.remoting.loop import Waiter, current_loop, disconnect_or_close_errors
 from rmq.remoting.transports.stream import Buffer, Outbox, Stream
 
 if TYPE_CHECKING:
-    from rmq.remoting.asyncio_poller import AsyncioPoller
+    from rmq.remoting.asyncio_loop import AsyncioPoller
     from rmq.remoting.poller import Poller
 
 

@@ -12,7 +12,8 @@ import sniffio
 
 from rmq.protocol.command import Command
 from rmq.remoting import Connection, Pool, TcpNetwork
-from rmq.remoting.asyncio_poller import AsyncioPoller, asyncio_poller
+from rmq.remoting.asyncio_loop import AsyncioPoller, turn_of
+from rmq.remoting.loop import Waiter, current_loop
 
 from .peers import Custom, request
 from .test_asyncio import PATIENT, on_asyncio, service
@@ -103,9 +104,119 @@ def test_cancelled_it_is_called_no_more(pair: tuple[socket.socket, socket.socket
     run(scenario, loop)
 
 
+@BOTH
+def test_tasks_whose_answers_a_chunk_brings_run_in_the_same_turn_of_the_loop(
+    pair: tuple[socket.socket, socket.socket], loop: str
+) -> None:
+    one, other = pair
+    seen: list[str] = []
+
+    async def scenario() -> None:
+        running = asyncio.get_running_loop()
+        waiters = [current_loop().waiter() for _ in range(3)]
+
+        async def waits(waiter: Waiter) -> None:
+            try:
+                seen.append(await waiter.wait())
+            except ValueError as error:
+                seen.append(str(error))
+            assert asyncio.current_task() is not None
+            await asyncio.sleep(0)
+            seen.append("later")
+
+        def on_readable() -> bool:
+            one.recv(1)
+            waiters[0].resolve("first")
+            waiters[1].fail(ValueError("second"))
+            running.call_soon(seen.append, "next turn")
+            seen.append("read")
+            return False
+
+        tasks = [asyncio.create_task(waits(waiter)) for waiter in waiters]
+        await turns()
+        other.send(b"x")
+        await AsyncioPoller().attend(one.fileno(), on_readable)
+        await turns()
+        assert seen[:4] == ["read", "first", "second", "next turn"]
+        waiters[2].resolve("third")
+        seen.append("outside of a chunk it waits for its turn")
+        await asyncio.gather(*tasks)
+        assert seen[-3:] == ["outside of a chunk it waits for its turn", "third", "later"]
+
+    run(scenario, loop)
+
+
+@BOTH
+def test_a_task_that_is_cancelled_by_another_answer_of_its_chunk_ends(
+    pair: tuple[socket.socket, socket.socket], loop: str
+) -> None:
+    one, other = pair
+
+    async def scenario() -> None:
+        first, second, third = (current_loop().waiter() for _ in range(3))
+
+        async def cancels() -> None:
+            await first.wait()
+            for task in tasks:
+                task.cancel()
+
+        async def waits(waiter: Waiter) -> None:
+            await waiter.wait()
+
+        def on_readable() -> bool:
+            one.recv(1)
+            first.resolve(None)
+            second.resolve(None)
+            return False
+
+        canceller = asyncio.create_task(cancels())
+        tasks = [asyncio.create_task(waits(waiter)) for waiter in (second, third)]
+        await turns()
+        other.send(b"x")
+        await AsyncioPoller().attend(one.fileno(), on_readable)
+        found = await asyncio.gather(canceller, *tasks, return_exceptions=True)
+        assert [type(one) for one in found] == [type(None), asyncio.CancelledError, asyncio.CancelledError]
+
+    run(scenario, loop)
+
+
+def test_an_error_that_ends_the_loop_keeps_no_other_answer_of_the_chunk_back() -> None:
+    loop, seen = asyncio.new_event_loop(), list[str]()
+    asyncio.set_event_loop(loop)
+
+    async def waits(waiter: Waiter, interrupts: bool) -> None:
+        seen.append(await waiter.wait())
+        if interrupts:
+            raise KeyboardInterrupt
+
+    async def begin() -> list[Waiter]:
+        waiters = [current_loop().waiter() for _ in range(2)]
+        for at, waiter in enumerate(waiters):
+            kept.append(asyncio.create_task(waits(waiter, at == 0)))
+        await turns()
+        return waiters
+
+    kept: list[asyncio.Task[None]] = []
+    try:
+        waiters = loop.run_until_complete(begin())
+        turn = turn_of(loop)
+        turn.begin()
+        for text, waiter in zip(("one", "two"), waiters, strict=True):
+            waiter.resolve(text)
+        with pytest.raises(KeyboardInterrupt):
+            turn.end()
+        assert seen == ["one"]
+        loop.run_until_complete(turns())
+        assert seen == ["one", "two"]
+        assert isinstance(kept[0].exception(), KeyboardInterrupt)
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
 def test_there_is_none_on_trio() -> None:
     async def made() -> bool:
-        return asyncio_poller() is not None
+        return current_loop().poller is not None
 
     assert anyio.run(made, backend="asyncio")
     assert not anyio.run(made, backend="trio")
