@@ -30,6 +30,8 @@ from rmq.remoting.trio_loop import TrioWaiter
 if sys.platform == "linux":
     from select import EPOLLIN, epoll
 
+    from rmq.remoting.trio_loop import InlineReads, begin_inline_reads
+
 SLICE_SECONDS: Final = 0.005
 """After so long tasks have their turn, also while more connections can be read."""
 ALONE_AFTER: Final = 16
@@ -43,7 +45,8 @@ class Poller:
     spares_tasks: Final = True
     """Whether connections are so many, and so often idle, that their tasks are worth sparing."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, *, is_inline: bool = True) -> None:
+        """`is_inline`: sockets are served where the loop waits, if that can be had."""
         self.round_seconds = 0.0
         self.is_serving = False
         """Whether a round is not over yet while tasks have their turn."""
@@ -54,6 +57,9 @@ class Poller:
         self._clock = clock
         self._watched: dict[int, tuple[Callable[[], bool], Waiter]] = {}
         self._epoll: epoll | None = None
+        self._is_inline = is_inline
+        self._inline: InlineReads | None = None
+        self._began = 0.0  # the present round
         self._last = -1  # the descriptor that the last chunks came from
         self._in_a_row = 0
         self._due: list[Callable[[], None]] = []
@@ -70,6 +76,8 @@ class Poller:
 
     def note(self, descriptor: int) -> None:
         """A chunk has come from a descriptor, whoever read it."""
+        if self._inline is not None:
+            return  # a task of its own would be slower for one that is alone, too
         if descriptor != self._last:
             self._last, self._in_a_row, self.alone = descriptor, 0, -1
         self._in_a_row += 1
@@ -86,10 +94,18 @@ class Poller:
             try:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._send)
+                    if self._is_inline:
+                        self._inline = begin_inline_reads(self._epoll, self._serve)
                     task_status.started()
-                    await self._serve(self._epoll)
+                    if self._inline is None:
+                        await self._wait(self._epoll)
+                    else:
+                        await trio.sleep_forever()
             finally:
-                self._epoll = None
+                if self._inline is not None:
+                    self._inline.end()
+                self._epoll = self._inline = None
+                self.is_serving = False
 
     def send_soon(self, send: Callable[[], None]) -> None:
         """Call `send` once other tasks have had their turn; it must not block or raise. Only while the poller
@@ -113,39 +129,45 @@ class Poller:
                     await trio.lowlevel.checkpoint()
                     turn_began = clock()
 
-    async def _serve(self, ready: epoll) -> NoReturn:
-        watched, clock = self._watched, self._clock
+    async def _wait(self, ready: epoll) -> NoReturn:
+        """Serve in a task."""
         while True:
             await trio.lowlevel.wait_readable(ready.fileno())
-            began = turn_began = clock()
-            found = ready.poll(0)
-            endpoint = self._endpoint if len(found) > 1 else None
-            if endpoint is not None:
-                endpoint.begin_round()
-            for descriptor, _ in found:
-                entry = watched.get(descriptor)
-                if entry is None:  # it left while others were served
-                    continue
-                try:
-                    if not entry[0]():
-                        del watched[descriptor]
-                        entry[1].resolve(None)
-                except Exception as error:
+            while not self._serve(ready.poll(0)):
+                await trio.lowlevel.checkpoint()
+
+    def _serve(self, found: list[tuple[int, int]]) -> bool:
+        """Serve readable descriptors. False when tasks are to have their turn before the round goes on: with
+        those that are found readable then, the rest of these among them."""
+        clock, watched = self._clock, self._watched
+        turn_began = clock()
+        if not self.is_serving:
+            self._began = turn_began
+        endpoint = self._endpoint if len(found) > 1 or self.is_serving else None
+        self.is_serving = False
+        if endpoint is not None:
+            endpoint.begin_round()
+        left = len(found)
+        for descriptor, _ in found:
+            left -= 1
+            entry = watched.get(descriptor)
+            if entry is None:  # it left while others were served
+                continue
+            try:
+                if not entry[0]():
                     del watched[descriptor]
-                    entry[1].fail(error)
-                now = clock()
-                if now - turn_began > SLICE_SECONDS:
-                    if endpoint is not None:
-                        endpoint.end_round()
-                    self.is_serving = True
-                    await trio.lowlevel.checkpoint()
-                    turn_began = clock()
-                    if endpoint is not None:
-                        endpoint.begin_round()
-            if endpoint is not None:
-                endpoint.end_round()
-            self.round_seconds = clock() - began
-            self.is_serving = False
+                    entry[1].resolve(None)
+            except Exception as error:
+                del watched[descriptor]
+                entry[1].fail(error)
+            if left and clock() - turn_began > SLICE_SECONDS:
+                self.is_serving = True
+                break
+        if endpoint is not None:
+            endpoint.end_round()
+        if not self.is_serving:
+            self.round_seconds = clock() - self._began
+        return not self.is_serving
 
     async def attend(self, descriptor: int, on_readable: Callable[[], bool]) -> None:
         """Call `on_readable` whenever the descriptor can be read, until it returns False, or raises an error,

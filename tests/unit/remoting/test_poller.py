@@ -44,6 +44,14 @@ class Pair:
         self.far.close()
 
 
+@pytest.fixture(params=["inline", "in a task"], autouse=True)
+def is_inline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Pollers serve where the loop waits, or in a task, as where trio is made otherwise."""
+    if request.param != "inline":
+        monkeypatch.setattr("rmq.remoting.poller.begin_inline_reads", lambda *_: None)
+    return bool(request.param == "inline")
+
+
 @asynccontextmanager
 async def polling(clock: itertools.count[float] | None = None) -> AsyncIterator[tuple[Poller, list[Pair]]]:
     poller = Poller() if clock is None else Poller(lambda: next(clock))
@@ -122,8 +130,118 @@ async def test_tasks_have_their_turn_in_a_long_round_and_its_length_is_known() -
                 nursery.start_soon(poller.attend, pair.near.fileno(), pair.on_readable)
                 pair.far.send(b"x")
             nursery.start_soon(measure)
-        # Each of four looks costs two ticks of the clock: after the call, and after the others' turn.
-        assert lengths == [pytest.approx(9 * 2 * SLICE_SECONDS)]
+        # Each of four looks costs two ticks of the clock: before and after the call; the last one its end.
+        assert lengths == [pytest.approx(7 * 2 * SLICE_SECONDS)]
+
+
+async def test_no_task_has_a_turn_for_a_chunk_where_the_loop_itself_serves(is_inline: bool) -> None:
+    steps: list[str] = []
+
+    class Steps(trio.abc.Instrument):
+        def before_task_step(self, task: trio.lowlevel.Task) -> None:
+            steps.append(task.name)
+
+    async with polling() as (poller, pairs), trio.open_nursery() as nursery:
+        pair = pairs[0]
+        nursery.start_soon(poller.attend, pair.near.fileno(), pair.on_readable)
+        await wait_all_tasks_blocked()
+        pair.far.send(b"chunk")
+        steps_of = Steps()
+        trio.lowlevel.add_instrument(steps_of)
+        await wait_all_tasks_blocked(0.01)
+        trio.lowlevel.remove_instrument(steps_of)
+        assert pair.read == [b"chunk"]
+        assert any("run" in name for name in steps) is not is_inline, steps
+        nursery.cancel_scope.cancel()
+
+
+async def test_tasks_deadlines_and_threads_have_their_turn_beside_sockets_that_never_rest() -> None:
+    """A peer that sends without end holds up nobody: what wakes a task ends the wait for sockets."""
+    async with polling() as (poller, pairs), trio.open_nursery() as nursery:
+        busy, done = pairs[0], list[str]()
+
+        def on_readable() -> bool:
+            busy.near.recv(100)
+            busy.far.send(b"more")
+            return True
+
+        async def sleeps() -> None:
+            await trio.sleep(0.001)
+            done.append("a deadline")
+
+        async def asks_a_thread() -> None:
+            await trio.to_thread.run_sync(lambda: None)
+            done.append("a thread")
+
+        async def waits_for_a_socket() -> None:
+            await trio.lowlevel.wait_readable(pairs[1].near)
+            done.append("a socket of a task")
+
+        nursery.start_soon(poller.attend, busy.near.fileno(), on_readable)
+        busy.far.send(b"first")
+        async with trio.open_nursery() as others:
+            for one in (sleeps, asks_a_thread, waits_for_a_socket):
+                others.start_soon(one)
+            await trio.sleep(0.002)
+            pairs[1].far.send(b"x")
+        assert len(done) == 3
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_task_that_a_chunk_wakes_has_its_turn_at_once() -> None:
+    async with polling() as (poller, pairs), trio.open_nursery() as nursery:
+        woken, pair = trio.Event(), pairs[0]
+
+        def on_readable() -> bool:
+            pair.near.recv(100)
+            woken.set()
+            return True
+
+        nursery.start_soon(poller.attend, pair.near.fileno(), on_readable)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(woken.wait)
+        pair.far.send(b"x")
+        await woken.wait()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_deadline_that_a_chunk_moves_is_kept() -> None:
+    async with polling() as (poller, pairs), trio.open_nursery() as nursery:
+        pair, scope = pairs[0], trio.CancelScope()
+
+        def on_readable() -> bool:
+            pair.near.recv(100)
+            scope.deadline = trio.current_time() + 0.001
+            return True
+
+        nursery.start_soon(poller.attend, pair.near.fileno(), on_readable)
+        await wait_all_tasks_blocked()
+        pair.far.send(b"x")
+        with scope:
+            await trio.sleep_forever()
+        assert scope.cancelled_caught
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_second_poller_of_a_loop_serves_beside_the_first() -> None:
+    async with polling() as (poller, pairs), polling() as (second, others), trio.open_nursery() as nursery:
+        for one, pair in ((poller, pairs[0]), (second, others[0])):
+            pair.wants_more = False
+            nursery.start_soon(one.attend, pair.near.fileno(), pair.on_readable)
+            pair.far.send(b"x")
+    assert pairs[0].read == others[0].read == [b"x"]
+
+
+async def test_trio_is_left_as_it_was(is_inline: bool) -> None:
+    def waits() -> str:
+        from trio._core import _run
+
+        return type(_run.GLOBAL_RUN_CONTEXT.runner.io_manager).__name__
+
+    before = waits()
+    async with polling():
+        assert (waits() == "InlineReads") is is_inline, "trio is made otherwise: see trio_loop.InlineReads"
+    assert waits() == before == "EpollIOManager"
 
 
 class Rounds(Echo):
@@ -164,7 +282,7 @@ async def test_the_endpoint_is_told_of_rounds_of_several_and_each_ends_before_ta
             pair.far.send(b"x")
         await wait_all_tasks_blocked(0.01)
     one = ["begin", "read", "end"]
-    assert endpoint.seen == ([*one * 3, "begin", "end"] if is_long else ["begin", *["read"] * 3, "end"])
+    assert endpoint.seen == (one * 3 if is_long else ["begin", *["read"] * 3, "end"])
 
 
 def test_who_is_alone_for_a_while_is_told_so() -> None:
@@ -180,8 +298,15 @@ def test_who_is_alone_for_a_while_is_told_so() -> None:
     assert poller.alone == -1
 
 
-async def test_who_is_alone_is_called_once_by_its_own_task() -> None:
+async def test_who_is_alone_is_called_once_by_its_own_task_unless_the_loop_itself_serves(
+    is_inline: bool,
+) -> None:
     async with polling() as (poller, pairs):
+        if is_inline:
+            for _ in range(ALONE_AFTER + 1):
+                poller.note(pairs[0].near.fileno())
+            assert poller.alone == -1
+            return
         alone, other = pairs[0], pairs[1]
         for _ in range(ALONE_AFTER + 1):
             poller.note(alone.near.fileno())
