@@ -126,9 +126,9 @@ def test_tasks_whose_answers_a_chunk_brings_run_in_the_same_turn_of_the_loop(
 
         def on_readable() -> bool:
             one.recv(1)
+            running.call_soon(seen.append, "next turn")
             waiters[0].resolve("first")
             waiters[1].fail(ValueError("second"))
-            running.call_soon(seen.append, "next turn")
             seen.append("read")
             return False
 
