@@ -231,6 +231,32 @@ class BatchBody:
     def take(self) -> bytes:
         """As BatchBody.take."""
 
+# Of a client; they are in `_frames.pxi`.
+
+class AnswerReader:
+    """Splits the bytes of a client's connection: answers with plain headers are made by the engine."""
+
+    def __init__(self, kind: type[Command], other_language: str, json_form: int) -> None:
+        """`kind` is `Command`, `other_language` the language of a header that names none, `json_form` the
+        number of the JSON form."""
+
+    def split(
+        self, data: bytes, max_frame: int, max_header: int, most: int
+    ) -> tuple[list[Command], int, int]:
+        """As `rmq.protocol.frames.split_frames`; and how many frames there were."""
+
+def frame_send(
+    ends: tuple[bytes, bytes, bytes, bytes],
+    numbers: tuple[int, int, int, int],
+    properties: str,
+    is_batch: bool,
+    opaque: int,
+    body: bytes,
+) -> bytes | None:
+    """The frame of a send, as `rmq.client.produce.outgoing.SendTemplate.framed` makes it; None for properties
+    that are not plain ASCII. `ends` are the constant parts of its header: the begin, before and behind the
+    variable part, and the end; `numbers` its code, sys flag, time (ms) and flag."""
+
 # Of Spark's data sources; they are in `_columns.pxi`.
 
 _Texts: TypeAlias = tuple[bytes | None, int, bytes, bytes]

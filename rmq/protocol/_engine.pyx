@@ -116,7 +116,7 @@ cdef extern from *:
 rmq_crc_start()
 cdef int FOLDS = rmq_crc_folds()
 
-SEAM = 11
+SEAM = 12
 
 cdef enum:
     LETTERS = 14  # a to n: the short names of a send's fields
@@ -1596,4 +1596,5 @@ def place_in(mapping, view):
         PyBuffer_Release(&whole)
 
 include "_client.pxi"
+include "_frames.pxi"
 include "_columns.pxi"

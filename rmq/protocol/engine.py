@@ -17,7 +17,7 @@ from typing import Final
 
 from rmq.errors import ConfigError
 
-SEAM: Final = 11
+SEAM: Final = 12
 """Both sides of the seam count it up when what they say to each other changes."""
 VARIABLE: Final = "RMQ_ENGINE"
 STALE: Final = "it was built from other sources, build it again"

@@ -29,7 +29,7 @@ from rmq.protocol.header_binary import read_binary, write_binary
 from rmq.protocol.header_json import TYPED_READERS, read_general, read_json, write_json
 
 if TYPE_CHECKING:
-    from rmq.protocol._engine import Lanes
+    from rmq.protocol._engine import AnswerReader, Lanes
 
 _PREFIX = Struct(">iI")
 _LENGTH = Struct(">i")
@@ -142,11 +142,15 @@ class Framed:
 
     __slots__ = ("code", "frame", "opaque")
 
-    def __init__(self, code: int, opaque: int, header: str, body: bytes) -> None:
-        """`header` is JSON."""
+    def __init__(self, code: int, opaque: int, frame: bytes) -> None:
         self.code = code
         self.opaque = opaque
-        self.frame = _frame(header.encode(), body, JSON)
+        self.frame = frame
+
+
+def json_frame(header: str, body: bytes) -> bytes:
+    """The frame of a header that is JSON."""
+    return _frame(header.encode(), body, JSON)
 
 
 def encode(command: Command | Framed) -> bytes:
@@ -251,7 +255,8 @@ class Decoder:
     header. `feed` gives at most `most` commands; when `has_more` is set, feeding nothing gives the next ones.
     The header of an unfinished frame of more than `ask_from` bytes is shown in `head` before its body is
     collected. With `lanes`, of the compiled engine, a run of plain sends is one value among the commands, a
-    `SendRun`. A request that cannot be read, or is too long, is dropped, and `refused` has its response.
+    `SendRun`; an `AnswerReader` in their place reads the answers to a client. A request that cannot be read,
+    or is too long, is dropped, and `refused` has its response.
     """
 
     __slots__ = (
@@ -279,7 +284,7 @@ class Decoder:
         max_header: int = _NO_LIMIT,
         most: int = _NO_LIMIT,
         ask_from: int = _NO_LIMIT,
-        lanes: Lanes | None = None,
+        lanes: Lanes | AnswerReader | None = None,
     ) -> None:
         self.max_frame = max_frame
         self.max_header = max_header

@@ -146,17 +146,17 @@ class Connection(SendingSide):
             raise LocalProtocolError(f"request {opaque} is already in flight to {self.peer_address}")
         outbox = self._outbox
         signed = command if self._signer is None or isinstance(command, Framed) else self._signer(command)
-        outbox.add(encode(signed))
+        frame = encode(signed)
         waiter = self._new_waiter()
         self.active_at = now = self._now()
-        deadline = now + timeout
-        self._pending[opaque] = (waiter, deadline, command.code, timeout, outbox.taken + outbox.size)
+        deadline, end = now + timeout, outbox.taken + outbox.size + len(frame)
+        self._pending[opaque] = (waiter, deadline, command.code, timeout, end)
         try:
             if deadline < self._deadlines.at:
                 self._deadlines.wake_at(deadline)
                 if self._solo is not None:
                     self._solo.cancel()  # the deadline needs a task
-            self._send_soon()
+            self._send_soon(frame)
             response: Command = await waiter.wait()
             return response
         finally:

@@ -11,7 +11,7 @@ from rmq.protocol.codes import FLAG_RESPONSE, ResponseCode
 from rmq.protocol.command import Command
 
 if TYPE_CHECKING:
-    from rmq.protocol._engine import Lanes
+    from rmq.protocol._engine import AnswerReader, Lanes
     from rmq.remoting.connection import Connection
 
 log = logging.getLogger(__name__)
@@ -28,8 +28,9 @@ class Endpoint(Protocol):
     asks_early: bool = False
     """Whether `on_head` is called as soon as more than 64 KiB of a frame wait and its header is here: where
     headers tell strangers from others."""
-    lanes: Lanes | None = None
-    """With these, of the compiled engine, runs of plain sends are handed over as one value each."""
+    lanes: Lanes | AnswerReader | None = None
+    """Of the compiled engine: with lanes, runs of plain sends are handed over as one value each; a reader of
+    answers is for an endpoint that asks."""
 
     def on_open(self, connection: Connection) -> None:
         """A server has accepted a peer; called before its first request. Not for dialled connections."""

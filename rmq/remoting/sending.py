@@ -176,16 +176,23 @@ class SendingSide(ABC):
 
     # --- out of the outbox ---
 
-    def _send_soon(self) -> None:
-        """Send at once if this is likely to be the only write for now, else let more gather."""
-        if self._is_eager:
+    def _send_soon(self, frame: bytes) -> None:
+        """Send a frame at once if this is likely to be the only write for now, else let more gather."""
+        outbox = self._outbox
+        if self._is_eager and not self._is_blocked:
             self._is_eager = False
             try:
-                if self._flush_now():
+                outbox.send(self._stream, frame)  # mostly all of it is taken, and nothing is queued
+                if not outbox.size:
+                    self._reply_bytes = 0
+                    if self._room is not None:
+                        self._make_room()
                     return
             except disconnect_or_close_errors() as error:
                 self._end(f"lost: {error}", error)
                 return
+        else:
+            outbox.add(frame)
         self._send_late()
 
     def _send_late(self) -> None:

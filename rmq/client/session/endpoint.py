@@ -15,9 +15,11 @@ import anyio
 from rmq.client.session.session import Member, Session
 from rmq.errors import RemoteProtocolError
 from rmq.message import PROPERTY_PRODUCER_GROUP, StoredMessage
+from rmq.protocol import engine
 from rmq.protocol.bodies import GetConsumerStatusBody, ResetOffsetBody
 from rmq.protocol.codes import RequestCode, ResponseCode
-from rmq.protocol.command import Command
+from rmq.protocol.command import JSON, Command
+from rmq.protocol.header_binary import OTHER
 from rmq.protocol.headers import (
     CheckTransactionStateRequestHeader,
     ConsumeMessageDirectlyResultRequestHeader,
@@ -92,6 +94,8 @@ class ClientEndpoint(Endpoint):
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        if engine.compiled is not None:
+            self.lanes = engine.compiled.AnswerReader(Command, OTHER, JSON)
         self._answers: dict[int, _Answer] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
