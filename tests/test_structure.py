@@ -344,7 +344,9 @@ ASSIGNED: Final = {
         "context.verify_mode",
         "failure.__cause__",
         "handler.stream",
+        "runner.io_manager",
         "scope.deadline",
+        "self._runner.io_manager",
         "self._timer.deadline",
     ),
 }
