@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from rmq.operate.controllers import (
@@ -30,8 +30,9 @@ def findings_of_controllers(
         found.append(Finding("wrong", "controllers", "no controller leads: no master can be elected", todo))
         return found
     found += _of_all(states, leading)
+    registered = {broker.address for broker in brokers}
     for one in leading.sets:
-        found += _of_set(one)
+        found += _of_set(one, registered)
     if brokers:
         found += _compared(leading, brokers)
     return found
@@ -74,7 +75,7 @@ def _of_all(states: Sequence[ControllerState], leading: ControllerState) -> Iter
         yield Finding("note", "controllers", what, "add or drop one")
 
 
-def _of_set(one: ControlledSet) -> Iterator[Finding]:
+def _of_set(one: ControlledSet, registered: Collection[str]) -> Iterator[Finding]:
     where = f"broker {one.name}"
     living = [replica for replica in one.replicas if replica.lives is not False]
     if not living:
@@ -85,6 +86,10 @@ def _of_set(one: ControlledSet) -> Iterator[Finding]:
     for replica in one.replicas:
         if replica.lives is False:
             yield _of_dead(one, replica)
+        elif replica.lives is None and registered and replica.address not in registered:
+            what = f"replica {replica.number} at {replica.address}: no name server knows it, and the leading"
+            todo = f"start it; `rmq controller remove {one.name} {replica.number}` if it is gone for good"
+            yield Finding("wrong", where, f"{what} controller, which is new, has not heard of it", todo)
         elif replica.number not in one.in_sync:
             what = f"replica {replica.number} at {replica.address} is not in sync"
             yield Finding("note", where, what, "it may still be copying: `rmq cluster list` shows its lag")

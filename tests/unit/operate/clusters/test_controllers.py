@@ -25,6 +25,8 @@ from rmq.operate.controllers import (
     members_text,
     state_of,
 )
+from rmq.operate.diagnosis.controllers import findings_of_controllers
+from rmq.operate.diagnosis.facts import BrokerFacts
 from rmq.protocol.codes import CONTROLLER_NOT_LEADER, CONTROLLER_STATUS
 from rmq.protocol.command import Command
 from rmq.testing.cluster import Cluster
@@ -233,3 +235,20 @@ async def test_the_leader_that_another_names_is_asked_next() -> None:
     lost = Controllers(["b:1"], Table({"b:1": state("b:1")}).call)
     with pytest.raises(NoLeadingController):
         await lost.drop("a:1")
+
+
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_a_replica_of_which_a_new_leader_has_not_heard_is_wrong_if_it_is_registered_nowhere(
+    is_registered: bool,
+) -> None:
+    """The leader does not know yet whether it lives. After a stop of the replica that was said to be copying
+    for as long as leaders changed."""
+    table = broker_set(2, 1, 1, 2)
+    table["replicas"][2] |= {"lives": None, "reach": None}
+    leading = state_of("a:1", state("a:1", leading=True, sets=[table]))
+    registered = (1, 2, 3) if is_registered else (1, 2)
+    brokers = [BrokerFacts("C", "s", number - 1, f"h{number}:1") for number in registered]
+    (found,) = (one for one in findings_of_controllers([leading], brokers) if one.where == "broker s")
+    assert found.level == ("note" if is_registered else "wrong")
+    assert ("is not in sync" in found.what) == is_registered
+    assert ("no name server knows it" in found.what) != is_registered
