@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from rmq.remoting.transports.stream import Stream
 
 Serve = Callable[[list[tuple[int, int]]], bool]
 """Serves readable descriptors; False when it has not served all, so that tasks have their turn."""
+_READABLE: Final = 1  # EPOLLIN, which only Linux has
 
 
 class TrioWaiter:
@@ -53,75 +53,70 @@ class TrioWaiter:
         return trio.lowlevel.Abort.SUCCEEDED
 
 
-if sys.platform == "linux":
-    from select import EPOLLIN, epoll
+class InlineReads:
+    """trio's waiting for sockets, with sockets of an epoll of ours that are served in the wait itself.
 
-    from trio._core import _run
-    from trio._core._io_epoll import EpollIOManager
+    A task that waits for a socket costs a turn of the loop for each chunk: a look at all deadlines, a
+    system call to wait once more, a task that is suspended and resumed. Here the loop waits for `own`,
+    which has trio's epoll among its descriptors; `serve` is called with those that are readable, outside
+    of any task, and trio's turn comes when a task can run, a deadline is over, or a socket of a task is
+    ready. So tasks have their turn between two rounds of `serve`, as ever.
 
-    class InlineReads(EpollIOManager):
-        """trio's waiting for sockets, with sockets of an epoll of ours that are served in the wait itself.
+    The place where trio waits is not public: `begin_inline_reads` looks whether it is as expected.
+    """
 
-        A task that waits for a socket costs a turn of the loop for each chunk: a look at all deadlines, a
-        system call to wait once more, a task that is suspended and resumed. Here the loop waits for `own`,
-        which has trio's epoll among its descriptors; `serve` is called with those that are readable, outside
-        of any task, and trio's turn comes when a task can run, a deadline is over, or a socket of a task is
-        ready. So tasks have their turn between two rounds of `serve`, as ever.
+    def __init__(self, runner: Any, own: Any, serve: Serve) -> None:
+        before = self._before = runner.io_manager
+        for name in dir(before):  # all else is as before
+            if not name.startswith("_") and name != "get_events":
+                setattr(self, name, getattr(before, name))
+        self._trios = before._epoll.fileno()
+        self._runner, self._own, self._serve = runner, own, serve
+        own.register(self._trios, _READABLE)
+        runner.io_manager = self
 
-        The place where trio waits is not public: `begin_inline_reads` looks whether it is as expected.
-        """
+    def end(self) -> None:
+        """Have trio wait as before."""
+        self._runner.io_manager = self._before
 
-        __slots__ = ("_before", "_own", "_runner", "_serve")
+    @trio.lowlevel.enable_ki_protection  # Ctrl-C is for the main task
+    def get_events(self, timeout: float) -> Any:
+        """As trio's."""
+        runner, trios = self._runner, self._trios
+        left = timeout
+        while True:
+            found = self._own.poll(left)
+            has_trios = False
+            for at, (descriptor, _) in enumerate(found):
+                if descriptor == trios:
+                    del found[at]
+                    has_trios = True
+                    break
+            is_round_over = not found or self._serve(found)
+            if has_trios:
+                return self._before.get_events(0)
+            if runner.runq or not is_round_over or not (found and timeout):
+                return []
+            until = runner.clock.deadline_to_sleep_time(runner.deadlines.next_deadline())
+            if until <= 0:
+                return []
+            left = min(timeout, until)
 
-        def __init__(self, runner: Any, own: epoll, serve: Serve) -> None:
-            before = self._before = runner.io_manager
-            super().__init__(before._epoll, before._registered, before._force_wakeup, before._force_wakeup_fd)
-            self._runner, self._own, self._serve = runner, own, serve
-            own.register(self._epoll.fileno(), EPOLLIN)
-            runner.io_manager = self
 
-        def __attrs_post_init__(self) -> None:
-            """All is registered already."""
+def begin_inline_reads(own: Any, serve: Serve) -> InlineReads | None:
+    """Have `serve` called with the readable descriptors of the epoll `own` where trio waits, until `end` of
+    the result. None where this run does so already, where trio is the guest of another loop, and where it is
+    made in another way than expected."""
+    try:
+        from trio._core._run import GLOBAL_RUN_CONTEXT
 
-        def end(self) -> None:
-            """Have trio wait as before."""
-            self._runner.io_manager = self._before
-
-        @trio.lowlevel.enable_ki_protection  # Ctrl-C is for the main task
-        def get_events(self, timeout: float) -> Any:
-            """As trio's."""
-            runner, trios = self._runner, self._epoll.fileno()
-            left = timeout
-            while True:
-                found = self._own.poll(left)
-                has_trios = False
-                for at, (descriptor, _) in enumerate(found):
-                    if descriptor == trios:
-                        del found[at]
-                        has_trios = True
-                        break
-                is_round_over = not found or self._serve(found)
-                if has_trios:
-                    return super().get_events(0)
-                if runner.runq or not is_round_over or not (found and timeout):
-                    return []
-                until = runner.clock.deadline_to_sleep_time(runner.deadlines.next_deadline())
-                if until <= 0:
-                    return []
-                left = min(timeout, until)
-
-    def begin_inline_reads(own: epoll, serve: Serve) -> InlineReads | None:
-        """Have `serve` called with the readable descriptors of `own` where trio waits, until `end` of the
-        result. None where this run does so already, where trio is the guest of another loop, and where it is
-        made in another way than expected."""
-        try:
-            runner: Any = _run.GLOBAL_RUN_CONTEXT.runner
-            if type(runner.io_manager) is not EpollIOManager or runner.is_guest:
-                return None
-            runner.clock.deadline_to_sleep_time(runner.deadlines.next_deadline())
-            return InlineReads(runner, own, serve) if runner.runq is not None else None
-        except (AttributeError, TypeError, OSError):
+        runner: Any = GLOBAL_RUN_CONTEXT.runner
+        if type(runner.io_manager).__name__ != "EpollIOManager" or runner.is_guest:
             return None
+        runner.clock.deadline_to_sleep_time(runner.deadlines.next_deadline())
+        return InlineReads(runner, own, serve) if runner.runq is not None else None
+    except (ImportError, AttributeError, TypeError, OSError):
+        return None
 
 
 LOOP: Final = Loop(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -230,6 +231,15 @@ async def test_a_second_poller_of_a_loop_serves_beside_the_first() -> None:
             nursery.start_soon(one.attend, pair.near.fileno(), pair.on_readable)
             pair.far.send(b"x")
     assert pairs[0].read == others[0].read == [b"x"]
+
+
+async def test_another_trio_serves_in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trio._core._run", None)
+    async with polling() as (poller, pairs), trio.open_nursery() as nursery:
+        pairs[0].wants_more = False
+        nursery.start_soon(poller.attend, pairs[0].near.fileno(), pairs[0].on_readable)
+        pairs[0].far.send(b"x")
+    assert pairs[0].read == [b"x"]
 
 
 async def test_trio_is_left_as_it_was(is_inline: bool) -> None:
