@@ -186,6 +186,7 @@ def _server_context(config: TlsConfig) -> ssl.SSLContext:
     if config.tls_cert_path:
         _load_own(context, config)
         _tell_expiry(config.tls_cert_path)
+        _tell_distrust(context, config)
     else:
         _load_made_up(context)
     if config.tls_client_auth != "none":
@@ -205,6 +206,44 @@ def _tell_expiry(path: str) -> None:
             path,
             until.date(),
         )
+
+
+def _tell_distrust(own: ssl.SSLContext, config: TlsConfig) -> None:
+    """Log that servers with the same settings do not accept the own certificate, as after an authority was
+    replaced: this server can dial them, and only their logs and clients would show it."""
+    trust = config.dialling.tls_trust_path
+    if not trust:
+        return
+    context = _context(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # by its names it is known to others
+    try:
+        context.load_verify_locations(trust)
+    except (OSError, ssl.SSLError):
+        return  # dialling says so
+    error = _refusal(context, own)
+    if error is not None and error.verify_code != _EXPIRED:
+        log.error(
+            "tlsCertPath: servers with this tlsTrustPath (%s) cannot connect here: the certificate %s",
+            trust,
+            _VERIFY.get(error.verify_code, f"is not accepted: {error.verify_message}"),
+        )
+
+
+def _refusal(asking: ssl.SSLContext, answering: ssl.SSLContext) -> ssl.SSLCertVerificationError | None:
+    """The reason for which a client with one context does not accept a server with the other; None if it
+    does."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client, server = asking.wrap_bio(back, there), answering.wrap_bio(there, back, server_side=True)
+    for side in (client, server) * 3:
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLCertVerificationError as error:
+            return error if side is client else None
+        except ssl.SSLError:
+            return None
+    return None
 
 
 def _client_context(config: TlsConfig) -> ssl.SSLContext:
@@ -541,10 +580,11 @@ class TlsStream(ByteStream):
             raise closed()
 
 
+_EXPIRED: Final = 10
 _VERIFY: Final = {
     # OpenSSL's X509_V_ERR_* -> what is wrong, and what to do.
     9: "is not valid yet: compare the clocks of both machines",
-    10: "has expired: replace it with a new one; no restart is needed",
+    _EXPIRED: "has expired: replace it with a new one; no restart is needed",
     18: "is self-signed: to trust it, set tlsTrustPath to it",
     19: "comes from an untrusted authority: set tlsTrustPath to the authority's PEM file",
     20: "comes from an untrusted authority: set tlsTrustPath to the authority's PEM file",

@@ -204,6 +204,21 @@ async def test_the_name_is_verified_unless_an_option_says_insecure(
             await produced_and_consumed(network, "tls://127.0.0.1:9876", tls)
 
 
+@pytest.mark.parametrize("case", ["its own", "another", "none", "clients need one"])
+def test_a_server_whose_peers_would_not_accept_its_certificate_says_so(
+    tmp_path: Path, authority: Authority, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It can dial them, and it takes connections that all fail."""
+    config = authority.server("10.0.0.1", client_auth="require" if case == "clients need one" else "none")
+    if case == "another":
+        config = evolve(config, tls_trust_path=other_authority(authority, tmp_path).tls_trust_path)
+    elif case == "none":
+        config = evolve(config, tls_trust_path="")
+    TlsContexts(config).server()
+    told = "cannot connect here: the certificate comes from an untrusted authority" in caplog.text
+    assert told == (case == "another")
+
+
 # --- tls.properties ---
 
 
