@@ -1,11 +1,14 @@
 import java.util.Base64;
 import java.util.Map;
+import java.util.Set;
 import java.util.TreeMap;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.consumer.PullStatus;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.remoting.exception.RemotingTimeoutException;
 
 /** ReadAll NAMESRV TOPIC: prints each queue's bounds and each message from the minimum to the maximum offset, as JSON lines. */
 public class ReadAll {
@@ -15,13 +18,25 @@ public class ReadAll {
         consumer.setNamesrvAddr(args[0]);
         consumer.start();
         try {
-            for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(args[1])) {
+            for (MessageQueue queue : queues(consumer, args[1])) {
                 read(consumer, queue);
             }
         } finally {
             consumer.shutdown();
         }
         System.exit(0);
+    }
+
+    /** The queues of a topic: on a busy machine a Java name server takes longer to answer than the client waits. */
+    @SuppressWarnings("deprecation")
+    static Set<MessageQueue> queues(DefaultMQPullConsumer consumer, String topic) throws Exception {
+        for (int left = 10; ; left--) {
+            try {
+                return consumer.fetchSubscribeMessageQueues(topic);
+            } catch (MQClientException error) {
+                if (left == 0 || !(error.getCause() instanceof RemotingTimeoutException)) throw error;
+            }
+        }
     }
 
     @SuppressWarnings("deprecation")
