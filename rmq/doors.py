@@ -535,6 +535,12 @@ class DoorHost(Protocol):
         connection has ended. Raises ResponseError when too many wait.
         """
 
+    def turn(self, work: Callable[[], None]) -> None:
+        """Do the work of bytes that have come. Where no other connection is at work, the messages that it
+        stores and acknowledges are written before this returns, and outcomes are reported: that saves a round
+        of the event loop.
+        """
+
     def soon(self, call: Callable[[], None]) -> None:
         """Have `call` called once at the end of this round of the loop, after all outcomes that the broker
         reports in it, however often it is given: for bytes that are to leave together. It is not called after

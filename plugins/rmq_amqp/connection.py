@@ -110,7 +110,7 @@ class Connection:
                     most = READ_BYTES[1]
                     while data := await self.stream.receive(most):
                         began = self._clock()
-                        self.feed(data)
+                        self.host.turn(partial(self.feed, data))
                         took = self._clock() - began
                         most = most // 2 if took > TURN_SECONDS else most * 2
                         most = min(max(most, READ_BYTES[0]), READ_BYTES[1])

@@ -73,7 +73,7 @@ class GrpcPlugin(Plugin):
         host.defer(SCAN_SECONDS, partial(self._scan, calls, session, host))
         try:
             while data := await stream.receive():
-                calls.feed(data)
+                host.turn(partial(calls.feed, data))
         finally:
             calls.closed()
             session.closed()

@@ -375,6 +375,13 @@ class DoorClient:
         else:
             self.defer(HEARTBEAT_SECONDS, self._renew)
 
+    def turn(self, work: Callable[[], None]) -> None:
+        """As `rmq.doors.DoorHost.turn`."""
+        if self._broker.door_peers.is_alone(self._connection or self):
+            self._broker.steps.turn(work)
+        else:
+            work()
+
     def soon(self, call: Callable[[], None]) -> None:
         """As `rmq.doors.DoorHost.soon`."""
         self._broker.steps.round_end.add(call, self._call_open)

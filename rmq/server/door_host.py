@@ -86,6 +86,10 @@ class ServerDoorPeer:
         self._stream.has_proved = True
         return self._server.calls.add(self, self._server.holders_of(self), seconds, call)
 
+    def turn(self, work: Callable[[], None]) -> None:
+        """As `rmq.doors.DoorHost.turn`."""
+        work()
+
     def soon(self, call: Callable[[], None]) -> None:
         """As `rmq.doors.DoorHost.soon`: by the loop that makes deferred calls; at once when too many wait."""
         if call in self._soon:

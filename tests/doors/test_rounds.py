@@ -8,6 +8,7 @@ from trio.testing import MockClock
 
 from rmq import Message
 from rmq.broker.chunk.steps import RoundEnd
+from rmq.broker.membership.door_peers import ALONE_AFTER
 from rmq.plugin import Appended, Door, DoorHost, DoorStream, Plugin
 from rmq.testing.cluster import Cluster
 from rmq.testing.network import MemoryNetwork
@@ -66,10 +67,29 @@ def test_calls_are_made_though_the_round_fails() -> None:
     assert woken, "outside of a round the loop is woken"
 
 
-@pytest.fixture
-def running(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setattr("rmq.plugin._installed", lambda: {"gathering": lambda: Gathering})
-    return Cluster("a", topics={"Orders": 2}, plugins=("gathering",))
+class Turning(Plugin):
+    """Stores each line in a turn, and answers by whether it was stored when the turn ended."""
+
+    def doors(self) -> list[Door]:
+        return [Door(name="turning", port=PORT, serve=self.serve)]
+
+    async def serve(self, stream: DoorStream, host: DoorHost) -> None:
+        stored: list[Appended] = []
+
+        def work() -> None:
+            host.append(Message("Orders", b"x"), stored.append)
+            host.defer(0.0, lambda: None)
+
+        while await stream.receive_until(b"\n", 100) is not None:
+            stored.clear()
+            host.turn(work)
+            stream.write(b"stored\n" if stored else b"later\n")
+
+
+@pytest.fixture(params=[Gathering])
+def running(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Cluster:
+    monkeypatch.setattr("rmq.plugin._installed", lambda: {"plugin": lambda: request.param})
+    return Cluster("a", topics={"Orders": 2}, plugins=("plugin",))
 
 
 async def line_to(running: Cluster) -> Line:
@@ -104,3 +124,28 @@ async def test_no_call_is_made_after_the_end_of_the_connection(
         while await line.read():
             pass
         assert not line.said
+
+
+@pytest.mark.parametrize("running", [Turning], indirect=True)
+async def test_a_connection_that_is_alone_has_its_outcomes_at_the_end_of_its_turn(
+    running: Cluster, autojump_clock: MockClock
+) -> None:
+    async with running:
+        one, two = await line_to(running), await line_to(running)
+        for _ in range(ALONE_AFTER + 4):
+            await ask(one)
+        assert one.said == ["later"] * ALONE_AFTER + ["stored"] * 4
+        for _ in range(ALONE_AFTER + 4):
+            await ask(two)
+            await ask(one)
+        assert two.said == ["later"] * (ALONE_AFTER + 4)
+        assert one.said[ALONE_AFTER + 4 :] == two.said
+        await trio.sleep(1)
+        assert len(running.sent("Orders")) == 3 * (ALONE_AFTER + 4)
+
+
+async def ask(line: Line) -> None:
+    """Send a line, and wait for its answer."""
+    wanted = len(line.said) + 1
+    await line.send("x")
+    await line.until(lambda said: len(said) == wanted)

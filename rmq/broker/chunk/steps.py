@@ -23,16 +23,35 @@ DeadlineStep = Callable[[float], float]
 
 
 class Deadlines:
-    """The earliest deadline of all waiting requests, in seconds; `wake` is called when it becomes earlier."""
+    """The earliest deadline of all waiting requests, in seconds; `wake` is called when it becomes earlier
+    than the loop of deadlines knows."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
+        self._known = math.inf  # until when the loop sleeps
+        self._is_held = False
         self.next = math.inf
 
     def add(self, deadline: float) -> None:
         """A request has begun to wait until `deadline`."""
         if deadline < self.next:
             self.next = deadline
+            if not self._is_held:
+                self._wake()
+
+    def sleep(self) -> float:
+        """The time until which the loop of deadlines sleeps now."""
+        self._known = self.next
+        return self._known
+
+    def hold(self) -> None:
+        """Wake nobody until `release`: the caller does the due work itself."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Wake the loop again; at once when a deadline comes before the end of its sleep."""
+        self._is_held = False
+        if self.next < self._known:
             self._wake()
 
     def step(self, steps: Sequence[DeadlineStep], now: float) -> None:
@@ -52,7 +71,7 @@ class RoundEnd:
         self._calls: dict[Callable[[], None], Callable[[Callable[[], None]], None]] = {}
 
     def add(self, call: Callable[[], None], run: Callable[[Callable[[], None]], None]) -> None:
-        """Have `run(call)` called at the end of the round; once, however often `call` is added."""
+        """Call `run(call)` at the end of the round; once, however often `call` is added."""
         self._calls[call] = run
         if not self._is_within:
             self._wake()
@@ -104,13 +123,27 @@ class Steps:
 
     def deadlines(self, now: float) -> float:
         """Answer the waiting requests that are due; returns the next deadline, in seconds."""
+        self._round(now)
+        return self._deadlines.sleep()
+
+    def _round(self, now: float) -> None:
         self.round_end.begin()
         try:
             self._deadlines.step(self._waiting, now)
             self._commit_pending()
         finally:
             self.round_end.end()
-        return self._deadlines.next
+
+    def turn(self, work: Callable[[], None]) -> None:
+        """Do work and then a round of due steps, without the loop of deadlines."""
+        self._deadlines.hold()
+        try:
+            work()
+            now = self._clock()
+            if self._deadlines.next <= now:
+                self._round(now)
+        finally:
+            self._deadlines.release()
 
     def schedule(self) -> int:
         """Deliver the delayed messages that are due; returns when to come again, in ms of wall time."""

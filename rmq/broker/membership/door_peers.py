@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from rmq.shares import Shares
+
+ALONE_AFTER: Final = 16
+"""After so many turns of one connection, and none of others, it is taken to be alone."""
 
 
 class DoorPeers:
@@ -16,6 +21,16 @@ class DoorPeers:
         self.connections: dict[str, int] = {}
         self.sends = Shares(0)
         self.clients = Shares(0)
+        self._last: object = None
+        self._in_a_row = 0
+
+    def is_alone(self, peer: object) -> bool:
+        """Whether all turns for a while, this one included, were of one connection: nobody else's messages
+        would share its round."""
+        if peer is not self._last:
+            self._last, self._in_a_row = peer, 0
+        self._in_a_row += 1
+        return self._in_a_row > ALONE_AFTER
 
     def opened(self, door: str) -> None:
         """A connection has come to a door."""
