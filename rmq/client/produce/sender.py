@@ -57,6 +57,8 @@ log = logging.getLogger("rmq.client.sender")
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 1.0
 """Before a broker is tried again because there is no other; each pause is half of that or more, by chance."""
+ASKING_PART: Final = 0.9
+"""Of the time that a send has left, name servers may take so much to answer."""
 SHORTEST_PAUSE_SECONDS: Final = 0.001
 """A pause that a clock cannot tell from none would never end where time goes on by sleeping only."""
 
@@ -87,6 +89,8 @@ class _SendAttempts:
     tried: list[str] = attrs.Factory(list)
     """Brokers since the last pause."""
     pauses: int = 0
+    search: RouteRequest | None = None
+    """The search for a route that it waited for last."""
     attempts: dict[tuple[str, str], tuple[tuple[str, RmqError, float], int]] = attrs.Factory(dict)
 
     def waited(self, now: float) -> float:
@@ -304,25 +308,30 @@ class Sender:
             return await self._found(topic, course)
         with anyio.move_on_after(course.patience_left(session.now())):
             return await self._found(topic, course)
-        raise no_route(topic, session.name_servers.addresses, f"no route was found within {course.limit:g} s")
+        search = course.search
+        if search is None or search.last is None:  # another send began it, and has more time
+            raise session.name_servers.unanswered(topic, course.limit)
+        raise search.last.with_traceback(None)
 
     async def _found(self, topic: str, course: _SendAttempts) -> Rotation:
         """Of many sends that wait for a route a single send queries repeatedly, and the rest uses its
         results."""
         session = self._session
         while (search := session.searches.get(topic)) is not None:
+            course.search = search
             await search.over.wait()
             rotation = session.routes.get(topic)
             if rotation is not None and rotation.is_writable:
                 return rotation
             if search.error is not None and self._is_over(search.error, topic, course):
                 raise search.error.with_traceback(None)
-        search = session.searches[topic] = RouteRequest()
+        course.search = search = session.searches[topic] = RouteRequest()
         try:
             while True:
                 try:
-                    return await self.rotation(topic, min(self.timeout, course.timeout))
+                    return await self.rotation(topic, self._asking_seconds(course))
                 except NoRoute as error:
+                    search.last = error
                     # Once more at least: the first answer may have come while a burst of sends kept the loop.
                     if error.refused or (course.pauses and self._is_over(error, topic, course)):
                         search.error = error
@@ -331,6 +340,14 @@ class Sender:
         finally:
             del session.searches[topic]
             search.over.set()
+
+    def _asking_seconds(self, course: _SendAttempts) -> float:
+        """How long name servers may take now. A send with a limit has their errors before its own end."""
+        seconds = min(self.timeout, course.timeout)
+        if course.limit == math.inf:
+            return seconds
+        left = course.patience_left(self._session.now()) * ASKING_PART
+        return max(min(seconds, left), SHORTEST_PAUSE_SECONDS)
 
     def _queue(
         self, fixed: MessageQueue | None, key: str | None, rotation: Rotation | None, course: _SendAttempts

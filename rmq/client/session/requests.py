@@ -25,6 +25,7 @@ from rmq.errors import (
     NoRoute,
     NotNameServers,
     RemoteProtocolError,
+    RequestTimeout,
     ResponseError,
     RmqError,
     Unreachable,
@@ -70,6 +71,7 @@ from rmq.protocol.headers import (
 )
 from rmq.protocol.properties import REASON, RETRY_DELAY_MS
 from rmq.remoting.address import split_address
+from rmq.remoting.loop import current_loop
 from rmq.remoting.pool import Pool
 
 log = logging.getLogger("rmq.client.servers")
@@ -81,6 +83,8 @@ FAILURES = (*NETWORK_ERRORS, NoRoute, ResponseError, RemoteProtocolError)
 """What a background loop logs and tries again at its next turn."""
 
 
+SHORTEST_SECONDS: Final = 0.001
+"""What the last of several name servers has for its answer at least."""
 NEWS_SECONDS = 10.0
 """How long a failure that lasts is not logged again."""
 NO_MEMBERS = "no consumer for this group"
@@ -118,7 +122,8 @@ class NameServers:
         self._troubles: dict[str, str] = {}
 
     async def route(self, topic: str, timeout: float) -> TopicRouteData:
-        """The route of `topic`. Each server may take `timeout` seconds.
+        """The route of `topic`, within `timeout` seconds. While there is another server to ask, a server that
+        does not answer gets half of the time that is left.
 
         Raises NoRoute, with all that were asked and why each had no answer: Unreachable when none could be
         asked, AccessDenied when one does not know the account. Cancelled: nothing is left behind.
@@ -148,10 +153,14 @@ class NameServers:
         refusals: list[ResponseError] = []
         others: list[str] = []
         count = len(self.addresses)
-        for address in [self.addresses[(self._at + step) % count] for step in range(count)]:
+        now = current_loop().now
+        deadline = now() + timeout
+        for step, address in enumerate([self.addresses[(self._at + step) % count] for step in range(count)]):
+            left = max(deadline - now(), SHORTEST_SECONDS)
+            seconds = left if step == count - 1 else left / 2
             asked = Command(request.code, next_opaque(), request.flag, request.ext, request.body)
             try:
-                response = await self._pool.call(address, asked, timeout)
+                response = await self._pool.call(address, asked, seconds)
                 if response.code == ResponseCode.SUCCESS:
                     self._troubles.pop(address, None)
                     return read(response)
@@ -177,6 +186,11 @@ class NameServers:
         failures = [str(error) for error in (*unreached.values(), *refusals)]
         refused = any(isinstance(refusal, NoPermission) for refusal in refusals)
         raise no_route(topic, self.addresses, "; ".join(failures), refused=refused)
+
+    def unanswered(self, topic: str, seconds: float) -> Unreachable:
+        """The error of a request for a route to which no server has given an answer in this time."""
+        code = RequestCode.GET_ROUTEINFO_BY_TOPIC
+        return noted(Unreachable(topic, {one: RequestTimeout(one, code, seconds) for one in self.addresses}))
 
 
 def no_route(topic: str, asked: Sequence[str], detail: str, *, refused: bool = False) -> NoRoute:

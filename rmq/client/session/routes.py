@@ -12,7 +12,7 @@ from itertools import chain, zip_longest
 import anyio
 from attrs import define, field, frozen
 
-from rmq.errors import RemoteProtocolError, RmqError
+from rmq.errors import NoRoute, RemoteProtocolError, RmqError
 from rmq.message import MessageQueue, java_hash
 from rmq.protocol.bodies import QueueData, TopicRouteData
 from rmq.protocol.codes import MASTER_ID, PERM_READ, PERM_WRITE
@@ -202,6 +202,8 @@ class RouteRequest:
 
     over: anyio.Event = field(factory=anyio.Event)
     error: RmqError | None = None
+    last: NoRoute | None = None
+    """Why the latest of several attempts found none; the search goes on."""
     is_done: bool = False
     """Neither failed nor cancelled."""
 
