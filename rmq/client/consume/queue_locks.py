@@ -99,12 +99,21 @@ class QueueLocks:
         for queue in queues:
             if self._locks.pop(queue, None) is not None:
                 by_broker.setdefault(queue.broker_name, []).append(queue)
-        session, group = self._session, self._group
-        for mine in by_broker.values():
-            try:
-                await session.brokers.unlock(session.brokers.master(mine[0]), group, session.client_id, mine)
-            except FAILURES as error:
-                log.warning("cannot unlock queues at broker %s: %s", mine[0].broker_name, error)
+        if not by_broker:
+            return
+        with unwrap_groups():
+            async with anyio.create_task_group() as tasks:  # brokers that hang do so at the same time
+                for mine in by_broker.values():
+                    tasks.start_soon(self._unlock, mine)
+
+    async def _unlock(self, queues: Sequence[MessageQueue]) -> None:
+        """Release locks at one broker."""
+        session = self._session
+        try:
+            address = session.brokers.master(queues[0])
+            await session.brokers.unlock(address, self._group, session.client_id, queues)
+        except FAILURES as error:
+            log.warning("cannot unlock queues at broker %s: %s", queues[0].broker_name, error)
 
     def forget(self, queue: MessageQueue) -> None:
         """Rely on this lock no more."""

@@ -215,8 +215,9 @@ _STATS_ROW = re.compile(
 what they cost as values."""
 
 
-LEAVING_SECONDS: Final = 2.0
-"""A broker that does not answer a request of somebody who leaves within this time is not asked again."""
+LEAVING_SECONDS: Final = 1.5
+"""A broker that does not answer a request of a leaving member within this time is not asked again. Together
+with `session.HEARTBEAT_WAIT_SECONDS`, less than the 2 s in which a client leaves a broker that hangs."""
 
 
 @attrs.define
