@@ -16,9 +16,9 @@ from rmq.client.consume.dispatch import ReadyQueue
 from rmq.client.consume.isolation import Isolated
 from rmq.client.consume.retry import Backoff, Retry
 from rmq.client.consume.subscription import OnError, Sql
-from rmq.client.reading.simple_consumer import ReceivedMessage, SimpleConsumer
+from rmq.client.reading.simple_consumer import FAILURES, ReceivedMessage, SimpleConsumer
 from rmq.client.session.session import PASSING, Session
-from rmq.errors import NETWORK_ERRORS, NoRoute, ResponseError, check_callable, check_number
+from rmq.errors import NETWORK_ERRORS, NoRoute, check_callable, check_number
 from rmq.message import StoredMessage
 from rmq.remoting.cancellation import as_failure, cancel_requests, raise_failure
 from rmq.remoting.loop import AsyncResource, Wakeup, unwrap_groups
@@ -42,7 +42,6 @@ messages wait than there are handlers, since other members could work on them.""
 RELEASES_AT_ONCE: Final = 16
 """Requests in flight that give back messages at a drain."""
 
-FAILURES: Final = (*NETWORK_ERRORS, NoRoute, ResponseError)
 Handler = Callable[[StoredMessage], Awaitable[object] | object]
 
 log = logging.getLogger("rmq.client.consumer")
@@ -71,6 +70,7 @@ class LeasedConsumer(AsyncResource):
     ) -> None:
         check_number("lease", lease, 3, whole=False)
         self._inner = SimpleConsumer(session, group, topics, in_order=in_order, from_first=from_first)
+        self._scope = self._inner._scope
         self.group = self._inner.group
         self._session = session
         self._observers = session.observers
@@ -100,10 +100,14 @@ class LeasedConsumer(AsyncResource):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop: handlers are cancelled, their messages are redelivered."""
+        """Stop: handlers are cancelled, their messages are redelivered; messages whose handlers have ended are
+        acknowledged before."""
         self._is_stopping = True
         for scope in self._running:
             scope.cancel()
+        if self._running:
+            with anyio.move_on_after(self._session.brokers.timeout, shield=True):
+                await self._idle.wait()
         await self._inner.__aexit__(kind, error, trace)
 
     def check_ready(self) -> None:
@@ -168,8 +172,13 @@ class LeasedConsumer(AsyncResource):
                         await self._flush()
                     around.cancel_scope.cancel()
             finally:
-                self._running.discard(scope)
-                self._idle.set()
+                try:
+                    if self._acks:  # cancelled: the handlers of these messages have ended
+                        with anyio.move_on_after(self._session.brokers.timeout, shield=True):
+                            await self._flush()
+                finally:
+                    self._running.discard(scope)
+                    self._idle.set()
 
     # ---- the tasks of a run ----
 
@@ -292,7 +301,8 @@ class LeasedConsumer(AsyncResource):
         """Send one batch of acknowledgements; a failed one is retried as long as its lease lasts."""
         some, self._acks = self._acks[:ACKS_MAX], self._acks[ACKS_MAX:]
         try:
-            await self._inner.ack(*some)
+            with anyio.CancelScope(shield=True):  # else nobody knows which of them the broker has
+                await self._inner.ack(*some)
         except FAILURES as error:
             now = self._session.now()
             passes = isinstance(error, (*NETWORK_ERRORS, NoRoute, *PASSING))

@@ -19,15 +19,9 @@ from rmq.client.consume.message_view import PulledMessage, delivery_of, found_me
 from rmq.client.consume.subscription import Sql, subscription
 from rmq.client.reading.pops import Pops
 from rmq.client.reading.taking_member import TakingMember
+from rmq.client.session.requests import FAILURES as REQUEST_FAILURES
 from rmq.client.session.session import Session
-from rmq.errors import (
-    NETWORK_ERRORS,
-    LocalProtocolError,
-    NoRoute,
-    ResponseError,
-    check_number,
-    for_code,
-)
+from rmq.errors import CorruptRecord, LocalProtocolError, NoRoute, check_number, for_code
 from rmq.message import validate_group
 from rmq.protocol import codes
 from rmq.protocol.codes import ResponseCode
@@ -56,8 +50,10 @@ if TYPE_CHECKING:
 else:
     from rmq.lazy_attrs import frozen
 
+FAILURES: Final = (*REQUEST_FAILURES, CorruptRecord)
+"""Failures of a broker, also damage in its answer; other brokers may work, and this one later."""
 PAUSE_SECONDS: Final = 1.0
-"""After a broker could not be asked."""
+"""Pause after such a failure."""
 RECEIVE_MAX: Final = 1_000
 FIRST_RETRY_MS: Final = 10_000
 """What RocketMQ's brokers are told when a message is given back by the policy of its group, which they do not
@@ -193,7 +189,7 @@ class SimpleConsumer(AsyncResource):
                 for message in left:
                     try:
                         await self.release(message)
-                    except (*NETWORK_ERRORS, NoRoute, ResponseError):
+                    except FAILURES:
                         break
                 if self._member is not None:
                     await self._member.leave(self._subscriptions)
@@ -209,8 +205,8 @@ class SimpleConsumer(AsyncResource):
         """The next messages, at most so many; none when no message comes for `wait` seconds. Each is this
         consumer's for `invisible` seconds.
 
-        Raises NoRoute, a network error or the ResponseError of a broker when no broker could be asked, and
-        ConfigError. Cancelled: no message is lost; messages that arrive later are kept for the next call.
+        Raises NoRoute, a network error, the ResponseError of a broker, or RemoteProtocolError or
+        CorruptRecord for a damaged answer, when no broker gave messages; and ConfigError. Cancelled: no message is lost; messages that arrive later are kept for the next call.
         """
         check_number("max_messages", max_messages, 1)
         check_number("wait", wait, 0, whole=False)
@@ -271,13 +267,13 @@ class SimpleConsumer(AsyncResource):
             found = await self._pop(place, most, wait, invisible)
             self._ready += found  # after the wait: meanwhile others take from the list
             self._paused.pop(place, None)
-        except (*NETWORK_ERRORS, NoRoute, ResponseError) as error:
+        except FAILURES as error:
             log.warning("%s: %s of %s: %s", self.group, place.topic, place.broker, error)
             self._error, self._paused[place] = error, self._session.now() + PAUSE_SECONDS
             await anyio.sleep(PAUSE_SECONDS)
             try:
                 await self._session.refresh(place.topic)
-            except (*NETWORK_ERRORS, NoRoute, ResponseError):
+            except FAILURES:
                 pass
         finally:
             self._polling.discard(place)
