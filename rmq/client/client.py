@@ -23,15 +23,13 @@ from rmq.client.consume.rebalance import Strategy, averagely
 from rmq.client.consume.retry import Backoff
 from rmq.client.consume.subscription import ConsumerOptions, OnAssignment, OnError, Sql, full_topics
 from rmq.client.produce.producer import Producer
-from rmq.client.produce.transactional import (
-    CheckBack,
-    TransactionalProducer,
-)
+from rmq.client.produce.transactional import CheckBack, TransactionalProducer
 from rmq.client.reading.dead_letters import ALL_LETTERS, DeadLetter, Letters, Progress, Redrive, Redriven
 from rmq.client.reading.discarded import DiscardedHalf, discarded_halves, resume
 from rmq.client.reading.leased_consumer import LeasedConsumer
 from rmq.client.reading.pull_consumer import PullConsumer
 from rmq.client.reading.simple_consumer import SimpleConsumer
+from rmq.client.session.closing import close_all
 from rmq.client.session.endpoint import ClientEndpoint
 from rmq.client.session.events import OnEvent
 from rmq.client.session.health import Health, health_of, until_ready
@@ -319,11 +317,12 @@ class Client(AsyncResource):
         check_loop(self._loop, "the client")
         try:
             with anyio.move_on_after(self.config.shutdown_timeout_ms / 1000, shield=True):
-                for one in list(self._made):
-                    await one.aclose()
-                await self._entered().departures()
-                for observer in self._plugins:
-                    await observer.flush()
+                try:
+                    await close_all(list(self._made), error)
+                finally:
+                    await self._entered().departures()
+                    for observer in self._plugins:
+                        await observer.flush()
         finally:
             await self._scope.__aexit__(kind, error, trace)
 

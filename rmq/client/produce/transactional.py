@@ -88,8 +88,12 @@ class TransactionalProducer(Producer):
         self._scope = TaskGroupScope()
 
     async def __aenter__(self) -> TransactionalProducer:
-        await super().__aenter__()
-        await self._scope.__aenter__()
+        await self._scope.__aenter__()  # first: check-backs may come as soon as the producer is known
+        try:
+            await super().__aenter__()
+        except BaseException as error:
+            await self._scope.__aexit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     async def __aexit__(

@@ -75,7 +75,7 @@ class Deliveries:
         self._metrics = metrics
         self.came = Wakeup()
         """Rung when a pull has brought messages."""
-        self._empty: Wakeup | None = None  # only while somebody waits: `release` runs for each message
+        self._empty: anyio.Event | None = None  # only while tasks wait: `release` runs for each message
 
     # --- in flight ---
 
@@ -98,8 +98,9 @@ class Deliveries:
         """It holds none any more."""
         one.messages = ()
         self.timeouts.in_flight.discard(one)
-        if self._empty is not None:
+        if self._empty is not None and not self.timeouts.in_flight:
             self._empty.set()
+            self._empty = None
 
     @property
     def in_flight(self) -> list[PulledMessage]:
@@ -123,10 +124,10 @@ class Deliveries:
                 log.info("%s: resumed after offset %d of %s", self.group, place[1], place[0])
 
     async def drained(self) -> None:
-        """Return when nothing is in flight."""
-        self._empty = Wakeup()
+        """Return when nothing is in flight. Any number of tasks may wait."""
         while self.timeouts.in_flight:
-            await self._empty.wait()
+            self._empty = empty = self._empty or anyio.Event()
+            await empty.wait()
 
     # --- what becomes of a message ---
 
