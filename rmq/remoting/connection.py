@@ -51,6 +51,7 @@ FIRST_READ_BYTES = 64 * 1024
 
 
 _SLOTS: Final = (
+    "_abandoned",
     "_at_end",
     "_budget",
     "_cause",
@@ -123,6 +124,7 @@ class Connection(SendingSide):
         self._deadlines = Deadlines(self._pending, self._now, self._time_out)
         self._heard_at = -math.inf  # when bytes of the peer last came
         self._silence = Silence()
+        self._abandoned: tuple[int, Any] | None = None  # a request whose caller was cancelled, and its waiter
         self.fell_silent = False
         self._cause: BaseException | None = None
 
@@ -136,7 +138,8 @@ class Connection(SendingSide):
 
         Raises RequestTimeout after `timeout` seconds and ConnectionLost when the connection ends first; in
         both cases the peer may have acted on the request, unless a ConnectionLost says that nothing
-        `was_sent`. Cancelled: the request may have been sent; its response is dropped."""
+        `was_sent`. Cancelled: the request may have been sent; its response is dropped, and its time-out still
+        shows whether the peer is silent."""
         if len(self._pending) >= self._limits.pending_requests or self._outbox.size > self._limits.busy_bytes:
             timeout = await self._wait_for_room(command, timeout)
         if self.is_closed:
@@ -162,9 +165,23 @@ class Connection(SendingSide):
         finally:
             entry = self._pending.get(opaque)
             if entry is not None and entry[0] is waiter:
-                del self._pending[opaque]
+                self._abandon(opaque, waiter, deadline)
             if self._room is not None:
                 self._make_room()
+
+    def _abandon(self, opaque: int, waiter: Any, deadline: float) -> None:
+        """Forget a request whose caller was cancelled, but keep the one with the earliest deadline. Its
+        time-out shows a silent peer also where no caller waits as long as a request may take."""
+        kept, pending = self._abandoned, self._pending
+        if self.is_closed:
+            del pending[opaque]
+        elif kept is None or (entry := pending.get(kept[0])) is None or entry[0] is not kept[1]:
+            self._abandoned = opaque, waiter  # of an earlier one the response has come, or its time was over
+        elif entry[1] <= deadline:
+            del pending[opaque]
+        else:
+            del pending[kept[0]]
+            self._abandoned = opaque, waiter
 
     def notify(self, command: Command) -> None:
         """Send a one-way request, soon. Dropped when the connection has ended."""

@@ -100,8 +100,8 @@ class LeasedConsumer(AsyncResource):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop: handlers are cancelled, their messages are redelivered; messages whose handlers have ended are
-        acknowledged before."""
+        """Stop: handlers are cancelled, and their messages are redelivered. Messages whose handlers
+        have ended are acknowledged before."""
         self._is_stopping = True
         for scope in self._running:
             scope.cancel()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -206,7 +207,8 @@ class SimpleConsumer(AsyncResource):
         consumer's for `invisible` seconds.
 
         Raises NoRoute, a network error, the ResponseError of a broker, or RemoteProtocolError or
-        CorruptRecord for a damaged answer, when no broker gave messages; and ConfigError. Cancelled: no message is lost; messages that arrive later are kept for the next call.
+        CorruptRecord for a damaged answer, when no broker could be asked; and ConfigError. Cancelled: no
+        message is lost; messages that arrive later are kept for the next call.
         """
         check_number("max_messages", max_messages, 1)
         check_number("wait", wait, 0, whole=False)
@@ -271,10 +273,8 @@ class SimpleConsumer(AsyncResource):
             log.warning("%s: %s of %s: %s", self.group, place.topic, place.broker, error)
             self._error, self._paused[place] = error, self._session.now() + PAUSE_SECONDS
             await anyio.sleep(PAUSE_SECONDS)
-            try:
+            with suppress(*FAILURES):
                 await self._session.refresh(place.topic)
-            except FAILURES:
-                pass
         finally:
             self._polling.discard(place)
             self._arrived.set()

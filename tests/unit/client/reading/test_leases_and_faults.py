@@ -91,23 +91,25 @@ def test_what_handlers_have_finished_is_acknowledged(in_memory: Play, cluster: C
         seen.append(message.body)
 
     async def scenario(world: World) -> None:
-        async with anyio.create_task_group() as tasks:
-            async with world.connect() as client, client.producer("p") as producer:
-                consumer = client.consumer("g", {"T": "*"}, per_message=True, consume_from="first")
-                await consumer.start()
-                tasks.start_soon(consumer.run, handle)
-                await anyio.sleep(1)
-                for number in range(20):
-                    await producer.send(rmq.Message("T", b"%d" % number))
-                with anyio.fail_after(5):
-                    while len(seen) < 20:
-                        await anyio.sleep(0.001)
-                if end == "the run is cancelled":
-                    tasks.cancel_scope.cancel()
-                elif end == "the block is left":
-                    await consumer.aclose()
-        async with world.connect() as client:
-            async with client.simple_consumer("g", {"T": "*"}) as other:
-                assert await other.receive(wait=90) == []
+        async with (
+            anyio.create_task_group() as tasks,
+            world.connect() as client,
+            client.producer("p") as producer,
+        ):
+            consumer = client.consumer("g", {"T": "*"}, per_message=True, consume_from="first")
+            await consumer.start()
+            tasks.start_soon(consumer.run, handle)
+            await anyio.sleep(1)
+            for number in range(20):
+                await producer.send(rmq.Message("T", b"%d" % number))
+            with anyio.fail_after(5):
+                while len(seen) < 20:
+                    await anyio.sleep(0.001)
+            if end == "the run is cancelled":
+                tasks.cancel_scope.cancel()
+            elif end == "the block is left":
+                await consumer.aclose()
+        async with world.connect() as client, client.simple_consumer("g", {"T": "*"}) as other:
+            assert await other.receive(wait=90) == []
 
     in_memory(scenario, cluster)

@@ -92,9 +92,7 @@ def test_an_opening_that_asyncio_cancels_leaves_the_name_free(cluster: Cluster, 
     asyncio.run(scenario())
 
 
-def test_a_block_that_is_left_during_a_drain_ends_with_the_handlers(
-    in_memory: Play, cluster: Cluster
-) -> None:
+def test_a_block_left_during_a_drain_ends_with_the_handlers(in_memory: Play, cluster: Cluster) -> None:
     """Two tasks wait for the same handlers: one on a signal, the other because its block is over."""
 
     async def handle(message: StoredMessage) -> None:

@@ -93,3 +93,24 @@ def test_the_settings_reach_the_connections() -> None:
     client = Client("127.0.0.1:1", config=ClientConfig(tcp_keepalive_ms=7_000, tcp_user_timeout_ms=9_000))
     limits = client._pool(None)._limits  # type: ignore[arg-type]
     assert (limits.keepalive_seconds, limits.unacknowledged_seconds) == (7, 9)
+
+
+@pytest.mark.parametrize("patience", [0.7, 2.0])
+def test_sends_that_their_callers_give_up_show_the_silence_too(
+    in_memory: Play, cluster: Cluster, patience: float
+) -> None:
+    """As with asyncio.wait_for: no request runs out of its own time."""
+    results: list[bool] = []
+
+    async def scenario(world: World) -> None:
+        async with world.connect() as client, client.producer("p") as producer:
+            await producer.send(rmq.Message("T", b"x"))
+            await anyio.sleep(5)  # no heartbeat is on its way, which would show it
+            cluster.black_hole()
+            for _ in range(30):
+                with anyio.move_on_after(patience) as scope:
+                    await producer.send(rmq.Message("T", b"x"))
+                results.append(not scope.cancelled_caught)
+
+    in_memory(scenario, cluster)
+    assert results.count(False) <= 5, results
