@@ -75,7 +75,7 @@ class IdempotentSender(Sender):
             check_timeout(timeout)
         session = self._session
         until = session.now() + (self._queue_seconds if timeout is None else timeout)
-        chosen = await self._chosen(outgoing, queue, sharding_key, until - session.now())
+        chosen = await self._chosen(outgoing, queue, sharding_key, timeout)
         if chosen.broker_name in self._without:
             return await super().send(outgoing, queue, sharding_key, timeout)
         numbered = self._number(outgoing)
@@ -101,12 +101,19 @@ class IdempotentSender(Sender):
             await anyio.sleep(pause)
 
     async def _chosen(
-        self, outgoing: Outgoing, queue: MessageQueue | None, sharding_key: str | None, seconds: float
+        self,
+        outgoing: Outgoing,
+        queue: MessageQueue | None,
+        sharding_key: str | None,
+        timeout: float | None,
     ) -> MessageQueue:
-        """The queue that the message goes to, however often. Raises as `send`."""
+        """The queue that the message goes to, however often. Waits for a route, and raises, as `Sender.send`."""
         if queue is not None:
             return queue
-        rotation = await self.rotation(outgoing.topic, min(self.timeout, seconds))
+        session = self._session
+        rotation = session.routes.get(outgoing.topic)
+        if rotation is None or not rotation.is_writable:
+            rotation = await self._search(outgoing.topic, self._course(session.now(), timeout))
         if sharding_key is not None:
             return select_by_key(rotation.route.publish_queues, sharding_key)
         return self._next(rotation, (), self._session.now())

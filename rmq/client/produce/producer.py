@@ -118,10 +118,10 @@ class Producer(AsyncResource):
         response was lost. With `queue`, or with `sharding_key` (equal keys go to the same queue, as with a
         Java producer), it is written once; both together are refused.
 
-        While nothing of the message can be stored the send waits, up to `send_queue_ms`: for a broker or a
-        name server that cannot be reached, for a master, and for room when `send_window` other sends are on
-        their way to the broker. So any number of sends may be begun at once. For an unknown topic it waits
-        only as long as a send may take.
+        While nothing of the message can be stored the send waits, up to `send_queue_ms`: for a broker that
+        cannot be reached, for a master, and for room when `send_window` other sends are on their way to the
+        broker. So any number of sends may be begun at once. For the first route of a topic, because no name
+        server knows it or none can be reached, it waits only as long as a send may take.
 
         `timeout` bounds this send, in seconds: waiting, all attempts and their responses together, in place
         of `send_timeout_ms` and `send_queue_ms`. While another broker can take the message, a broker that

@@ -91,3 +91,33 @@ def test_one_that_hangs_leaves_time_for_the_other(in_memory: Play, timeout: floa
                 assert anyio.current_time() - began <= 1.6
 
     in_memory(scenario, cluster)
+
+
+@pytest.mark.parametrize("options", [{}, {"idempotent": True}, {"auto_batch": True}], ids=str)
+@pytest.mark.parametrize("timeout", [None, 8.0])
+def test_one_that_starts_a_moment_later_is_waited_for(
+    in_memory: Play, options: dict[str, bool], timeout: float | None
+) -> None:
+    cluster = Cluster("a", topics={"T": 1})
+
+    async def scenario(world: World) -> None:
+        (listener,) = [
+            one
+            for (host, _), one in cluster.network._listeners.items()  # type: ignore[attr-defined]
+            if host == "10.0.0.1"
+        ]
+        listener.is_held = True  # connections are refused
+
+        async def start() -> None:
+            await anyio.sleep(2)
+            listener.is_held = False
+
+        async with (
+            world.connect() as client,
+            client.producer("p", **options) as producer,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(start)
+            await producer.send(Message("T", b"x"), timeout=timeout)
+
+    in_memory(scenario, cluster)
