@@ -34,6 +34,7 @@ from rmq.client.produce import producer as async_producer
 from rmq.client.produce import transactional as async_transactional
 from rmq.client.reading import pull_consumer as async_pull_consumer
 from rmq.client.reading import simple_consumer as async_simple_consumer
+from rmq.client.session.closing import Closing
 from rmq.client.session.results import SendResult
 from rmq.client.threads.loop_thread import LoopThread, loop_thread, wait_for
 from rmq.errors import ConfigError, LocalProtocolError
@@ -485,9 +486,14 @@ class Client:
         if self._portal is not None and not self._portal.is_of_this_process:
             self._stack.pop_all()  # the connections are those of the process that was forked
             return None
+        closing = Closing(error)
         for one in list(self._portal.opened) if self._portal is not None else ():
-            one.close()
-        return self._stack.__exit__(kind, error, trace)
+            with closing.of(one):
+                one.close()
+        try:
+            return self._stack.__exit__(kind, error, trace)
+        finally:
+            closing.finish()
 
     def open(self) -> Client:
         """Open the client without a block, to be closed with `close`, or by the end of the interpreter."""

@@ -107,7 +107,8 @@ class IdempotentSender(Sender):
         sharding_key: str | None,
         timeout: float | None,
     ) -> MessageQueue:
-        """The queue that the message goes to, however often. Waits for a route, and raises, as `Sender.send`."""
+        """The queue that the message goes to, however often. Waits for a route as a `Sender` does, and raises
+        the same."""
         if queue is not None:
             return queue
         session = self._session

@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from rmq.remoting.loop import AsyncResource
 
 log = logging.getLogger("rmq.client.closing")
 
 
-async def close_all(opened: Iterable[AsyncResource], error: BaseException | None) -> None:
-    """Close objects one after another. `error` is the error of the block that ends, if any.
+class Closing:
+    """Objects that are closed one after another, each in a block of `of`; `finish` raises the first failure.
+    `error` is the error of the block that ends, if any; failures are then logged."""
 
-    Raises the first failure when all are closed; further failures, and all of a block that has an error, are
-    logged. Cancelled: all are closed all the same.
-    """
-    failure: BaseException | None = None
-    for one in opened:
+    def __init__(self, error: BaseException | None) -> None:
+        self._error = error
+        self._failure: BaseException | None = None
+
+    @contextmanager
+    def of(self, what: object) -> Iterator[None]:
+        """Close `what` in the block. Nothing is raised before `finish`, not even a cancellation."""
         try:
-            await one.aclose()
+            yield
         except BaseException as raised:
-            is_first = failure is None and error is None
+            is_first = self._failure is None and self._error is None
             if isinstance(raised, Exception) and not is_first:
-                log.error("%r failed while it was closed", one, exc_info=raised)
+                log.error("%r failed while it was closed", what, exc_info=raised)
             else:
-                failure = raised
-    if failure is not None:
-        raise failure
+                self._failure = raised
+
+    def finish(self) -> None:
+        """Raises the first failure, or the last cancellation."""
+        if self._failure is not None:
+            raise self._failure
+
+
+async def close_all(opened: Iterable[AsyncResource], error: BaseException | None) -> None:
+    """Close objects; see `Closing`. Cancelled: all are closed all the same."""
+    closing = Closing(error)
+    for one in opened:
+        with closing.of(one):
+            await one.aclose()
+    closing.finish()

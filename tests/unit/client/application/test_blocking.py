@@ -272,6 +272,21 @@ def test_opened_and_closed_without_a_block(names: str) -> None:
     client.close()
 
 
+def test_one_that_fails_at_its_end_keeps_neither_others_nor_the_thread(names: str) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    client = blocking.connect(names).open()
+    made = [client.producer(f"closed-{number}").open() for number in range(3)]
+    made[1].close = fail  # type: ignore[method-assign]
+    thread = next(one for one in threading.enumerate() if one.name == "rmq-blocking")
+    with pytest.raises(ZeroDivisionError):
+        client.close()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert [producer._inner._is_open for producer in (made[0], made[2])] == [False, False]
+
+
 def test_the_interpreter_ends_when_a_client_was_not_closed(names: str) -> None:
     code = (
         "import sys\nfrom rmq import ClientConfig\nfrom rmq.client import blocking\n"
