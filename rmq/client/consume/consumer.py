@@ -19,6 +19,7 @@ from rmq.client.consume.group_member import GroupMember
 from rmq.client.consume.isolation import Isolated
 from rmq.client.consume.message_view import PulledMessage
 from rmq.client.consume.subscription import ConsumerOptions, Sql, check_queues
+from rmq.client.consume.workers import Workers
 from rmq.client.session.session import Session
 from rmq.errors import LocalProtocolError, check_callable, check_number
 from rmq.message import MessageQueue, StoredMessage, validate_group
@@ -33,6 +34,21 @@ BatchHandler = Callable[[list[StoredMessage]], Awaitable[object] | object]
 
 BURST = 64
 """Messages that one task takes before it lets others run, when its handler never waits."""
+
+
+async def keep_working(workers: Workers, group: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Run a worker, `work`. It continues when only its task is cancelled, for example by a handler that ends
+    itself: only the handler knows that task."""
+    with workers.one():
+        requests = cancel_requests()
+        while True:
+            try:
+                return await work()
+            except BaseException as error:
+                if not withdraw(error, requests):
+                    raise
+                log.warning("%s: the task of a handler was cancelled; its worker continues", group)
+                await anyio.lowlevel.checkpoint()
 
 
 class Consumer(AsyncResource):
@@ -249,23 +265,9 @@ class Consumer(AsyncResource):
                 with self._threads.used(), self._workers.wanted(concurrency) as crew, unwrap_groups():
                     async with anyio.create_task_group() as tasks:
                         one = partial(work, crew.got_messages, *arguments)
-                        crew.begin(lambda: tasks.start_soon(self._keep_working, one))
+                        crew.begin(lambda: tasks.start_soon(keep_working, self._workers, self.group, one))
             finally:
                 self._running.discard(scope)
-
-    async def _keep_working(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """A worker. It goes on when only its task is cancelled, for example by a handler that ends itself:
-        only the handler knows that task."""
-        with self._workers.one():
-            requests = cancel_requests()
-            while True:
-                try:
-                    return await work()
-                except BaseException as error:
-                    if not withdraw(error, requests):
-                        raise
-                    log.warning("%s: the task of a handler was cancelled; its worker continues", self.group)
-                    await anyio.lowlevel.checkpoint()
 
     async def _work(self, got_messages: Callable[[Sized], None], handle: Isolated) -> None:
         ready, deliveries, in_flight = self._dispatch.ready, self._deliveries, InFlight()

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sized
 from contextvars import copy_context
+from functools import partial
 from types import TracebackType
 from typing import Final
 
 import anyio
 
-from rmq.client.consume.consumer import BURST
+from rmq.client.consume.consumer import BURST, keep_working
 from rmq.client.consume.dispatch import ReadyQueue
 from rmq.client.consume.isolation import Isolated
 from rmq.client.consume.retry import Backoff, Retry
 from rmq.client.consume.subscription import OnError, Sql
+from rmq.client.consume.workers import Workers
 from rmq.client.reading.simple_consumer import FAILURES, ReceivedMessage, SimpleConsumer
 from rmq.client.session.session import PASSING, Session
 from rmq.errors import NETWORK_ERRORS, NoRoute, check_callable, check_number
@@ -69,7 +71,16 @@ class LeasedConsumer(AsyncResource):
         lease: float = LEASE_SECONDS,
     ) -> None:
         check_number("lease", lease, 3, whole=False)
-        self._inner = SimpleConsumer(session, group, topics, in_order=in_order, from_first=from_first)
+        self._workers = Workers()
+        self._inner = SimpleConsumer(
+            session,
+            group,
+            topics,
+            in_order=in_order,
+            from_first=from_first,
+            workers=self._workers,
+            problem=self._problem,
+        )
         self._scope = self._inner._scope
         self.group = self._inner.group
         self._session = session
@@ -84,6 +95,8 @@ class LeasedConsumer(AsyncResource):
         """When fewer messages than these wait, more are taken."""
         self._working: dict[ReceivedMessage, None] = {}
         self._acks: list[ReceivedMessage] = []
+        self._cut_off: list[ReceivedMessage] = []
+        """Messages whose handlers were cancelled."""
         self._gather_seconds = 0.0 if in_order else min(ACK_SECONDS, lease / 30)
         self._has_room, self._has_acks, self._has_many = Wakeup(), Wakeup(), Wakeup()
         self._running: set[anyio.CancelScope] = set()
@@ -100,18 +113,26 @@ class LeasedConsumer(AsyncResource):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop: handlers are cancelled, and their messages are redelivered. Messages whose handlers
-        have ended are acknowledged before."""
+        """Stop: handlers are cancelled. Messages whose handlers have ended are acknowledged before, and all
+        others given back."""
         self._is_stopping = True
         for scope in self._running:
             scope.cancel()
-        if self._running:
+        try:
             with anyio.move_on_after(self._session.brokers.timeout, shield=True):
-                await self._idle.wait()
-        await self._inner.__aexit__(kind, error, trace)
+                if self._running:
+                    await self._idle.wait()
+                await self._give_back()
+        finally:
+            await self._inner.__aexit__(kind, error, trace)
+
+    def _problem(self) -> str:
+        return "" if self._is_stopping else self._workers.problem()
 
     def check_ready(self) -> None:
-        """Return: a member needs no queues."""
+        """Raises NotReady when this consumer does not consume: its `run` has ended, or no broker answers. A
+        member needs no queues."""
+        self._inner.check_ready()
 
     @property
     def in_flight(self) -> int:
@@ -128,13 +149,7 @@ class LeasedConsumer(AsyncResource):
             timeout = self._drain_seconds
         check_number("timeout", timeout, 0, whole=False)
         self._is_stopping = True
-        waiting = deque(self._ready.entries)
-        self._ready.close()
-        self._has_room.set()
-        self._receiving.cancel()
-        async with anyio.create_task_group() as tasks:
-            for _ in range(min(RELEASES_AT_ONCE, len(waiting))):
-                tasks.start_soon(self._release_all, waiting)
+        await self._give_back()
         is_done = True
         if self._running:
             with anyio.move_on_after(timeout) as scope:
@@ -144,6 +159,16 @@ class LeasedConsumer(AsyncResource):
             running.cancel()
         self._threads.give_up()
         return is_done
+
+    async def _give_back(self) -> None:
+        """Take no more messages, and give back those that wait for a handler."""
+        waiting = deque(self._ready.entries)
+        self._ready.close()
+        self._has_room.set()
+        self._receiving.cancel()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(min(RELEASES_AT_ONCE, len(waiting))):
+                tasks.start_soon(self._release_all, waiting)
 
     async def run(self, handler: Handler, *, concurrency: int = 20) -> None:
         """Call `handler` with each message, up to `concurrency` at a time, until the consumer drains or its
@@ -158,7 +183,12 @@ class LeasedConsumer(AsyncResource):
         with self._threads.used():
             call = Isolated(self._observers.handler(self.group, as_async(handler, concurrency)))
         self._idle = anyio.Event()
-        with anyio.CancelScope() as scope, self._threads.used(), unwrap_groups():
+        with (
+            anyio.CancelScope() as scope,
+            self._threads.used(),
+            self._workers.wanted(concurrency) as crew,
+            unwrap_groups(),
+        ):
             self._running.add(scope)
             try:
                 async with anyio.create_task_group() as around:
@@ -166,16 +196,17 @@ class LeasedConsumer(AsyncResource):
                     around.start_soon(self._acknowledge)
                     async with anyio.create_task_group() as tasks:
                         tasks.start_soon(self._receive, concurrency)
-                        for _ in range(concurrency):
-                            tasks.start_soon(self._work, call)
+                        one = partial(self._work, crew.got_messages, call)
+                        crew.begin(lambda: tasks.start_soon(keep_working, self._workers, self.group, one))
                     with anyio.move_on_after(self._drain_seconds):
                         await self._flush()
                     around.cancel_scope.cancel()
             finally:
                 try:
-                    if self._acks:  # cancelled: the handlers of these messages have ended
+                    if self._acks or self._cut_off:  # the run is cancelled
                         with anyio.move_on_after(self._session.brokers.timeout, shield=True):
                             await self._flush()
+                            await self._nack_cut_off()
                 finally:
                     self._running.discard(scope)
                     self._idle.set()
@@ -213,9 +244,12 @@ class LeasedConsumer(AsyncResource):
             came_at, handled = self._session.now(), self._handled
             self._ready.put(found)
 
-    async def _work(self, call: Isolated) -> None:
+    async def _work(self, got_messages: Callable[[Sized], None], call: Isolated) -> None:
         while not self._ready.is_closed:
+            if self._cut_off:  # a handler has ended this worker's task alone
+                await self._nack_cut_off()
             await self._ready.arrival()
+            got_messages(self._ready.parked)
             await self._burst(call)
             await anyio.lowlevel.checkpoint()
 
@@ -239,6 +273,7 @@ class LeasedConsumer(AsyncResource):
             except BaseException as error:
                 failure = as_failure(error, requests)
                 if failure is None:
+                    self._cut_off.append(message)
                     raise
                 await self._failed(message, failure)
                 if self._on_error == "raise" and not isinstance(failure, Retry):
@@ -263,6 +298,11 @@ class LeasedConsumer(AsyncResource):
         else:
             log.error("%s: %s failed", self.group, message.message_id, exc_info=failure)
         await self._nack(message, after)
+
+    async def _nack_cut_off(self) -> None:
+        """Have messages redelivered whose handlers were cancelled."""
+        while self._cut_off:
+            await self._nack(self._cut_off.pop(), self._session.config.redelivery_delay_ms / 1000)
 
     async def _nack(self, message: ReceivedMessage, after: float | None) -> None:
         try:

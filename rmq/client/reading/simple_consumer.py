@@ -8,7 +8,7 @@ consumers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -16,13 +16,23 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 from attrs import evolve
 
+from rmq.client.consume.assignments import UNANSWERED_SECONDS
 from rmq.client.consume.message_view import PulledMessage, delivery_of, found_messages, quickest
 from rmq.client.consume.subscription import Sql, subscription
+from rmq.client.consume.workers import Workers
 from rmq.client.reading.pops import Pops
-from rmq.client.reading.taking_member import TakingMember
+from rmq.client.reading.taking_member import Taker, TakingMember
 from rmq.client.session.requests import FAILURES as REQUEST_FAILURES
 from rmq.client.session.session import Session
-from rmq.errors import CorruptRecord, LocalProtocolError, NoRoute, check_number, for_code
+from rmq.errors import (
+    NETWORK_ERRORS,
+    CorruptRecord,
+    LocalProtocolError,
+    NoRoute,
+    NotReady,
+    check_number,
+    for_code,
+)
 from rmq.message import validate_group
 from rmq.protocol import codes
 from rmq.protocol.codes import ResponseCode
@@ -149,7 +159,11 @@ class SimpleConsumer(AsyncResource):
         *,
         in_order: bool = False,
         from_first: bool = False,
+        workers: Workers | None = None,
+        problem: Callable[[], str] = str,
     ) -> None:
+        """`workers` are the tasks that consume the messages, if known; `problem` says why they do not, ""
+        while all is well."""
         self.group = validate_group(group)
         self._session = session
         self._subscriptions = {
@@ -160,6 +174,10 @@ class SimpleConsumer(AsyncResource):
         self._scope = TaskGroupScope()
         self._is_open = False
         self._member: TakingMember | None = None
+        self._problem = problem
+        self._taker = Taker(self._subscriptions, workers or Workers(), self._stopped)
+        self._unanswered: dict[_Place, tuple[float, float, str]] = {}
+        """Since when a broker has answered nothing, how long it may take, and the last failure."""
         self._ready: list[ReceivedMessage] = []
         self._arrived = anyio.Event()
         self._polling: set[_Place] = set()
@@ -173,7 +191,7 @@ class SimpleConsumer(AsyncResource):
         """Begin. Cancelled: the consumer is not open."""
         await self._scope.__aenter__()
         self._session.arrive()
-        self._member = TakingMember.join(self._session, self.group, self._subscriptions)
+        self._member = TakingMember.join(self._session, self.group, self._taker)
         self._is_open = True
         return self
 
@@ -193,10 +211,33 @@ class SimpleConsumer(AsyncResource):
                     except FAILURES:
                         break
                 if self._member is not None:
-                    await self._member.leave(self._subscriptions)
+                    await self._member.leave(self._taker)
         finally:
             self._session.depart()
             await self._scope.__aexit__(kind, error, trace)
+
+    def check_ready(self) -> None:
+        """Raises NotReady while no broker answers this consumer's requests, or when its background tasks have
+        ended."""
+        if stopped := self._stopped():
+            raise NotReady(self.group, reason=stopped)
+
+    def _stopped(self) -> str:
+        """Why this consumer receives nothing; "" while all is well."""
+        if ended := self._scope.ended():
+            return f"consumes nothing: its background tasks have ended ({ended})"
+        if problem := self._problem():
+            return problem
+        now = self._session.now()
+        for place in self._polling & self._unanswered.keys():
+            since, longest, trouble = self._unanswered[place]
+            if now - since >= longest:
+                trouble = trouble or "the last request is still on its way"
+                return (
+                    f"has had no answer to its requests at broker {place.broker} for {now - since:.0f} s:"
+                    f" {trouble}"
+                )
+        return ""
 
     # ---- receive ----
 
@@ -265,11 +306,18 @@ class SimpleConsumer(AsyncResource):
 
     async def _ask(self, place: _Place, most: int, wait: float, invisible: float) -> None:
         """Poll a broker once, and keep its messages."""
+        since, _, trouble = self._unanswered.get(place, (self._session.now(), 0.0, ""))
+        self._unanswered[place] = since, max(UNANSWERED_SECONDS, 2 * wait), trouble
         try:
             found = await self._pop(place, most, wait, invisible)
             self._ready += found  # after the wait: meanwhile others take from the list
             self._paused.pop(place, None)
+            del self._unanswered[place]
         except FAILURES as error:
+            if isinstance(error, (*NETWORK_ERRORS, NoRoute)):
+                self._unanswered[place] = since, self._unanswered[place][1], str(error)
+            else:
+                del self._unanswered[place]
             log.warning("%s: %s of %s: %s", self.group, place.topic, place.broker, error)
             self._error, self._paused[place] = error, self._session.now() + PAUSE_SECONDS
             await anyio.sleep(PAUSE_SECONDS)

@@ -6,19 +6,35 @@ members and diagnoses do not take the group for an abandoned group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from rmq.client.consume.workers import Workers
 from rmq.client.session.health import ConsumerHealth
+from rmq.errors import NotReady
 from rmq.protocol.bodies import ConsumerData, ConsumerRunningInfo
 from rmq.protocol.codes import ResponseCode
 
 if TYPE_CHECKING:
+    from attrs import frozen
+
     from rmq.client.session.session import Session
     from rmq.message import MessageQueue
     from rmq.protocol.bodies import SubscriptionData
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
+else:
+    from rmq.lazy_attrs import frozen
+
+
+@frozen(eq=False)
+class Taker:
+    """A consumer of the group in this client: its subscriptions, its workers, and the reason why it consumes
+    nothing, "" while all is well."""
+
+    subscriptions: Mapping[str, SubscriptionData]
+    workers: Workers
+    problem: Callable[[], str]
 
 
 class TakingMember:
@@ -28,7 +44,7 @@ class TakingMember:
         self.group = group
         self._session = session
         self._started_ms = session.now_ms()
-        self._users: list[Mapping[str, SubscriptionData]] = []
+        self._takers: list[Taker] = []
 
     def describe(self) -> ConsumerData:
         """Content for the heartbeat."""
@@ -42,7 +58,7 @@ class TakingMember:
 
     def _subscriptions(self) -> list[SubscriptionData]:
         """The subscriptions of all consumers, by topic."""
-        found = {data.topic: data for user in self._users for data in user.values()}
+        found = {data.topic: data for taker in self._takers for data in taker.subscriptions.values()}
         return [found[topic] for topic in sorted(found)]
 
     def rebalance_soon(self) -> None:
@@ -79,10 +95,17 @@ class TakingMember:
 
     def health(self) -> ConsumerHealth:
         """State for the application."""
-        return ConsumerHealth(self.group, (), 0, 0, 0, (), ())
+        running = sum(taker.workers.running for taker in self._takers)
+        problems = tuple(f"{self.group} {problem}" for problem in self._problems())
+        return ConsumerHealth(self.group, (), 0, 0, 0, (), problems, running)
+
+    def _problems(self) -> list[str]:
+        return [problem for taker in self._takers if (problem := taker.problem())]
 
     def check_ready(self) -> None:
-        """Return: a member needs no queues."""
+        """Raises NotReady when one of the consumers does not consume. A member needs no queues."""
+        for problem in self._problems():
+            raise NotReady(self.group, reason=problem)
 
     async def lag(self) -> dict[MessageQueue, int]:
         """Nothing: no queue is this client's alone."""
@@ -91,21 +114,19 @@ class TakingMember:
     # ---- joining and leaving ----
 
     @classmethod
-    def join(
-        cls, session: Session, group: str, subscriptions: Mapping[str, SubscriptionData]
-    ) -> TakingMember:
+    def join(cls, session: Session, group: str, taker: Taker) -> TakingMember:
         """Add a consumer to the member of its group. Heartbeats announce the member, first as soon as the
         consumer knows the brokers of its topics."""
         known = session.members.get(group)
         member = known if isinstance(known, TakingMember) else cls(session, group)
         if known is None:
             session.members[group] = member
-        member._users.append(subscriptions)
+        member._takers.append(taker)
         return member
 
-    async def leave(self, subscriptions: Mapping[str, SubscriptionData]) -> None:
+    async def leave(self, taker: Taker) -> None:
         """Remove a consumer; with the last the client leaves the group. Cancelled: the brokers forget the
         member later."""
-        self._users.remove(subscriptions)
-        if not self._users and self._session.members.get(self.group) is self:
+        self._takers.remove(taker)
+        if not self._takers and self._session.members.get(self.group) is self:
             await self._session.leave(consumer=self.group)
