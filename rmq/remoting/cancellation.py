@@ -7,16 +7,21 @@ an exception is an ordinary failure, since no code wants to end the running task
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
+import anyio.lowlevel
 
 from rmq.errors import StrayCancellation
 
 if TYPE_CHECKING:
     import asyncio
+
+log = logging.getLogger(__name__)
 
 
 def cancel_requests() -> int:
@@ -60,6 +65,21 @@ def raise_failure(failure: Exception, error: BaseException) -> NoReturn:
     if failure is error:
         raise
     raise failure from error
+
+
+async def resume_when_cancelled_alone(work: Callable[[], Awaitable[None]], whose: str) -> None:
+    """Run `work`, and again when only this task is cancelled and not the scope that it runs in, for example
+    by a handler that ends itself: only the handler of `whose` work knows the task. Cancelled with its scope:
+    `work` is."""
+    requests = cancel_requests()
+    while True:
+        try:
+            return await work()
+        except BaseException as error:
+            if not withdraw(error, requests):
+                raise
+            log.warning("%s: the task of a handler was cancelled; its worker continues", whose)
+            await anyio.lowlevel.checkpoint()
 
 
 def withdraw(error: BaseException, requests: int) -> bool:

@@ -19,11 +19,15 @@ from rmq.client.consume.group_member import GroupMember
 from rmq.client.consume.isolation import Isolated
 from rmq.client.consume.message_view import PulledMessage
 from rmq.client.consume.subscription import ConsumerOptions, Sql, check_queues
-from rmq.client.consume.workers import Workers
 from rmq.client.session.session import Session
 from rmq.errors import LocalProtocolError, check_callable, check_number
 from rmq.message import MessageQueue, StoredMessage, validate_group
-from rmq.remoting.cancellation import as_failure, cancel_requests, raise_failure, withdraw
+from rmq.remoting.cancellation import (
+    as_failure,
+    cancel_requests,
+    raise_failure,
+    resume_when_cancelled_alone,
+)
 from rmq.remoting.loop import AsyncResource, TaskGroupScope, unwrap_groups
 from rmq.remoting.threads import ThreadWaits, as_async
 
@@ -34,21 +38,6 @@ BatchHandler = Callable[[list[StoredMessage]], Awaitable[object] | object]
 
 BURST = 64
 """Messages that one task takes before it lets others run, when its handler never waits."""
-
-
-async def keep_working(workers: Workers, group: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Run a worker, `work`. It continues when only its task is cancelled, for example by a handler that ends
-    itself: only the handler knows that task."""
-    with workers.one():
-        requests = cancel_requests()
-        while True:
-            try:
-                return await work()
-            except BaseException as error:
-                if not withdraw(error, requests):
-                    raise
-                log.warning("%s: the task of a handler was cancelled; its worker continues", group)
-                await anyio.lowlevel.checkpoint()
 
 
 class Consumer(AsyncResource):
@@ -265,9 +254,14 @@ class Consumer(AsyncResource):
                 with self._threads.used(), self._workers.wanted(concurrency) as crew, unwrap_groups():
                     async with anyio.create_task_group() as tasks:
                         one = partial(work, crew.got_messages, *arguments)
-                        crew.begin(lambda: tasks.start_soon(keep_working, self._workers, self.group, one))
+                        crew.begin(lambda: tasks.start_soon(self._keep_working, one))
             finally:
                 self._running.discard(scope)
+
+    async def _keep_working(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """A worker."""
+        with self._workers.one():
+            await resume_when_cancelled_alone(work, self.group)
 
     async def _work(self, got_messages: Callable[[Sized], None], handle: Isolated) -> None:
         ready, deliveries, in_flight = self._dispatch.ready, self._deliveries, InFlight()

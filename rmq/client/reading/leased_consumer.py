@@ -12,7 +12,7 @@ from typing import Final
 
 import anyio
 
-from rmq.client.consume.consumer import BURST, keep_working
+from rmq.client.consume.consumer import BURST
 from rmq.client.consume.dispatch import ReadyQueue
 from rmq.client.consume.isolation import Isolated
 from rmq.client.consume.retry import Backoff, Retry
@@ -22,7 +22,12 @@ from rmq.client.reading.simple_consumer import FAILURES, ReceivedMessage, Simple
 from rmq.client.session.session import PASSING, Session
 from rmq.errors import NETWORK_ERRORS, NoRoute, check_callable, check_number
 from rmq.message import StoredMessage
-from rmq.remoting.cancellation import as_failure, cancel_requests, raise_failure
+from rmq.remoting.cancellation import (
+    as_failure,
+    cancel_requests,
+    raise_failure,
+    resume_when_cancelled_alone,
+)
 from rmq.remoting.loop import AsyncResource, Wakeup, unwrap_groups
 from rmq.remoting.threads import ThreadWaits, as_async
 
@@ -197,7 +202,7 @@ class LeasedConsumer(AsyncResource):
                     async with anyio.create_task_group() as tasks:
                         tasks.start_soon(self._receive, concurrency)
                         one = partial(self._work, crew.got_messages, call)
-                        crew.begin(lambda: tasks.start_soon(keep_working, self._workers, self.group, one))
+                        crew.begin(lambda: tasks.start_soon(self._keep_working, one))
                     with anyio.move_on_after(self._drain_seconds):
                         await self._flush()
                     around.cancel_scope.cancel()
@@ -243,6 +248,10 @@ class LeasedConsumer(AsyncResource):
                 size = min(2 * size, max(concurrency, AT_HAND))
             came_at, handled = self._session.now(), self._handled
             self._ready.put(found)
+
+    async def _keep_working(self, work: Callable[[], Awaitable[None]]) -> None:
+        with self._workers.one():
+            await resume_when_cancelled_alone(work, self.group)
 
     async def _work(self, got_messages: Callable[[Sized], None], call: Isolated) -> None:
         while not self._ready.is_closed:
