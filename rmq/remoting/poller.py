@@ -60,6 +60,7 @@ class Poller:
         self._is_inline = is_inline
         self._inline: InlineReads | None = None
         self._began = 0.0  # the present round
+        self._unserved: list[tuple[int, int]] = []  # of it, while others have their turn
         self._last = -1  # the descriptor that the last chunks came from
         self._in_a_row = 0
         self._due: list[Callable[[], None]] = []
@@ -105,7 +106,7 @@ class Poller:
                 if self._inline is not None:
                     self._inline.end()
                 self._epoll = self._inline = None
-                self.is_serving = False
+                self.is_serving, self._unserved = False, []
 
     def send_soon(self, send: Callable[[], None]) -> None:
         """Call `send` once other tasks have had their turn; it must not block or raise. Only while the poller
@@ -133,23 +134,25 @@ class Poller:
         """Serve in a task."""
         while True:
             await trio.lowlevel.wait_readable(ready.fileno())
-            while not self._serve(ready.poll(0)):
+            found = ready.poll(0)
+            while not self._serve(found):
                 await trio.lowlevel.checkpoint()
 
     def _serve(self, found: list[tuple[int, int]]) -> bool:
-        """Serve readable descriptors. False when tasks are to have their turn before the round goes on: with
-        those that are found readable then, the rest of these among them."""
+        """Serve a round of readable descriptors, or the rest of the present one. False when tasks are to have
+        their turn before it goes on; its descriptors stay those that were found at its begin, or a round
+        would never end while peers send."""
         clock, watched = self._clock, self._watched
         turn_began = clock()
-        if not self.is_serving:
+        if self.is_serving:
+            found = self._unserved
+        else:
             self._began = turn_began
         endpoint = self._endpoint if len(found) > 1 or self.is_serving else None
         self.is_serving = False
         if endpoint is not None:
             endpoint.begin_round()
-        left = len(found)
-        for descriptor, _ in found:
-            left -= 1
+        for at, (descriptor, _) in enumerate(found, 1):
             entry = watched.get(descriptor)
             if entry is None:  # it left while others were served
                 continue
@@ -160,14 +163,15 @@ class Poller:
             except Exception as error:
                 del watched[descriptor]
                 entry[1].fail(error)
-            if left and clock() - turn_began > SLICE_SECONDS:
-                self.is_serving = True
+            if at < len(found) and clock() - turn_began > SLICE_SECONDS:
+                self._unserved, self.is_serving = found[at:], True
                 break
         if endpoint is not None:
             endpoint.end_round()
-        if not self.is_serving:
-            self.round_seconds = clock() - self._began
-        return not self.is_serving
+        if self.is_serving:
+            return False
+        self._unserved, self.round_seconds = [], clock() - self._began
+        return True
 
     async def attend(self, descriptor: int, on_readable: Callable[[], bool]) -> None:
         """Call `on_readable` whenever the descriptor can be read, until it returns False, or raises an error,

@@ -12,7 +12,8 @@ from rmq.remoting.loop import Loop
 from rmq.remoting.transports.stream import Stream
 
 Serve = Callable[[list[tuple[int, int]]], bool]
-"""Serves readable descriptors; False when it has not served all, so that tasks have their turn."""
+"""Serves readable descriptors; False when tasks are to have their turn before it has served all: it is called
+with none then, to go on."""
 _READABLE: Final = 1  # EPOLLIN, which only Linux has
 
 
@@ -72,6 +73,7 @@ class InlineReads:
                 setattr(self, name, getattr(before, name))
         self._trios = before._epoll.fileno()
         self._runner, self._own, self._serve = runner, own, serve
+        self._is_round_over = True
         own.register(self._trios, _READABLE)
         runner.io_manager = self
 
@@ -82,6 +84,9 @@ class InlineReads:
     @trio.lowlevel.enable_ki_protection  # Ctrl-C is for the main task
     def get_events(self, timeout: float) -> Any:
         """As trio's."""
+        if not self._is_round_over:
+            self._is_round_over = self._serve([])
+            return self._before.get_events(0)
         runner, trios = self._runner, self._trios
         left = timeout
         while True:
@@ -92,10 +97,11 @@ class InlineReads:
                     del found[at]
                     has_trios = True
                     break
-            is_round_over = not found or self._serve(found)
+            if found:
+                self._is_round_over = self._serve(found)
             if has_trios:
                 return self._before.get_events(0)
-            if runner.runq or not is_round_over or not (found and timeout):
+            if runner.runq or not self._is_round_over or not (found and timeout):
                 return []
             until = runner.clock.deadline_to_sleep_time(runner.deadlines.next_deadline())
             if until <= 0:

@@ -254,6 +254,28 @@ async def test_trio_is_left_as_it_was(is_inline: bool) -> None:
     assert waits() == before == "EpollIOManager"
 
 
+async def test_a_round_ends_though_its_peers_go_on_sending() -> None:
+    """Its length tells how busy the broker is: it must not grow for as long as anybody sends."""
+    async with (
+        polling(itertools.count(0.0, 2 * SLICE_SECONDS)) as (poller, pairs),
+        trio.open_nursery() as nursery,
+    ):
+        for pair in pairs:
+            nursery.start_soon(poller.attend, pair.near.fileno(), pair.on_readable)
+            pair.far.send(bytes(10_000))  # it has more each time
+        await poller.round_end()
+        while not poller.is_serving:
+            await trio.lowlevel.checkpoint()
+        for _ in range(20):
+            if not poller.is_serving:
+                break
+            await trio.lowlevel.checkpoint()
+        assert not poller.is_serving or poller.round_seconds
+        assert poller.round_seconds <= 8 * 2 * SLICE_SECONDS
+        assert all(pair.read for pair in pairs)
+        nursery.cancel_scope.cancel()
+
+
 class Rounds(Echo):
     """Keeps what the poller tells, and what is read, in `seen`."""
 
