@@ -65,30 +65,18 @@ def paths(name: str, found: click.Command) -> list[str]:
     return [path for below, child in found.commands.items() for path in paths(f"{name} {below}", child)]
 
 
-OURS = (
-    "bench",
-    "cluster",
-    "completion",
-    "context",
-    "doctor",
-    "errors",
-    "export",
-    "group",
-    "import",
-    "migrate",
-    "msg",
-    "pub",
-)
-
-
-@pytest.mark.parametrize("name", [*OURS, "pub", "sub", "tail", "topic", "broker", "controller"])
-def test_the_page_has_an_example_of_each_command(name: str) -> None:
+def test_the_page_has_an_example_of_each_command() -> None:
     page = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "reference" / "cli.md").read_text("utf-8")
-    services = {"broker": operations, "controller": controller_operations}
-    found = services.get(name) or command.get_command(click.Context(command), name)
+    context = click.Context(command)
+    servers = {"broker": operations, "controller": controller_operations}
 
-    assert found is not None
-    assert [path for path in paths(f"rmq {name}", found) if path not in page] == []
+    typed: list[str] = []
+    for name in command.list_commands(context):
+        found = servers.get(name) or command.get_command(context, name)
+        assert found is not None
+        typed += [f"rmq {name}"] if name == "admin" else paths(f"rmq {name}", found)  # docs/admin.md has its
+    assert len(typed) > 80
+    assert [path for path in typed if path not in page] == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
