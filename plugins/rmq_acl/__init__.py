@@ -76,9 +76,7 @@ class AclPlugin(Plugin):
             raise
         except (RemoteProtocolError, ValueError) as error:  # a header that is no text
             self.audit.refused(peer.peer_address, command, "its header cannot be read")
-            raise AccessDenied(
-                remark="the header cannot be read, so that nobody can have signed it"
-            ) from error
+            raise AccessDenied(remark="the header cannot be read, so it has no valid signature") from error
         if level is Level.ADMIN:
             self._admitted.append(command)
             self.audit.admin(peer.peer_address, command)

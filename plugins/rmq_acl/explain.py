@@ -39,5 +39,5 @@ def _reason(account: Account, kind: str, name: str, needed: int) -> str:
     if name in single:
         return f"{kind}Perms has {name}={NAMES[single[name]]}"
     if kind == TOPIC and (beyond_default(name) & needed or (needed == ANY and beyond_default(name) == _ALL)):
-        return "it holds messages of topics that entries may deny, so that only an entry of its own opens it"
+        return "it holds messages of topics that entries may deny, so only an entry of its own allows it"
     return f"{kind}Perms has no entry for it, and default{kind.capitalize()}Perm is {NAMES[default]}"

@@ -195,7 +195,7 @@ class AclFiles:
         given = json.loads(text)
         rows = given.get("files") if isinstance(given, dict) else None
         if not isinstance(rows, dict) or not rows:
-            raise RemoteProtocolError("what the master's accounts are cannot be read")
+            raise RemoteProtocolError("the list of the master's accounts cannot be read")
         if given.get("at") == self._place():
             return None
         found = {}
@@ -208,7 +208,9 @@ class AclFiles:
                 and not any(part in ("", ".", "..") or "\0" in part or "\\" in part for part in parts)
             )
             if not is_known or not isinstance(row, str):
-                raise RemoteProtocolError(f"{name[:100]!r} among the master's files is none of accounts")
+                raise RemoteProtocolError(
+                    f"{name[:100]!r} among the master's files is not a file of accounts"
+                )
             path = Path(self.main.parent, *parts) if name else self.main
             try:
                 found[str(path)] = base64.b64decode(row, validate=True)

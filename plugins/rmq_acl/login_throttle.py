@@ -38,7 +38,7 @@ class LoginThrottle:
         if wait > 0:
             remark = (
                 f"too many wrong signatures for accessKey={name[:NAME_MAX]} from {host}: "
-                f"the next is looked at in {wait:.1f} s"
+                f"the next is checked in {wait:.1f} s"
             )
             raise AccessDenied(remark=remark)
 

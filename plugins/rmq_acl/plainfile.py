@@ -95,7 +95,7 @@ def merge(files: Sequence[AclFile]) -> Accounts:
         for account in file.accounts:
             name = account.access_key
             if name in table:
-                raise AclFileError(file.path, 0, f"account {name!r} stands in {owner[name]} too; keep one")
+                raise AclFileError(file.path, 0, f"account {name!r} is in {owner[name]}, too; keep one entry")
             table[name], owner[name] = account, file.path
     return Accounts(table, tuple(address for file in files for address in file.white))
 
@@ -198,7 +198,7 @@ class _Reader:
         seen: set[str] = set()
         for account, node in accounts:
             if account.access_key in seen:
-                raise self.wrong(node, f"account {account.access_key!r} stands here for the second time")
+                raise self.wrong(node, f"account {account.access_key!r} is listed twice")
             seen.add(account.access_key)
 
     def version(self, node: yaml.Node | None) -> DataVersion:
@@ -211,7 +211,7 @@ class _Reader:
     def warn_unknown(self, given: Mapping[str, yaml.Node], known: frozenset[str]) -> None:
         for name in given.keys() - known:
             line = given[name].start_mark.line + 1
-            log.warning("%s:%d: %s is not known here and has no effect", self.path, line, name[:60])
+            log.warning("%s:%d: %s is unknown and has no effect", self.path, line, name[:60])
 
 
 def name_and_permission(text: str) -> tuple[str, int]:

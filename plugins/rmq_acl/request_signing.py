@@ -95,7 +95,7 @@ class SignedRequests:
         if sessions is None:
             sessions = self._sessions[account.access_key] = _Sessions(begins_ms=self._begin_ms)
         if not sessions.takes(nonce[_SESSION], count, time_ms):
-            remark = "the request was sent before, or signed before this server was started: it is not taken"
+            remark = "the request was sent before, or signed before this server was started: it is refused"
             raise AccessDenied(remark=remark)
 
     def taking_signed(self, account: Account) -> Callable[[], None] | None:

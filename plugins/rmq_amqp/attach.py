@@ -96,7 +96,7 @@ def _temporary_consumer(connection: Connection, link: Any) -> Link:
     if found is None:
         raise Refused(NOT_FOUND, f"there is no {source.address}: it ends with its connection")
     if found.owner is not connection:
-        raise Refused(NOT_ALLOWED, f"{source.address} is another connection's: only that may consume")
+        raise Refused(NOT_ALLOWED, f"{source.address} belongs to another connection, which alone may consume")
     engine.accept_link(link)
     return TemporaryConsumer(connection, link, found, choice)
 

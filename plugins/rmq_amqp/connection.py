@@ -171,7 +171,7 @@ class Connection:
             self._parts.pop(link, None)
         self._hold()
         if self._partial_bytes > PARTIAL_BYTES:
-            text = f"the connection has begun messages of {self._partial_bytes} bytes and ended none"
+            text = f"the connection has {self._partial_bytes} bytes of incomplete messages"
             self.refuse(RESOURCE_LIMIT, f"{text}; at most {PARTIAL_BYTES} are allowed")
 
     def _hold(self) -> None:

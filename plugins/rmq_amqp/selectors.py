@@ -59,9 +59,7 @@ class _Parser:
         while at < end:
             match = _TOKEN.match(text, at)
             if match is None:
-                raise InvalidSelector(
-                    f"selector {text!r:.200}: nothing is known that begins at {text[at:]!r:.20}"
-                )
+                raise InvalidSelector(f"selector {text!r:.200}: unknown word at {text[at:]!r:.20}")
             kind = match.lastgroup or ""
             word, place = match[kind], match.start(kind)
             if kind == "name" and word.upper() in _WORDS:

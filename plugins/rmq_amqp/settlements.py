@@ -70,7 +70,9 @@ class Settlements:
             try:
                 self._host.nack(group, topic, handles[start : start + HANDLES_MAX], 0, counts=counts)
             except EXPECTED as error:
-                log.warning("messages of %s are given back only by their connection's end: %s", topic, error)
+                log.warning(
+                    "messages of %s are released only at the end of their connection: %s", topic, error
+                )
                 return
 
     def dead_letter(self, group: str, topic: str, handle: str) -> None:

@@ -208,7 +208,7 @@ def _compound(data: bytes, kind: int, start: int, end: int, width: int, depth: i
         value, at = decode(data, at, depth + 1)
         values.append(value)
     if at > end:
-        raise Malformed("a value reaches behind the end of the value around it")
+        raise Malformed("a value ends after the value that contains it")
     if kind == 0xC0:
         return values
     if count % 2:

@@ -209,7 +209,7 @@ class Calls:
         if self._strikes > STRIKES_MAX:
             self._h2.close_connection(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
             self._flush()
-            raise RemoteProtocolError(f"{self._strikes} frames within {STRIKES_SECONDS:g} s only cost work")
+            raise RemoteProtocolError(f"{self._strikes} useless frames within {STRIKES_SECONDS:g} s")
 
     def _flush(self) -> None:
         """Send the answers, as far as the peer's flow control allows."""
@@ -357,7 +357,7 @@ class Calls:
     def _decompressed(self, call: Call, message: bytes) -> bytes | None:
         encoding = call.metadata.get("grpc-encoding", "identity")
         if encoding not in ("gzip", "deflate"):
-            call.finish(UNIMPLEMENTED, f"messages compressed by {encoding} are not taken, by gzip they are")
+            call.finish(UNIMPLEMENTED, f"messages compressed by {encoding} are refused; use gzip")
             return None
         unpacking = zlib.decompressobj(47)
         try:
@@ -394,7 +394,7 @@ class Calls:
         self._answer_bytes += len(data)
         self._due[call.stream_id] = call
         if self._answer_bytes > ANSWERS_BYTES:
-            self._stream.close(f"its peer does not take answers: {self._answer_bytes} bytes wait")
+            self._stream.close(f"the peer does not read responses: {self._answer_bytes} bytes wait")
         self._flush_soon()
 
     def end(self, call: Call, status: int, text: str) -> None:

@@ -93,7 +93,7 @@ class MetricsPlugin(Plugin):
             single(
                 "pull_seconds",
                 "histogram",
-                "From a pull, or the send that fed it, to its answer",
+                "Time from a pull, or from the send that woke it, to its response",
                 self._pulls.copy(),
             ),
             Metric("refusals", "counter", "Requests that were refused", refused, labels),

@@ -174,7 +174,7 @@ class DoorClient:
         elif command.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
             self._consume_directly(command)
         elif not command.is_oneway:
-            remark = f"the client is a peer of door {self._door}, which cannot be asked this"
+            remark = f"the client uses door {self._door}, which has no such request"
             self._answer(command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark))
 
     def _running_info(self, command: Command) -> None:
@@ -229,7 +229,7 @@ class DoorClient:
 
     def _question(self, joined: Membership, command: Command, question: Question) -> None:
         if joined.on_question is None:
-            remark = f"the client is a peer of door {self._door}, which cannot be asked this"
+            remark = f"the client uses door {self._door}, which has no such request"
             self._answer(command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark))
             return
         on_question = joined.on_question
@@ -262,7 +262,7 @@ class DoorClient:
         try:
             self.defer(0.0, call)
         except ResponseError as error:
-            log.warning("%s of door %s is not told: %s", self.peer_address, self._door, error)
+            log.warning("could not notify %s of door %s: %s", self.peer_address, self._door, error)
 
     def _call(self, call: Callable[..., None], *given: object) -> None:
         """Call a function of the door; a failure ends the connection."""

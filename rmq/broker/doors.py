@@ -512,7 +512,7 @@ def _end_of(group: str, transaction_id: str, message_id: str, decision: int) -> 
             group, int(queue_offset), physical_offset, decision, msg_id=message_id
         )
     except (ValueError, LocalProtocolError):
-        remark = f"{transaction_id!r:.100} is not the id of a transaction here"
+        remark = f"{transaction_id!r:.100} is not the id of a transaction of this broker"
         raise for_code(ResponseCode.MESSAGE_ILLEGAL, remark) from None
 
 

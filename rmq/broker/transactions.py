@@ -227,7 +227,7 @@ class Transactions:
         if decision in (SYS_COMMIT, SYS_ROLLBACK):
             self._decide(header, connection, now_ms)
         else:
-            log.info("producer %s leaves %s undecided", connection.peer_address, header.msg_id)
+            log.info("producer %s does not decide on %s", connection.peer_address, header.msg_id)
         if request.is_oneway:
             return None
         if self._store.has_pending:
@@ -301,7 +301,9 @@ class Transactions:
         if account and not self._may_act_for(connection, account):
             mine = account_of(connection)
             log.warning("account %s may not end %s of account %s", mine or "-", half.message_id, account)
-            remark = f"the half message {half.message_id} is another account's, which alone may end it"
+            remark = (
+                f"the half message {half.message_id} belongs to another account: only that account may end it"
+            )
             raise for_code(ResponseCode.NO_PERMISSION, remark)
 
     def _has_ended(self, half_offset: int) -> bool:
@@ -321,9 +323,7 @@ class Transactions:
             raise for_code(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
         if _names_another(header, half):
             # A power cut took the message that the producer means; this one got its place.
-            log.warning(
-                "the end of %s is not that of %s, which is in its place", header.msg_id, half.message_id
-            )
+            log.warning("the end names %s, but %s is at its place", header.msg_id, half.message_id)
             raise for_code(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
         return half
 

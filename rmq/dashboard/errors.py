@@ -118,7 +118,7 @@ class NoAnswer(DashboardError):
     """A member of a group has not answered in time."""
 
     status = 504
-    hint = "the member hangs, its network does, or its client answers no such question; look at its own log"
+    hint = "the member or its network hangs, or its client does not support the request; see the member's log"
 
 
 class TooMany(DashboardError):
@@ -177,7 +177,10 @@ def status_of(error: RmqError | OSError) -> int:
 
 
 INTERNAL: Final = Problem(
-    "InternalError", 0, "the dashboard failed inside", "see its log, which has the traceback, and report it"
+    "InternalError",
+    0,
+    "internal error of the dashboard",
+    "see its log, which has the traceback, and report it",
 )
 """For an error that nobody has foreseen."""
 

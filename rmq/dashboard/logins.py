@@ -100,7 +100,9 @@ class Logins:
         wrong = Identity(name, Role.READER, "account", cluster, Credentials(name, secrets.token_hex(8)))
         async with self._clusters.use(cluster, wrong) as handle:
             if await _is_let_in(handle.client.admin):
-                raise LoginFailed("this cluster has no access control, so nobody can log in by its accounts")
+                raise LoginFailed(
+                    "this cluster has no access control, so no login by its accounts is possible"
+                )
         async with self._clusters.use(cluster, proof) as handle:
             if not await _is_let_in(handle.client.admin):
                 return None
@@ -115,7 +117,7 @@ class Logins:
         known = self._config.link_token
         if not known or not hmac.compare_digest(known.encode(), token.encode()):
             self._limit.failed(place)
-            raise LoginFailed("this link is not that of the dashboard that runs now")
+            raise LoginFailed("this link belongs to an earlier run of the dashboard")
         return Identity("local", Role.ADMIN, "link", own=True)
 
     async def begin_oidc(self, redirect: str, target: str, address: str) -> tuple[str, str]:

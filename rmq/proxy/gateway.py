@@ -214,7 +214,7 @@ class ClusterGateway:
             place, queue_offset, mark, broker = transaction_id.split(".", 3)
             physical_offset, offset = parse_offset_message_id(place)[1], int(queue_offset)
         except (ValueError, RmqError):
-            remark = f"{transaction_id!r:.100} is not the id of a transaction here"
+            remark = f"{transaction_id!r:.100} is not the id of a transaction of this broker"
             raise for_code(ResponseCode.MESSAGE_ILLEGAL, remark) from None
         if mark != self.mark:
             raise AccessDenied(remark="the transaction belongs to another account")

@@ -83,7 +83,7 @@ def give_up(disk: Disk, root: str, log_folder: str) -> str:
 
 def _is_there(disk: Disk, log_folder: str) -> StoreError:
     aside = find_aside(disk, log_folder)
-    return StoreError(f"an earlier log lies in {aside}: look whether it is still needed, remove it")
+    return StoreError(f"an earlier log is kept in {aside}: remove it when you no longer need its messages")
 
 
 def _beside(log_folder: str) -> str:

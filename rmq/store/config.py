@@ -135,7 +135,7 @@ class StoreConfig:
     )
     transient_store_pool_enable: bool = setting(
         False,
-        help="Read for RocketMQ's sake: messages always gather in memory and are written, many at a time,"
+        help="Accepted for compatibility: messages always gather in memory and are written, many at a time,"
         " before they are acknowledged or flushed",
     )
     flush_interval_consume_queue: int = setting(
@@ -157,18 +157,18 @@ class StoreConfig:
         3000, help="How long a producer waits for a slave under SYNC_MASTER", unit="ms", validator=at_least(1)
     )
     clean_resource_interval: int = setting(
-        10_000, help="Time between two looks for expired files", unit="ms", validator=at_least(1)
+        10_000, help="Time between two searches for expired files", unit="ms", validator=at_least(1)
     )
     delete_when: str = setting(
         "04",
-        help="Hours of the day at which expired files go, separated by ;",
+        help="Hours of the day at which expired files are deleted, separated by ;",
         runtime=True,
         important=True,
         validator=_hours,
     )
     file_reserved_time: int = setting(
         72,
-        help="Age at which a commit log file may go",
+        help="Age at which a commit log file may be deleted",
         unit="hours",
         runtime=True,
         most=876_000,
@@ -178,7 +178,7 @@ class StoreConfig:
     file_reserved_bytes: int = setting(
         0,
         help="Size of the log beyond which its oldest files are deleted, at any hour and whatever their age,"
-        " read or not; 0: no limit. RocketMQ does not know this setting",
+        " read or not; 0: no limit. RocketMQ has no such setting",
         unit="bytes",
         runtime=True,
         most=1 << 60,
@@ -187,14 +187,14 @@ class StoreConfig:
     )
     disk_max_used_space_ratio: int = setting(
         75,
-        help="Used space from which expired files go at any hour",
+        help="Used space from which expired files are deleted at any hour",
         unit="%",
         runtime=True,
         validator=between(10, 95),
     )
     disk_space_clean_forcibly_ratio: int = setting(
         85,
-        help="Used space from which the oldest files go whatever their age",
+        help="Used space from which the oldest files are deleted at any age",
         unit="%",
         runtime=True,
         validator=between(10, 100),
@@ -299,7 +299,7 @@ class StoreConfig:
     )
     ha_listen_port: int = setting(10912, help="Port that slaves connect to", validator=between(0, 65535))
     ha_send_heartbeat_interval: int = setting(
-        5000, help="Time between two signs of life on a slave's link", unit="ms", validator=at_least(1)
+        5000, help="Time between two heartbeats on a slave's link", unit="ms", validator=at_least(1)
     )
     ha_housekeeping_interval: int = setting(
         20_000, help="Silence after which a slave's link ends", unit="ms", validator=at_least(1)
@@ -331,7 +331,7 @@ class StoreConfig:
         runtime=True,
     )
     offset_check_in_slave: bool = setting(
-        False, help="A slave corrects the offsets of pulls as a master does"
+        False, help="Let a slave correct the offsets of pulls, as a master does"
     )
     message_delay_level: str = setting(
         DELAY_LEVELS, help="The delay levels, from level 1 on", validator=_delay_levels

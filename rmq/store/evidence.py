@@ -169,5 +169,5 @@ def zeroed_text(properties: bytes) -> str:
         if not separator and pair.partition(b"\0")[0] in _NEVER_ZERO and 0 in pair:
             return "its properties have zeros where a name ends"
         if name in _NEVER_ZERO and 0 in value:
-            return f"its property {name.decode()} has zeros, which nobody sends"
+            return f"its property {name.decode()} has zeros, which no client sends"
     return ""

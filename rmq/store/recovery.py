@@ -171,7 +171,7 @@ class Recoverer:
         except CorruptRecord as error:
             if not self.cut_damage:
                 raise
-            log.error("the log is accepted as found, its lost records are given up: %s", error)
+            log.error("the log is accepted without its lost records: %s", error)
             return segments.at(end) is not None
         return False
 
@@ -194,7 +194,7 @@ class Recoverer:
             error = CorruptRecord(segments.path(segments.start), segments.start, f"{why}; {START_WAY_ON}")
             if not self.cut_damage:
                 raise error
-            log.error("the log is taken without its first files: %s", error)
+            log.error("the log is accepted without its first files: %s", error)
         if not segments.bases or rebuild:
             # No unit is believed. The queues begin at 0, and at the offset of the first record that they
             # have.
@@ -282,7 +282,7 @@ class Recoverer:
         unit = queue.unit_in_files(queue.end)
         if unit is None or unit[0] >= begin:
             return
-        log.warning("queue %s/%d has messages of a deleted topic: they go", queue.topic, queue.queue_id)
+        log.warning("queue %s/%d has messages of a deleted topic: removing them", queue.topic, queue.queue_id)
         self.changing()
         if queue.known_to <= begin:
             queue.restart(0)

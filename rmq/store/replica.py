@@ -78,7 +78,7 @@ class ReplicaStore(StoreWriter):
         self._queues.keep_up(self._log.timestamp, position)
         if position < self._log.end and (why := why_no_record(self._log.segments, position, self._log.end)):
             self.cut_partial()
-            raise CorruptRecord(self._log.segments.path(position), position, f"it came damaged: {why}")
+            raise CorruptRecord(self._log.segments.path(position), position, f"it arrived damaged: {why}")
         return arrivals
 
     def _own_unit(self, record: Scanned) -> None:
@@ -144,7 +144,7 @@ class ReplicaStore(StoreWriter):
         self._rollback()
         if self.disk.exists(self.aside):
             raise StoreError(
-                f"an earlier log lies in {self.aside}: look whether it is still needed, remove it"
+                f"an earlier log is kept in {self.aside}: remove it when you no longer need its messages"
             )
         if self.retention.path is not None:  # a new file might get its name, and go in its place
             raise StoreError(f"{self.retention.path} is being removed: try again")

@@ -204,7 +204,7 @@ class Retention:
         if why and why != self._held:
             log.error(
                 "expired messages are NOT DELETED for an hour, since the wall clock may be wrong: %s."
-                " Look at the clock; `rmq admin deleteExpiredCommitLog` deletes them now",
+                " Check the clock; `rmq admin deleteExpiredCommitLog` deletes them now",
                 why,
             )
         elif self._held and not why:

@@ -221,7 +221,7 @@ class StoreWriter(StoreView):
     def _begin_batch(self) -> None:
         if self.config.broker_role is BrokerRole.SLAVE:
             # A record of its own would make the log differ from its master's for good.
-            raise StoreError("this broker is a slave, whose log takes its master's records only")
+            raise StoreError("this broker is a slave: its log takes only records of its master")
         self._queues.check_room(self._log.timestamp)
         now, last = self._now_ms(), self._log.timestamp
         # Store times tell what was synced and are searched by halves: small steps back of the clock are

@@ -76,7 +76,7 @@ def test_each_role_sees_and_does_what_it_may_and_is_told_why_not(
     assert "this needs the role operator; rita is reader" in main_of(rita)
     assert faults_of(rita, "refused") == []
     rita.goto("/c/default/accounts")
-    assert "accounts are shown to administrators" in main_of(rita)
+    assert "only administrators see accounts" in main_of(rita)
     rita.goto("/c/default/brokers/embedded")
     assert "Settings" in main_of(rita)
     rita.get_by_role("button", name="Clean empty queues").click()

@@ -124,7 +124,7 @@ class Assignments:
         request = asked.request
         try:
             if queues is None:
-                remark = f"no name server knows the route of topic {asked.body.topic}"
+                remark = f"no name server has a route of topic {asked.body.topic}"
                 raise for_code(ResponseCode.TOPIC_NOT_EXIST, remark)
             response = request.reply(body=self._answer(asked.body, queues))
         except ResponseError as error:

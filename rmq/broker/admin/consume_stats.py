@@ -528,4 +528,4 @@ def _shown(queues: range, counted: int, is_shown: Callable[[int], bool]) -> Iter
 
 def _check_size(size: int, what: str) -> None:
     if size > ANSWER_SIZE:
-        raise for_code(ResponseCode.SYSTEM_ERROR, f"no answer may be so large as {what}")
+        raise for_code(ResponseCode.SYSTEM_ERROR, f"the response is too large: {what}")

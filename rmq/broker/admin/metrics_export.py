@@ -163,9 +163,11 @@ def _server(broker: Measured) -> Iterator[Metric]:
     config = broker.config
     row = (VERSION, config.broker_cluster_name, config.broker_name, str(config.broker_id))
     labels = ("version", "cluster", "broker", "broker_id")
-    yield Metric("build_info", "gauge", "Always 1: the version, and which broker this is", [(row, 1)], labels)
+    yield Metric(
+        "build_info", "gauge", "Always 1; its labels have the version and the broker", [(row, 1)], labels
+    )
     known = [((address,), float(is_known)) for address, is_known in broker.registration.known_by.items()]
-    help = "1 while that name server has taken the last registration"
+    help = "1 while the name server has accepted the last registration"
     yield Metric("registered", "gauge", help, known, ("namesrv",))
     end = broker.registration.certificate_end
     help = "Expiry of the TLS certificate, in seconds since 1970; 0 without a certificate"
@@ -187,15 +189,15 @@ def _traffic(broker: Measured) -> Iterator[Metric]:
     rows = [((t,), size) for t, _, size in stats.totals_in()]
     yield counter("bytes_in", help="Bytes of stored messages", rows=rows, labels=topic)
     out = [(key, n) for key, n, _ in stats.totals_out()]
-    yield counter("messages_out", help="Messages handed out", rows=out, labels=pair)
+    yield counter("messages_out", help="Messages delivered to consumers", rows=out, labels=pair)
     out = [(key, size) for key, _, size in stats.totals_out()]
-    yield counter("bytes_out", help="Bytes handed out", rows=out, labels=pair)
+    yield counter("bytes_out", help="Bytes delivered to consumers", rows=out, labels=pair)
     back = [(key, n) for key, n, _ in stats.totals_sent_back()]
     yield counter("sent_back", help="Messages that consumers sent back", rows=back, labels=pair)
     yield single("pulls_empty", "counter", "Pulls that found nothing", stats.missed)
     yield single("sends_failed", "counter", "Messages that could not be written", stats.failed_puts)
     unsure = [((reason,), n) for reason, n in broker.acknowledgement.unsure.items()]
-    help = "Stored messages whose answer says that disk or slave may lack them"
+    help = "Stored messages acknowledged with a warning: the disk or a slave may lack them"
     yield counter("sends_unsure", help=help, rows=unsure, labels=("reason",))
 
 
@@ -237,7 +239,7 @@ def _queues(broker: Measured, each: bool, counts: bool) -> Slices[list[Metric]]:
     rows = [((topic,), count) for topic, count in kept.items()]
     found = []
     if counts:
-        help = "Messages of a topic that are still there"
+        help = "Stored messages of a topic"
         found.append(Metric("topic_messages", "gauge", help, rows, ("topic",)))
     if each:
         names = ("topic", "queue")
@@ -269,7 +271,7 @@ def _lags(broker: Measured, each: bool) -> Slices[list[Metric]]:
     help = "Stored messages that the group has not consumed yet"
     found = [Metric("consumer_lag_messages", "gauge", help, sums, ("group", "topic"))]
     if each:
-        help = "The same for each queue"
+        help = "Lag of the group in a queue"
         found.append(Metric("consumer_lag_queue_messages", "gauge", help, rows, ("group", "topic", "queue")))
     return found
 
@@ -288,12 +290,12 @@ def _store(broker: Measured) -> Iterator[Metric]:
         ),
         (
             "dispatch_behind_bytes",
-            "Bytes of the log that queues and index lack",
+            "Bytes of the log without queue units or index entries yet",
             max(0, store.dispatch_behind_bytes),
         ),
         ("disk_used_ratio", "Part of the store's disk that is used, 0 to 1", state.ratio),
         ("disk_free_bytes", "Free bytes of the store's disk", state.free_bytes),
-        ("store_writable", "1 when messages are taken, as far as the disk goes", float(state.is_writable)),
+        ("store_writable", "1 while the disk allows new messages", float(state.is_writable)),
     )
     for name, help, value in rows:
         yield single(name, "gauge", help, value)
@@ -321,7 +323,7 @@ def _waiting_messages(broker: Measured) -> Iterator[Metric]:
     ]
     yield Metric("delay_backlog_messages", "gauge", "Delayed messages not delivered yet", levels, ("level",))
     yield single(
-        "transactions_pending", "gauge", "Half messages without an end", broker.transactions.open_count
+        "transactions_pending", "gauge", "Half messages without a decision", broker.transactions.open_count
     )
     yield single("timer_messages", "gauge", "Messages that wait for their delivery time", len(broker.timers))
 
@@ -351,13 +353,13 @@ def _deliveries(broker: Measured) -> Iterator[Metric]:
     figures, pair = broker.deliveries.figures(), ("group", "topic")
     gauge = partial(Metric, kind="gauge", labels=pair)
     rows = [((one.group, one.topic), float(one.leased)) for one in figures]
-    yield gauge("taken_messages", help="Messages that consumers have taken and not acknowledged", rows=rows)
+    yield gauge("taken_messages", help="Messages in flight: taken and not acknowledged", rows=rows)
     rows = [((one.group, one.topic), float(one.waiting)) for one in figures]
     yield gauge("retry_waiting_messages", help="Messages that wait for their next attempt", rows=rows)
     rows = [((one.group, one.topic), one.oldest_ms / 1000) for one in figures]
-    yield gauge("oldest_taken_seconds", help="How long ago the oldest of them was taken", rows=rows)
+    yield gauge("oldest_taken_seconds", help="Age of the oldest message in flight", rows=rows)
     rows = [((one.group, one.topic), float(one.polls)) for one in figures]
-    yield gauge("take_polls", help="Long polls for messages one by one", rows=rows)
+    yield gauge("take_polls", help="Long polls of per-message delivery", rows=rows)
     help = "Messages that became dead letters after their last attempt"
     yield single("dead_letters", "counter", help, broker.deliveries.dead_letters)
 
@@ -383,15 +385,18 @@ def _clients(broker: Measured) -> Iterator[Metric]:
 def _durations(histograms: Histograms) -> Iterator[Metric]:
     kind: Kind = "histogram"
     yield single(
-        "send_write_seconds", kind, "From a send's arrival until it is in the log", histograms.write.copy()
+        "send_write_seconds",
+        kind,
+        "Time from the arrival of a send until the log has the message",
+        histograms.write.copy(),
     )
     yield single("flush_seconds", kind, "A sync of the log", histograms.flush.copy())
     yield single(
-        "flush_wait_seconds", kind, "How long acknowledgements waited for the disk", histograms.flush_wait
+        "flush_wait_seconds", kind, "Time that acknowledgements waited for the disk", histograms.flush_wait
     )
-    help = "How long acknowledgements waited for a slave"
+    help = "Time that acknowledgements waited for a slave"
     yield single("replication_wait_seconds", kind, help, histograms.replication_wait.copy())
-    help = "How late the event loop came to a task that was due, or a round of it, ten times a second"
+    help = "Delay of the event loop, ten times a second: lateness of a due task, or the length of a round"
     yield single("loop_lag_seconds", kind, help, histograms.loop_lag.copy())
 
 

@@ -183,13 +183,13 @@ class Admin:
             known = self._topics.get(topic)
             if known is None or known.creation is None or known.creation.time_ms != created_ms:
                 continue
-            log.warning("topic %s is deleted: the former master had begun to", topic)
+            log.warning("topic %s is deleted: the former master had begun the deletion", topic)
             self._topics.change(topic, None)
             self._changes.later("topics", None, partial(self._forget_topic, topic))
 
     def _forget_topic(self, topic: str) -> None:
         if self._topics.get(topic) is not None:
-            log.warning("topic %s is there again, as its master says: its messages stay", topic)
+            log.warning("topic %s exists again at the master: its messages stay", topic)
             self._topics.stays(topic)
             return
         self._commit_pending()  # as above

@@ -393,7 +393,7 @@ class Reader:
         if not self._role.has_lease():
             raise for_code(
                 ResponseCode.SERVICE_NOT_AVAILABLE,
-                "this master has no lease of the controllers, another may have what you ask for",
+                "this master has no lease of the controllers, its successor may have the message",
             )
 
     def read(self, wanted: Wanted, reading: Reading) -> Found:

@@ -67,7 +67,7 @@ class Recall:
         if owner and not self._may_act_for(peer, owner):
             mine = account_of(peer)
             log.warning("account %s may not recall %s of account %s", mine or "-", handle.unique_key, owner)
-            remark = f"the message {handle.unique_key} is another account's, which alone may recall it"
+            remark = f"the message {handle.unique_key} is another account's: only its owner may recall it"
             raise for_code(ResponseCode.NO_PERMISSION, remark)
         account = owner or account_of(peer)
         maker = self._settings.holders_of(peer)

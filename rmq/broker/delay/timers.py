@@ -411,9 +411,8 @@ class Timers:
                     if not account or account in by:
                         return True
                     others = ", ".join(sorted(by))
-                    log.warning(
-                        "a recall of account %s's message by %s is not obeyed", account, others or "-"
-                    )
+                    text = "refused the recall of a message of account %s by %s"
+                    log.warning(text, account, others or "-")
         return False
 
     def _roll(self, now_ms: int) -> bool:

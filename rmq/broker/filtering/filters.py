@@ -274,7 +274,8 @@ class FilterTable:
         characters = len(made.expression)
         full = self._filters.full(holders) or self._characters.full(holders, characters)
         if full:
-            log.warning("%s:%s is not kept, of filters or their characters %s", group, wanted.topic, full)
+            text = "the filter of group %s for %s is not kept: of filters or their characters %s"
+            log.warning(text, group, wanted.topic, full)
             return
         self._filters.add(holders)
         self._characters.add(holders, characters)

@@ -217,7 +217,7 @@ class _Parser:
             return node
         if node.name is not None:
             return self.over(_cast(node.evaluate), node)
-        raise self.refused("a condition is wanted, not a value")
+        raise self.refused("expected a condition, not a value")
 
     def over(self, evaluate: Evaluate, *parts: _Node, boolean: bool = True) -> _Node:
         """A node that evaluates its parts, by two calls at most."""
@@ -306,7 +306,7 @@ class _Parser:
         self.take("AND")
         high = self.unary()
         if not negated and low.constant and high.constant and not _rising(low.value, high.value):
-            raise self.refused("BETWEEN wants low AND high with low <= high")
+            raise self.refused("BETWEEN expects low AND high with low <= high")
         signs, join = (("<", ">"), _any) if negated else ((">=", "<="), _all)
         parts = [self.ordered(value, signs[0], low), self.ordered(value, signs[1], high)]
         return self.over(join([part.evaluate for part in parts]), *parts)
@@ -319,7 +319,7 @@ class _Parser:
             texts.append(self.string())
         self.take(")")
         if left.name is None:
-            raise self.refused("IN wants a property on its left")
+            raise self.refused("IN expects a property on its left")
         return self.over(_within(left.evaluate, frozenset(texts), negated), left)
 
     def unary(self) -> _Node:

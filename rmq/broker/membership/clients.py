@@ -292,7 +292,7 @@ class Clients:
         if new and (full := self.shares.full(self._holders_of(connection), new)):
             raise for_code(
                 ResponseCode.SYSTEM_BUSY,
-                f"client {data.client_id} is not let into {new} groups: of the members of groups "
+                f"client {data.client_id} is refused in {new} groups: of the members of groups "
                 f"(maxGroupMembers) {full}",
             )
 
@@ -529,7 +529,7 @@ def _say_joined(changed: dict[str, Member]) -> None:
     for name in names[:GROUPS_SAID]:
         member = changed[name]
         place, wants = member.connection.peer_address, dict(member.terms[1])
-        log.info("consumer %s of group %s at %s wants %s", member.client_id, name, place, wants)
+        log.info("consumer %s of group %s at %s subscribes to %s", member.client_id, name, place, wants)
     if len(names) > GROUPS_SAID:
         more = ", ".join(names[GROUPS_SAID:])
         log.info("and consumers of %d more groups: %s", len(names) - GROUPS_SAID, more)

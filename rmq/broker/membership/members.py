@@ -192,7 +192,7 @@ class Conflicts:
                 self._refused.clear()
             self._refused.add(key)
             self.found += 1
-            log.warning("%s; %s is not let in", text, member.client_id)
+            log.warning("%s; %s is refused", text, member.client_id)
         return text
 
     def _refusal(self, group: ConsumerGroup, member: Member) -> str | None:

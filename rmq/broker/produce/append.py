@@ -476,7 +476,9 @@ class Append:
         """Keep the properties that a sender may give, and add `broker_properties`. Raises ResponseError for a
         recall, which has a request of its own: a plain send may be taken for a recall."""
         if PROPERTY_RECALLED in properties:
-            raise self.illegal(f"{PROPERTY_RECALLED} is not a sender's; recall a message by its handle")
+            raise self.illegal(
+                f"{PROPERTY_RECALLED} may not be set by a sender; recall a message by its handle"
+            )
         for name in INTERNAL_PROPERTIES.intersection(properties):
             del properties[name]
         properties.pop(PROPERTY_WAIT_STORE, None)

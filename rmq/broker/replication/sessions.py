@@ -269,7 +269,7 @@ class MasterSession:
             if word < _NAMED_END and self._next >= 0 and self.waiting is not None:
                 stop += word - _TEXT
                 if stop - at > TEXT_MAX:
-                    raise RemoteProtocolError(f"the slave tells of waiting pulls in {stop - at} bytes")
+                    raise RemoteProtocolError(f"the slave's report of waiting pulls has {stop - at} bytes")
                 if stop > end:
                     break
                 self._take_text(data[at + REPORT.size : stop])
@@ -332,7 +332,9 @@ class MasterSession:
         if offset == 0 and not self._is_ours:
             offset = high - high % self._store.config.mapped_file_size_commit_log
         if offset < low:
-            raise RemoteProtocolError(f"the slave's log reaches {offset}, ours begins at {low}: copy it anew")
+            raise RemoteProtocolError(
+                f"the slave's log reaches {offset}, ours begins at {low}: copy the whole log again"
+            )
         self._next, self._epochs = offset, ()
 
     def frame(self, now: float, most: int | None = None) -> bytes:
@@ -545,7 +547,7 @@ class Diverged(RmqError):
 class Expired(RmqError):
     """The master has deleted the records that follow a slave's log; the text has the offsets."""
 
-    hint = "the slave puts its log aside and begins anew where its master's begins"
+    hint = "the slave sets its log aside and copies the master's from its start"
 
 
 def begin(store: Store, master: MasterLog, log_id: str) -> None:
@@ -565,8 +567,8 @@ def begin(store: Store, master: MasterLog, log_id: str) -> None:
         )
     if store.max_physical_offset < master.start:
         raise Expired(
-            f"our log ends at {store.max_physical_offset}, the master's begins at {master.start}: what is"
-            " between has expired there"
+            f"our log ends at {store.max_physical_offset}, the master's begins at {master.start}: the"
+            " messages between have expired at the master"
         )
 
 

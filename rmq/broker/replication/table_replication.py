@@ -212,7 +212,9 @@ class TableSender:
         serial, at = divmod(number & ~_SAVED_BIT, len(names))
         cursor = self._cursor(names[at])
         if serial > cursor.serial:
-            raise RemoteProtocolError(f"it has {cursor.name} up to change {serial}, of {cursor.serial} told")
+            raise RemoteProtocolError(
+                f"it confirms change {serial} of {cursor.name}, {cursor.serial} were sent"
+            )
         self._had[cursor.name] = max(serial, self._had.get(cursor.name, -1))
 
     def had(self, table: str) -> int:

@@ -205,11 +205,15 @@ def check(config: BrokerConfig, store_config: StoreConfig) -> None:
     """Raises ConfigError for settings that do not fit a controlled set."""
     parse_addresses(config.controller_addr, "controllerAddr")
     if store_config.flush_disk_type is not FlushDiskType.SYNC_FLUSH:
-        wanted = "durability=replicated, of a slave flushDiskType=SYNC_FLUSH: a replica that is elected must"
-        raise ConfigError("controllerAddr", config.controller_addr, f"{wanted} have on its disk what it said")
+        raise ConfigError(
+            "controllerAddr",
+            config.controller_addr,
+            "durability=replicated (slaves: flushDiskType=SYNC_FLUSH): an elected replica must have every"
+            " acknowledged message on disk",
+        )
     if config.listen_port == 0:
         raise ConfigError(
-            "listenPort", 0, "a fixed port with controllerAddr: the others of the set are told it"
+            "listenPort", 0, "a fixed port with controllerAddr: the other brokers of the set dial it"
         )
     if not config.ha_enable:
         raise ConfigError("haEnable", "false", "true with controllerAddr")
@@ -524,7 +528,7 @@ class FailoverService:
                 log.error(text, self._config.broker_name, hangs or why)
         elif now >= self._gave_up_at + AGAIN_SECONDS:
             self._gave_up_at = now
-            log.error("%s: another replica shall be master: %s", self._config.broker_name, hangs or why)
+            log.error("%s: another replica takes over as master: %s", self._config.broker_name, hangs or why)
             manager.step_down()
 
     def _hand_over(self, broker: Broker) -> None:
@@ -588,5 +592,5 @@ class FailoverService:
         now = anyio.current_time()
         if now >= self._next_warning_at or (is_refusal and reason != self._refused):
             self._next_warning_at, self._refused = now + WARNING_SECONDS, reason if is_refusal else ""
-            what = "refuse it" if is_refusal else "do not answer as they should"
+            what = "refuse it" if is_refusal else "give no valid response"
             log.warning("%s: the controllers %s: %s", self._config.broker_name, what, reason)

@@ -191,7 +191,7 @@ class Registrars:
         try:
             await pool.call(address, self._registration.unregister(), STOP_SECONDS)
         except EXPECTED as error:
-            log.info("name server %s did not hear that the broker leaves: %s", address, error)
+            log.info("cannot unregister at name server %s: %s", address, error)
 
 
 async def answer_assignments(broker: Broker, pool: Pool, wanted: Wakeup) -> NoReturn:
@@ -212,5 +212,5 @@ async def _route(broker: Broker, pool: Pool, topic: str) -> TopicRouteData | Non
             if response.code == ResponseCode.SUCCESS:
                 return TopicRouteData.from_json(response.body)
         except EXPECTED as error:
-            log.info("name server %s does not tell the route of %s: %s", address, topic, error)
+            log.info("name server %s gives no route of %s: %s", address, topic, error)
     return None

@@ -101,8 +101,8 @@ DAMAGED_SECONDS = 60.0
 NOT_FOUND = "can not find message by the offset"
 """What a RocketMQ master says when no record begins at an offset."""
 DIVERGED_ADVICE = (
-    "Nothing of ours is deleted. If the master is the wrong one or lost its disk: restore it, or make this"
-    " slave the master. To give our log up: set haDivergedLog=aside here, which moves it to a folder of its"
+    "Nothing is deleted here. If the master is the wrong broker or has lost its disk: restore it, or make"
+    " this slave the master. To give this log up: set haDivergedLog=aside, which moves it to a folder of its"
     " own, or stop this slave and move its store away"
 )
 REMOTE = (ConnectFailed, ConnectionLost, RequestTimeout, RemoteProtocolError, ResponseError)
@@ -141,7 +141,7 @@ async def _welcome(broker: Broker, guard: Guard, raw: Stream, guest: Guest) -> N
         admitted = partial(guard.admitted, guest.speaks)
         stream = await within(HANDSHAKE_SECONDS, admitted, raw) if guard.is_restricted else raw
     except link_errors(RemoteProtocolError) as error:
-        log.warning("no slave: %s is refused: %s", raw.peer, error)
+        log.warning("refused slave %s: %s", raw.peer, error)
         await close_at_once(raw)
     else:
         if guard.secret:
@@ -330,7 +330,9 @@ class Follower:
                 except Diverged as error:
                     self._stop(address, str(error))
                 except CorruptRecord as error:
-                    self._stop(address, f"its log came damaged, look at it with `rmq store check`: {error}")
+                    self._stop(
+                        address, f"it sent a damaged log; check its log with `rmq store check`: {error}"
+                    )
                     pause = DAMAGED_SECONDS
                 except link_errors(*REMOTE, StoreError, ConfigError) as error:
                     log.warning("the link to master %s has ended: %s", address, error)
@@ -408,7 +410,7 @@ class Follower:
         if note is not None:
             return await with_all_epochs(stream, MasterLog.from_note(note), note)
         if self._guard.secret:
-            raise RemoteProtocolError("it has the secret, but does not say which log it has")
+            raise RemoteProtocolError("it has the secret, but sends no id of its log")
         return None
 
     async def _align(self, stream: Stream, greeting: MasterLog | None) -> int:
@@ -487,7 +489,8 @@ class Follower:
             if cut is not None:
                 check_cut(store, theirs, cut, state.kept(theirs, self._reported))
                 log.warning(
-                    "our log ends at %d, the master's at %d: cut ours at %d, nothing behind was acknowledged",
+                    "our log ends at %d, the master's at %d: cut ours at %d; no later message was"
+                    " acknowledged",
                     store.max_physical_offset,
                     theirs.end,
                     cut,
@@ -531,7 +534,7 @@ class Follower:
         with anyio.move_on_after(REQUEST_SECONDS):
             theirs = await read_note(stream)
             return theirs == {"at": physical_offset, **fingerprint(self._broker.store.read(physical_offset))}
-        raise RemoteProtocolError("the master does not answer what it has")
+        raise RemoteProtocolError("the master sent no fingerprint of its record in time")
 
     async def _same_by_request(self, physical_offset: int) -> bool:
         """The same for a RocketMQ master. Raises ResponseError for any response except the record, or "no

@@ -178,7 +178,7 @@ class RequestForwarder(ClientOnlyEndpoint):
             if is_forwarded(request):
                 self._manager.count_forwarded(refused=True)
                 raise for_code(
-                    UNAVAILABLE, "this broker is not the master now, and the request was handed on"
+                    UNAVAILABLE, "this broker is not the master now, and the request was forwarded"
                 )
             if broker is None or request.language == OURS:
                 return fallback(request, connection, now)

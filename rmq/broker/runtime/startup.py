@@ -139,7 +139,7 @@ async def open_ports(network: Network, config: BrokerConfig, store_config: Store
         clients = await open_listeners(network, [main, *vip], held=True)
     except PortInUse as error:
         if error.address in vip:
-            why = "for clients that ask there, listenPort - 2; vipChannelEnabled=false does without"
+            why = "for the VIP channel, listenPort - 2; set vipChannelEnabled=false to do without"
             raise PortInUse(error.address, why) from None
         raise
     if not config.ha_enable or store_config.broker_role is BrokerRole.SLAVE:
@@ -149,7 +149,7 @@ async def open_ports(network: Network, config: BrokerConfig, store_config: Store
         (slaves,) = await open_listeners(network, [join_address(config.bind_host, port)], held=True)
     except PortInUse as error:
         await Ports(clients, None).aclose()
-        without = "" if config.controller_addr else "; haEnable=false does without"
+        without = "" if config.controller_addr else "; set haEnable=false to do without"
         raise PortInUse(error.address, f"for slaves, listenPort + 1{without}") from None
     except BaseException:
         await Ports(clients, None).aclose()
@@ -282,7 +282,7 @@ class Opening:
                         loaded = True
                     nursery.cancel_scope.cancel()
             if scope.cancelled_caught:
-                raise StoreError("the disk does not answer: the store is being opened, and that is given up")
+                raise StoreError("the disk does not answer: gave up opening the store")
         if not loaded:
             log.info("stopped while the store was being opened; the next start opens it from the beginning")
             raise StoppedOpening

@@ -103,7 +103,7 @@ class TableFiles:
                     raise
                 kept = self._store.keep_damaged_config(name)
                 log.error(
-                    "the table %s of this slave cannot be read, and is fetched anew from its master; a copy"
+                    "the table %s of this slave cannot be read, and is fetched from its master; a copy"
                     " of the file is %s: %s",
                     *(name, kept, error),
                 )

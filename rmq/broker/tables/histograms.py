@@ -17,7 +17,7 @@ class Histograms:
     """Figures that are counted as they happen; all other metrics are read from the tables on demand."""
 
     write: Histogram = Factory(Histogram)
-    """From a send's arrival until it is in the log, for each message."""
+    """Time from the arrival of a send until the log has the message, for each message."""
     flush: Histogram = Factory(Histogram)
     """A sync of the log."""
     flush_wait: Histogram = Factory(Histogram)

@@ -226,7 +226,7 @@ def _parts(name: str) -> tuple[str, MessageQueue]:
         group, topic, broker, queue_id = name.split("\n")
         return group, MessageQueue(topic, broker, int(queue_id))
     except ValueError:
-        raise RemoteProtocolError(f"{name[:80]!r} is no lock") from None
+        raise RemoteProtocolError(f"{name[:80]!r} is not a lock") from None
 
 
 def _check(body: LockBatchRequestBody | UnlockBatchRequestBody) -> None:

@@ -122,9 +122,9 @@ class Oidc:
         and the page to go to. Raises LoginFailed, ProviderFailed."""
         pending = self._pending.pop(given.get("state", ""), None)
         if pending is None or pending.ends_at < self.now():
-            raise LoginFailed("this login has ended, or was not begun here: begin it again")
+            raise LoginFailed("this login has ended, or did not begin here: start again")
         if not hmac.compare_digest(pending.browser.encode(), browser.encode()):
-            raise LoginFailed("this login was begun in another browser: begin it again")
+            raise LoginFailed("this login began in another browser: start again")
         if given.get("iss", self.settings.issuer) != self.settings.issuer:
             raise LoginFailed("the answer is of another provider")
         if "error" in given or not given.get("code"):
@@ -181,7 +181,7 @@ class Oidc:
             return claims
         found = await self._ask("GET", place, headers={"authorization": f"Bearer {access_token}"})
         if found.get("sub") != claims["sub"]:
-            raise LoginFailed("the provider's page on the person is of somebody else")
+            raise LoginFailed("the provider's user info belongs to another person")
         return {**found, **claims}
 
     async def _claims(self, token: str, nonce: str) -> dict[str, Any]:

@@ -53,7 +53,9 @@ class OidcSettings:
         if "openid" not in self.scopes:
             raise ConfigError("oidc.scopes", list(self.scopes), "openid among them")
         if not self.roles and self.default_role is None:
-            raise ConfigError("oidc.roles", {}, "roles, or default_role: else nobody could log in")
+            raise ConfigError(
+                "oidc.roles", {}, "roles, or default_role: without either, no login is possible"
+            )
 
     @property
     def host(self) -> str:

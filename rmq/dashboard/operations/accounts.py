@@ -129,7 +129,7 @@ async def put_account(
     call: Call,
     *,
     account: str,
-    secret_key: Annotated[str, msgspec.Meta(description="Empty: it stays. Never shown or logged.")] = "",
+    secret_key: Annotated[str, msgspec.Meta(description="Empty: unchanged. Never shown or logged.")] = "",
     admin: bool | None = None,
     white_address: str | None = None,
     default_topic: Perm = "",

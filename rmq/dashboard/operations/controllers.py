@@ -102,7 +102,7 @@ async def controllers(call: Call) -> Controllers:
         states = [one for one in states if not one.error]
     states = [one for one in states if one.error != NO_CONTROLLER]
     if not states:
-        return Controllers([], [], {}, "no broker names controllers, and the name servers are none")
+        return Controllers([], [], {}, "no broker names controllers, and no name server is a controller")
     leading = next((one for one in states if one.is_leading), None)
     different = {str(lease): address for lease, address in leases(states).items()}
     return Controllers(

@@ -102,10 +102,10 @@ async def dead_letters(
     call: Call,
     *,
     group: str,
-    reason: Annotated[str, msgspec.Meta(description="Only letters whose reason contains this.")] = "",
+    reason: Annotated[str, msgspec.Meta(description="Only letters with this text in their reason.")] = "",
     since_ms: Millis = 0,
     count: Annotated[int, msgspec.Meta(ge=1, le=200)] = 100,
-    cursor: Annotated[str, msgspec.Meta(description="That of the page before.")] = "",
+    cursor: Annotated[str, msgspec.Meta(description="The cursor of the page before.")] = "",
 ) -> DeadList:
     """A page of the dead letters of a group, newest first, with reasons."""
     topic, since = dlq_topic(validate_group(group)), since_ms or None
@@ -179,7 +179,7 @@ async def resend_dead_letters(
     ] = [],  # noqa: B006
     all: Annotated[bool, msgspec.Meta(description="All letters of the group.")] = False,
     to_topic: Annotated[str, msgspec.Meta(description="Empty: each to its own topic.")] = "",
-    rate: Annotated[float, msgspec.Meta(ge=0, description="At most so many a second; 0: no limit.")] = 0,
+    rate: Annotated[float, msgspec.Meta(ge=0, description="Letters a second; 0: no limit.")] = 0,
 ) -> Resent:
     """Send dead letters to their topics again. A letter that was sent before is not sent twice."""
     if all == bool(ids):

@@ -199,7 +199,7 @@ def check_seen(kind: str, name: str, seen: str, settings: Mapping[str, Body | st
         return
     if seen == ABSENT:
         raise Conflict(f"the {kind} {name} exists already")
-    raise Conflict(f"somebody has changed or deleted the {kind} {name} since this page was loaded")
+    raise Conflict(f"another user has changed or deleted the {kind} {name} since this page was loaded")
 
 
 async def all_group_configs(call: Call) -> dict[str, SubscriptionGroupConfig]:

@@ -230,7 +230,7 @@ def _queue(row: QueueProgress) -> GroupQueue:
 # --- members ---
 
 AnswerSeconds = Annotated[
-    float, msgspec.Meta(ge=0.1, le=15, description="For how long each member is waited for.")
+    float, msgspec.Meta(ge=0.1, le=15, description="Time to wait for each member, in seconds.")
 ]
 
 
@@ -474,7 +474,7 @@ async def delete_group(
     call: Call,
     *,
     group: str,
-    confirm: Annotated[str, msgspec.Meta(description="The name again.")],
+    confirm: Annotated[str, msgspec.Meta(description="The name, repeated.")],
     remove_offsets: bool = True,
 ) -> Deleted:
     """Delete a consumer group, its retry topic and its dead letters."""

@@ -71,7 +71,7 @@ async def start_job(
     found = OPERATIONS.get(operation)
     if found is None or not found.is_long:
         names = ", ".join(sorted(name for name, one in OPERATIONS.items() if one.is_long))
-        raise BadRequest(f"operation: {operation} is no long operation; they are {names}")
+        raise BadRequest(f"operation: {operation} is not a long operation; long operations are {names}")
     check_role(call.identity, found.role)
     values = arguments_of(found, arguments)
     order = Order(operation, shown_arguments(values), call.cluster, call.identity)

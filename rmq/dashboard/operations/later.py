@@ -106,7 +106,7 @@ async def delayed_messages(
     ] = 0,
     broker: Annotated[str, msgspec.Meta(description="The broker of the level.")] = "",
     count: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50,
-    cursor: Annotated[str, msgspec.Meta(description="That of the page before.")] = "",
+    cursor: Annotated[str, msgspec.Meta(description="The cursor of the page before.")] = "",
 ) -> DelayedList:
     """The messages that wait at a delay level, the next one first; or for a time of their own, the newest
     sends first."""
@@ -117,7 +117,7 @@ async def delayed_messages(
         return DelayedList([_delayed_row(one) for one in page.messages], page.cursor or "")
     await figures.check_master(call, broker)
     if cursor and not re.fullmatch(r"[0-9]{1,18}", cursor):
-        raise BadRequest("cursor: it is none of a page of this list")
+        raise BadRequest("cursor: it does not belong to this list")
     levels = await operate_delayed.delay_levels(call.admin, broker=broker)
     place = next((one for one in levels if one.level == level), None)
     if place is None:

@@ -85,7 +85,7 @@ async def messages(
     tags: Annotated[str, msgspec.Meta(description="Tags, as in a subscription: a || b.")] = "*",
     text: Annotated[str, msgspec.Meta(description="Only bodies that contain this text.")] = "",
     count: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50,
-    cursor: Annotated[str, msgspec.Meta(description="That of the page before.")] = "",
+    cursor: Annotated[str, msgspec.Meta(description="The cursor of the page before.")] = "",
 ) -> MessagePage:
     """A page of a topic's messages by time; the queues are read only as far as the page needs it."""
     wanted = text.encode()

@@ -188,7 +188,7 @@ def arguments_of(found: Operation, given: Mapping[str, Any]) -> dict[str, Any]:
 def check_role(identity: Identity, needed: Role) -> None:
     """Raises LoginNeeded or Forbidden when the role is not enough; a change needs a login in any case."""
     if needed > Role.READER and not identity.is_logged_in:
-        raise LoginNeeded(f"this needs the role {needed.label}: nobody has logged in")
+        raise LoginNeeded(f"this needs the role {needed.label}: log in first")
     if identity.role < needed:
         raise Forbidden(f"this needs the role {needed.label}; {identity.name} is {identity.role.label}")
 

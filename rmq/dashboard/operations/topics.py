@@ -271,7 +271,7 @@ async def _warnings(
         for group, rows in (await call.admin.unread_beyond(topic, queues)).items():
             count = sum(row.lag for row in rows)
             found.append(f"{count:,} messages that {group} has not consumed would be hidden")
-        found.append("messages of one key may move to another queue: their order is not kept meanwhile")
+        found.append("messages of a key may move to another queue: their order may change once")
     if not names:
         found.append("no master is registered: nothing will be created")
     return found
@@ -287,7 +287,7 @@ class Deleted:
 
 @operation("DELETE", "/topics/{topic}", Role.ADMIN)
 async def delete_topic(
-    call: Call, *, topic: str, confirm: Annotated[str, msgspec.Meta(description="The name again.")]
+    call: Call, *, topic: str, confirm: Annotated[str, msgspec.Meta(description="The name, repeated.")]
 ) -> Deleted:
     """Delete a topic with its messages, everywhere."""
     if confirm != topic:
@@ -299,7 +299,7 @@ async def delete_topic(
 
 @frozen
 class Sent:
-    """A message that was stored: its id, and its place. By `recall_handle` a delayed one is taken back."""
+    """A message that was stored: its id, and its place. By `recall_handle` a delayed one is recalled."""
 
     message_id: str
     offset_message_id: str
@@ -321,9 +321,7 @@ async def send_message(
     keys: Annotated[str, msgspec.Meta(description="Keys, separated by blanks.")] = "",
     properties: dict[str, str] = {},  # noqa: B006 - msgspec copies it
     delay_seconds: Annotated[float, msgspec.Meta(ge=0, le=40 * 86_400)] = 0,
-    group: Annotated[
-        str, msgspec.Meta(description="The producer group in whose name it is sent.")
-    ] = SEND_GROUP,
+    group: Annotated[str, msgspec.Meta(description="The producer group of the send.")] = SEND_GROUP,
 ) -> Sent:
     """Send a message. The body is text, in UTF-8."""
     message = Message(

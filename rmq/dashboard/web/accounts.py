@@ -18,7 +18,7 @@ async def accounts(page: Page) -> Response:
     """The list, and an answer to why."""
     if page.caller.identity.role < Role.ADMIN:
         kind = Forbidden if page.caller.identity.is_logged_in else LoginNeeded
-        return page.error(kind("accounts are shown to administrators"))
+        return page.error(kind("only administrators see accounts"))
     query = {key: page.query.get(key, "") for key in WHY}
     found, problem, answer = None, "", None
     try:

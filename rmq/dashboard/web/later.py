@@ -12,7 +12,7 @@ async def delayed(page: Page) -> Response:
     """Messages that wait for their time; recall."""
     if page.is_post:
         done = await page.perform("recall", handle=page.form.get("handle", ""))
-        return page.redirect("delayed", notice=f"Message {done.message_id} is taken back.")
+        return page.redirect("delayed", notice=f"Message {done.message_id} is recalled.")
     return page.show(
         "delayed.html", brokers=await page.perform("delayed"), handle=page.query.get("handle", "")
     )

@@ -124,8 +124,8 @@ def first_difference(
     in files of different sizes."""
     if one.file_size != other.file_size:
         raise StoreError(
-            f"{one.name} has log files of {one.file_size} bytes, {other.name} of {other.file_size}: they are"
-            " no replicas of each other"
+            f"{one.name} has log files of {one.file_size} bytes, {other.name} of {other.file_size}: they"
+            " are not replicas of each other"
         )
     start, stop = max(one.start, other.start), min(one.end, other.end)
     compared = start

@@ -64,7 +64,7 @@ class IndexAudit:
             if size != self.file_size:
                 self._add("index file size", path, 0, f"{size} bytes, the others have {self.file_size}")
         if not self.slots:
-            self.notes.append("the index is not checked: how many slots its files have cannot be told")
+            self.notes.append("the index is not checked: the number of slots of its files is unknown")
             return
         self._entries = (entry for path in paths for entry in self._read(path))
         self._next = next(self._entries, None)

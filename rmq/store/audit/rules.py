@@ -32,7 +32,8 @@ KINDS: Final = (
 """The kinds of findings in log and queues, the most frequent first."""
 
 OPEN_NOTE: Final = (
-    "abort is there: a broker runs on it, or was killed; what its next start mends is no fault here"
+    "abort exists: a broker runs on this store, or was killed;"
+    " faults that its next start repairs are not listed"
 )
 
 _LIGHT: Final = "%LMQ%"

@@ -244,7 +244,10 @@ class CommitLog:
                     self.segments.sync(self.flushed, end)
                     self._check_there(end)
                 except StoreError as error:
-                    self.failure = f"the commit log cannot be synced, nothing is taken until it can: {error}"
+                    self.failure = (
+                        "the commit log cannot be synced, no message is accepted until a sync"
+                        f" succeeds: {error}"
+                    )
                     raise
                 self.flushed = end
                 self._note_synced()
@@ -311,7 +314,7 @@ class CommitLog:
             raise self._gone(scan.position)
 
     def _gone(self, position: int) -> CorruptRecord:
-        reason = "what a failed sync left is gone: restart the broker, its recovery tells what is left"
+        reason = "bytes of a failed sync are lost: restart the broker, its recovery finds the rest"
         return CorruptRecord(self.segments.path(position), position, reason)
 
     def _close_file_again(self, at: int, next_record: int) -> None:

@@ -120,7 +120,7 @@ async def test_parts_of_messages_are_bounded(
         for producer in links:
             producer.link.delivery(b"tag")
             producer.link.stream(build(text("x" * 60_000))[:-10])
-        with pytest.raises(Broken, match=r"resource-limit-exceeded.*ended none"):
+        with pytest.raises(Broken, match=r"resource-limit-exceeded.*incomplete messages"):
             await one.until(lambda: False)
         async with client(running, "two") as two:
             await (await two.producer(await two.session(), "Orders")).send(text("m"))

@@ -135,7 +135,7 @@ def test_remove_asks_first(file: Path) -> None:
         (("orders-app", "Orders", "sub"), 1, "may not SUB topic Orders: topicPerms has Orders=PUB"),
         (("orders-app", "Other", "SUB"), 0, "topicPerms has no entry for it, and defaultTopicPerm is SUB"),
         (("orders-app", "RMQ_SYS_TRACE_TOPIC", "PUB"), 0, "every account may write traces"),
-        (("orders-app", "SCHEDULE_TOPIC_XXXX", "SUB"), 1, "only an entry of its own opens it"),
+        (("orders-app", "SCHEDULE_TOPIC_XXXX", "SUB"), 1, "only an entry of its own allows it"),
         (("orders-app", "g", "SUB", "--group"), 0, "may SUB group g: groupPerms has g=SUB"),
         (("orders-app", "%RETRY%other", "SUB"), 1, "belongs to its group: groupPerms has no entry"),
         (("manager", "SCHEDULE_TOPIC_XXXX", "SUB"), 0, "an administrator without permissions of its own"),

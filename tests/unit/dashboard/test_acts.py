@@ -170,7 +170,7 @@ async def test_a_second_person_does_not_overwrite_the_change_of_the_first() -> N
         forms = [form_of((await one.get(path)).text) for one in (ada, otto)]
         assert (await ada.post(path, **{**forms[0], "queues": "6"}, act="save")).status_code == 303
         late = await otto.post(path, **{**forms[1], "queues": "5"}, act="save")
-        assert "somebody has changed or deleted the topic Orders" in text_of(late.text)
+        assert "another user has changed or deleted the topic Orders" in text_of(late.text)
         assert "6 queues (read, write) become 5" in text_of(late.text)
         assert "6" in text_of((await ada.get("/c/test/topics/Orders")).text).partition("Queues ")[2][:3]
         again = form_of(late.text)
@@ -185,7 +185,7 @@ async def test_a_second_person_does_not_overwrite_the_change_of_the_first() -> N
         forms = [form_of((await one.get(path)).text) for one in (ada, otto)]
         assert (await ada.post(path, **{**forms[0], "retries": "5"})).status_code == 303
         late = await otto.post(path, **{**forms[1], "retries": "7"})
-        assert "somebody has changed or deleted the group billing" in text_of(late.text)
+        assert "another user has changed or deleted the group billing" in text_of(late.text)
         assert form_of(late.text)["retries"] == "5"
 
 

@@ -140,7 +140,7 @@ async def test_accounts_are_shown_explained_created_changed_and_deleted(tmp_path
         assert (await guest.get("/c/test/accounts")).status_code == 403
         old = await chief.post("/c/test/new-account", **more, **form)
         assert old.status_code == 409
-        assert "somebody has changed or deleted the account guest-one" in text_of(old.text)
+        assert "another user has changed or deleted the account guest-one" in text_of(old.text)
         await chief.post("/c/test/new-account", seen=await _seen(chief, "guest-one"), topics="", **form)
         assert "Orders=" not in (await chief.get("/c/test/new-account?account=guest-one")).text.partition(
             "</textarea>"

@@ -324,7 +324,7 @@ def test_a_change_starts_from_the_files_as_they_are(guarded: Guarded) -> None:
     more.write_text("accounts: [{accessKey: other01, secretKey: fresh-secret-1}]")
     before = guarded.file.read_text()
     answer = guarded.update("other01", topic_perms="Orders=SUB")
-    assert (answer.code, "account 'other01' stands in" in (answer.remark or "")) == (209, True)
+    assert (answer.code, "account 'other01' is in" in (answer.remark or "")) == (209, True)
     assert guarded.file.read_text() == before
 
 
@@ -439,7 +439,7 @@ def test_a_main_file_is_missed_that_others_take_the_place_of(guarded: Guarded) -
 def test_an_account_stands_in_one_file(tmp_path: Path) -> None:
     (tmp_path / "acl").mkdir()
     (tmp_path / "acl" / "twice.yaml").write_text(TEXT)
-    with pytest.raises(AclFileError, match=r"twice.yaml: account 'manager' stands in .*plain_acl.yml too"):
+    with pytest.raises(AclFileError, match=r"twice.yaml: account 'manager' is in .*plain_acl.yml, too"):
         Guarded(tmp_path)
 
 

@@ -232,7 +232,7 @@ def test_a_default_does_not_reach_copies_of_what_entries_deny(topic: str) -> Non
     assert may(account, TOPIC, "other", permissions.SUB)
     said = explain(account, TOPIC, topic, permissions.SUB)
     assert not said.is_allowed
-    assert "only an entry of its own opens it" in said.reason
+    assert "only an entry of its own allows it" in said.reason
 
 
 def test_an_address_makes_nobody_an_administrator() -> None:

@@ -92,7 +92,7 @@ def test_no_other_place_is_written(tmp_path: Path, name: str) -> None:
     given = json.loads(files(tmp_path / "there", _=MANAGER).shared())
     given["files"][name] = "eA=="
     text = json.dumps(given)
-    with pytest.raises(RemoteProtocolError, match="none of accounts"):
+    with pytest.raises(RemoteProtocolError, match="not a file of accounts"):
         here.following(text)
     assert sorted(os.listdir(tmp_path / "here")) == ["plain_acl.yml"]
     assert (tmp_path / "here" / "plain_acl.yml").read_text() == ORDERS

@@ -77,7 +77,7 @@ def test_it_opens_once_where_damage_is_given_up(caplog: pytest.LogCaptureFixture
     disk = stopped()
     disk.remove(FIRST)
     open_store(disk, truncate_damaged_log=True).close()
-    assert "the log is taken without its first files" in caplog.text
+    assert "the log is accepted without its first files" in caplog.text
     open_store(disk).close()
 
 

@@ -103,7 +103,7 @@ def test_after_a_failed_sync_nothing_is_taken_until_it_is_written_again() -> Non
         store.flush()
     assert store.flushed_offset == 0
     store.put(record("x"))
-    with pytest.raises(StoreError, match="nothing is taken until it can"):
+    with pytest.raises(StoreError, match="no message is accepted until a sync succeeds"):
         store.commit()
     state = store.disk_state()
     assert not state.is_writable
@@ -147,7 +147,7 @@ def test_what_a_failed_sync_left_and_the_kernel_lost_is_told() -> None:
     with pytest.raises(StoreError):
         store.flush()
     disk.flip(ROOT + "/commitlog/00000000000000000000", 90)
-    with pytest.raises(CorruptRecord, match="a failed sync left is gone"):
+    with pytest.raises(CorruptRecord, match="bytes of a failed sync are lost"):
         store.mend()
 
 

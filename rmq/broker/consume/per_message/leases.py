@@ -266,7 +266,7 @@ class Leases:
         if offset >= max(queue.cursor, queue.recovered):
             raise lease_ended(handle, "the message was not taken")
         if handle.ends_ms < self._now_ms():
-            raise lease_ended(handle, "its time has ended")
+            raise lease_ended(handle, "its lease has ended")
         if queue.is_leased(offset):
             raise lease_ended(handle, "another consumer has the message")
         return queue, None

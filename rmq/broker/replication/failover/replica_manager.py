@@ -274,7 +274,7 @@ class ReplicaManager:
         file = self._file
         known = broker_set.replicas.get(broker_set.number_of(file.identity))
         if known is not None and known.incarnation > file.incarnation:
-            lives = f"life {known.incarnation} of this broker, this is life {file.incarnation}"
+            lives = f"incarnation {known.incarnation} of this broker, and this is {file.incarnation}"
             file.renew()
             raise StoreError(
                 f"the controllers know {lives}: its store is an old copy, or was copied. From its next start"
@@ -456,7 +456,7 @@ class ReplicaManager:
         found = common_end(self.epochs, store.max_physical_offset, master.epochs, master.end)
         if found is None:
             if not master.epochs:
-                raise Diverged("the master does not say where epochs begin in its log")
+                raise Diverged("the master sends no epoch history of its log")
             found = before_all(self.epochs, master.epochs)
         if found is None or found < max(master.start, store.min_physical_offset):
             until = "unknown, they share no epoch that is kept" if found is None else f"{found}"
@@ -481,9 +481,11 @@ class ReplicaManager:
         epoch."""
         known = self._replica.broker_set
         if known is None or number not in known.replicas or number == self.number:
-            raise RemoteProtocolError(f"it calls itself replica {number}, which there is not")
+            raise RemoteProtocolError(f"it names itself replica {number}, which does not exist")
         if epoch != self._replica.epoch:
-            raise RemoteProtocolError(f"it follows epoch {epoch}, here is {self._replica.epoch}")
+            raise RemoteProtocolError(
+                f"it follows epoch {epoch}, this master leads epoch {self._replica.epoch}"
+            )
 
     def report(self, number: int, reach: int) -> None:
         """Replica `number` has our log on its disk up to `offset`."""
@@ -580,29 +582,33 @@ class ReplicaManager:
         rows = (
             (
                 "set_epoch",
-                "The epoch of this broker's controlled set: each elected master begins one",
+                "Epoch of this broker's controlled set; each election begins an epoch",
                 self.epoch,
             ),
             ("set_replicas", "Replicas of the set", replicas),
-            ("set_in_sync", "Those that are in sync", in_sync),
+            ("set_in_sync", "In-sync replicas of the set", in_sync),
             (
                 "set_refusing",
-                "1 when this master takes no messages for want of a lease or of replicas",
+                "1 when this master refuses messages because it lacks a lease or replicas",
                 refuses,
             ),
-            ("set_fenced", "1 when this broker is elected as master and has no lease", is_fenced),
+            ("set_fenced", "1 when this broker is the elected master and has no lease", is_fenced),
             (
                 "set_controllers_silent_seconds",
-                "Since a controller that leads answered",
+                "Time since the last response of a leading controller",
                 self.silent_seconds(),
             ),
         )
         found = [single(name, "gauge", help, float(value)) for name, help, value in rows]
-        fenced = "Times that this broker was master and its lease ended: it acknowledged nothing from then on"
+        fenced = "Times that the lease of this master ended; without a lease it acknowledges nothing"
         counted = (
             ("set_leases_lost", fenced, self._fenced),
-            ("set_relayed", "Requests that this slave handed on to its master", self.relayed),
-            ("set_relay_refused", "Requests that it could not hand on", self.relay_refused),
-            ("set_pulls_answered", "Pulls that it answered for slaves that went", self.answered_for_slaves),
+            ("set_relayed", "Requests that this slave forwarded to its master", self.relayed),
+            ("set_relay_refused", "Requests that this slave could not forward", self.relay_refused),
+            (
+                "set_pulls_answered",
+                "Long polls of dead slaves that this master answered",
+                self.answered_for_slaves,
+            ),
         )
         return found + [single(name, "counter", help, float(value)) for name, help, value in counted]

@@ -45,7 +45,7 @@ def test_a_replica_that_follows_our_epoch_is_served() -> None:
 @pytest.mark.parametrize("epoch", [2, 4, 0])
 def test_a_replica_that_follows_another_epoch_is_not_served(epoch: int) -> None:
     session = MasterSession(Rig().store, 0.0, admit=leading(3).admit, greet=Rig().broker.replica.greeting)
-    with pytest.raises(RemoteProtocolError, match=f"it follows epoch {epoch}, here is 3"):
+    with pytest.raises(RemoteProtocolError, match=f"it follows epoch {epoch}, this master leads epoch 3"):
         session.received(named_hello(2, epoch), 0.0)
     assert session.number == 0
 

@@ -364,7 +364,7 @@ async def test_a_disk_that_lost_the_end_of_the_log_ends_the_broker_and_nobody_is
 
     with pytest.raises(ExceptionGroup) as caught:
         await session()
-    assert caught.group_contains(CorruptRecord, match="a failed sync left is gone")
+    assert caught.group_contains(CorruptRecord, match="bytes of a failed sync are lost")
     assert answers == []
     assert disk.exists("/store/abort")
 

@@ -95,4 +95,4 @@ def test_what_cannot_be_compared_is_said(replicas: Path, tmp_path: Path) -> None
     big.close()
     status, said = run(replicas / "a", tmp_path / "big")
     assert status == 2
-    assert "no replicas of each other" in said
+    assert "not replicas of each other" in said

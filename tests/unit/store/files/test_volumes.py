@@ -121,7 +121,7 @@ def test_a_log_is_set_aside_in_a_store_of_several_volumes(tmp_path: Path, volume
     assert (slave.max_physical_offset, list(slave.queues())) == (0, [])
     copy(master, slave)
     assert bodies(slave) == bodies(master)
-    with pytest.raises(StoreError, match="an earlier log lies in"):
+    with pytest.raises(StoreError, match="an earlier log is kept in"):
         slave.set_aside()
     slave.close()
     again = open_store(RealDisk(), clock, root=str(tmp_path))
