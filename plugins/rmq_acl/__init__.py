@@ -121,7 +121,7 @@ class AclPlugin(Plugin):
             self.on_request(peer, command)
 
     def may_publish(self, peer: Peer, topic: str) -> bool:
-        """Whether the account of a connection, as the files say now, may send to a topic."""
+        """Whether the account of a connection may send to a topic, according to the present files."""
         accounts, name = self.files.accounts, peer.state.get(ACCOUNT)
         if name is None:
             return accounts.is_white(host_of(peer.peer_address))
@@ -137,7 +137,7 @@ class AclPlugin(Plugin):
         return mine is not None and (name == account or mine.is_unlimited)
 
     def quota(self, account: str) -> Quota | None:
-        """The quota of an account, as the files say now."""
+        """The quota of an account, according to the present files."""
         found = self.files.accounts.table.get(account)
         return None if found is None else found.quota
 
@@ -158,8 +158,8 @@ class AclPlugin(Plugin):
         peer.state[ACCOUNT] = name
 
     def may(self, peer: Peer, action: str, name: str) -> bool:
-        """Whether the account of a door's peer, as the files say now, may do something; without an account
-        the peer of a white address may."""
+        """Whether the account of a door's peer has a right, according to the present files; without an
+        account, whether its address is white."""
         accounts, user = self.files.accounts, peer.state.get(ACCOUNT)
         if user is None:
             return accounts.is_white(host_of(peer.peer_address))

@@ -80,7 +80,7 @@ class Account:
         return self.admin and not self.topics and not self.groups
 
     def topic_permission(self, topic: str) -> int:
-        """What the account may do with a topic; a retry topic is its group's."""
+        """The account's permission for a topic; a retry topic has its group's."""
         if topic.startswith(RETRY_PREFIX):
             return self.group_permission(topic[len(RETRY_PREFIX) :])
         if self.is_unlimited:
@@ -89,7 +89,7 @@ class Account:
         return self.default_topic & ~beyond_default(topic) if given is None else given
 
     def group_permission(self, group: str) -> int:
-        """What the account may do with a consumer group."""
+        """The account's permission for a consumer group."""
         return _ALL if self.is_unlimited else self.groups.get(group, self.default_group)
 
 

@@ -27,7 +27,7 @@ class Authentication:
         self._guesses = LoginThrottle(clock)
 
     def of(self, peer: Peer, command: Command, accounts: Accounts) -> Sender:
-        """Who sent a command; its account is kept with the connection. Raises AccessDenied."""
+        """The sender of a command; the connection keeps its account. Raises AccessDenied."""
         state, name = peer.state, command.ext.get(ACCESS_KEY)
         if name is None or state.get(_PROVED) == name:
             sender = self._identified(peer, command, accounts)

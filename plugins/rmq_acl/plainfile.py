@@ -267,7 +267,7 @@ def _tree(root: yaml.Node) -> dict[str, Any]:
 
 
 def _nodes(mapping: yaml.Node, name: str) -> Iterator[yaml.Node]:
-    """What stands under a key, unless that is nothing."""
+    """The value under a key, unless it is empty."""
     for key, value in mapping.value:
         if key.value == name and not _is_null(value):
             yield value

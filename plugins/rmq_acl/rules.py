@@ -64,7 +64,7 @@ HEADERS: Final[Mapping[int, Any]] = {
 
 
 class Level(IntEnum):
-    """Who may send a request at all."""
+    """Whether a peer may send the request at all."""
 
     ACCOUNT = 0
     """Any account, and white addresses; then the needs are checked."""

@@ -150,7 +150,7 @@ class Connection:
             self.host.soon(self.flush)
 
     def pause(self, link: Link) -> None:
-        """Resume a link when the peer has taken what was sent."""
+        """Resume a link after the peer has taken the sent bytes."""
         self._paused[link] = None
         self._changed.set()
 
@@ -162,7 +162,7 @@ class Connection:
             self._room.set()
 
     def count_part(self, link: Link, size: int) -> None:
-        """So many bytes of a message, whose rest has not come, are held for a link; 0: none."""
+        """Count the bytes that a link holds of an incomplete message; 0: none."""
         since, before = self._parts.get(link, (self._clock(), 0))
         self._partial_bytes += size - before
         if size:

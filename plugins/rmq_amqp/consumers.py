@@ -160,7 +160,7 @@ class Consumer(Link):
     # ---- what the peer says ----
 
     def on_delivery(self, delivery: Any) -> None:
-        """The peer has told the outcome of a message."""
+        """Take the peer's outcome of a message."""
         out = self._out.get(delivery)
         if out is None:
             return

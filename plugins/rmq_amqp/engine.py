@@ -165,14 +165,14 @@ def accept_link(link: Any) -> None:
 
 
 def accept_coordinator(link: Any) -> None:
-    """Say that a link is one to the coordinator of transactions."""
+    """Mark a link as a link to the coordinator of transactions."""
     accept_link(link)
     link.target.type = COORDINATOR
     link.target.capabilities.put_object(proton.symbol("amqp:local-transactions"))
 
 
 def describe_subscription(link: Any, topic: str) -> None:
-    """Say in the source of a link which durable subscription it stands for."""
+    """Name the durable subscription in the source of a link."""
     source = link.source
     source.type = proton.Terminus.SOURCE
     source.address = topic
@@ -283,12 +283,12 @@ def advance(link: Any) -> None:
 
 
 def is_failed(delivery: Any) -> bool:
-    """Whether the peer says, by the outcome `modified`, that the delivery has failed."""
+    """Whether the outcome `modified` reports a failed delivery."""
     return bool(cproton.pn_disposition_is_failed(cproton.pn_delivery_remote(delivery)))
 
 
 def is_undeliverable(delivery: Any) -> bool:
-    """Whether the peer says, by the outcome `modified`, that it will not take the message."""
+    """Whether the outcome `modified` rejects the message for this link."""
     return bool(cproton.pn_disposition_is_undeliverable(cproton.pn_delivery_remote(delivery)))
 
 
@@ -298,7 +298,7 @@ def state_of(delivery: Any) -> Any:
 
 
 def update(delivery: Any, state: int, condition: str = "", text: str = "", fields: Any = None) -> None:
-    """Tell the peer the state of a delivery, and settle it."""
+    """Send the state of a delivery to the peer, and settle it."""
     local = cproton.pn_delivery_local(delivery)
     if condition:
         error = cproton.pn_disposition_condition(local)

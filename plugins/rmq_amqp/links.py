@@ -27,7 +27,7 @@ class Link:
         """A delivery has come, or its state has changed."""
 
     def resume(self) -> None:
-        """The peer has taken what was sent, after a call of `Connection.pause`."""
+        """The peer has taken the sent bytes, after a call of `Connection.pause`."""
 
     def on_end(self, *, is_closed: bool) -> None:
         """The link has ended in order; without `is_closed` the peer may come back to its subscription."""

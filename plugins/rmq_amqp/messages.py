@@ -1,4 +1,4 @@
-"""Messages: from the sections of AMQP to what the broker stores, and back.
+"""Messages: the conversion between AMQP's sections and the broker's records.
 
 A text, or the bytes of a BytesMessage, is the body as it is; a map or stream is JSON. Application properties
 keep their names, as texts; the property `TYPES` has the types of those that are no texts. The headers of JMS

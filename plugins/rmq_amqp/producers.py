@@ -132,7 +132,7 @@ class Producer(Link):
             self._store(delivery, message)
 
     def _answer_to(self, delivery: Any, message: Message, error: Exception) -> None:
-        """Tell the peer the refusal of a message."""
+        """Send the refusal of a message to the peer."""
         transaction = self._within.pop(delivery, None)
         if transaction is not None:
             self.connection.transactions.stored(transaction, message, None, of_error(error)[1])
@@ -242,7 +242,7 @@ class Producer(Link):
     def _answer(
         self, delivery: Any, condition: str = "", text: str = "", transaction: Transaction | None = None
     ) -> None:
-        """Tell the peer the outcome of a message; without a condition it is stored."""
+        """Send the outcome of a message to the peer; without a condition the message is stored."""
         if self.is_ended:
             return
         if engine.is_settled(delivery):

@@ -29,7 +29,7 @@ _WORDS: Final = frozenset(
 
 
 class InvalidSelector(ValueError):
-    """A text that is no selector; the message says where."""
+    """A text is not a selector; the message has the place."""
 
 
 class Selector:

@@ -244,7 +244,7 @@ class TemporaryConsumer(Link):
         self.connection.wake()
 
     def on_delivery(self, delivery: Any) -> None:
-        """The peer has told the outcome of a message."""
+        """Take the peer's outcome of a message."""
         one = self._out.get(delivery)
         if one is None:
             return

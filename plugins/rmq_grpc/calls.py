@@ -408,7 +408,7 @@ class Calls:
         self._flush_soon()
 
     def _try(self, send: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Send on a stream that the peer may have reset meanwhile."""
+        """Send on a stream that the peer may have reset in the meantime."""
         try:
             send(*args, **kwargs)
         except h2.exceptions.ProtocolError as error:
@@ -483,7 +483,7 @@ class Calls:
             call.on_cancel()
 
     def expire(self) -> None:
-        """End calls whose request is not complete in time."""
+        """End calls with a request that is not complete in time."""
         now = self._clock()
         for call in list(self._open.values()):
             if not call.has_begun and not call.is_over and now - call.began > REQUEST_SECONDS:

@@ -99,7 +99,7 @@ class Client:
         self.telemetry.send(command.SerializeToString())
 
     def answered(self, command: Any) -> None:
-        """Take the client's answer to a question; one that nobody waits for is dropped."""
+        """Take the client's response to a question; a response without a waiting question is dropped."""
         kind = command.WhichOneof("command")
         asked = self._asked.pop(getattr(command, kind).nonce, None)
         if asked is None:

@@ -48,7 +48,7 @@ def send(session: Session, call: Call, request: Any, client: Client) -> None:
 
 
 def _check_types(name: str, wanted: str, messages: Sequence[Any]) -> None:
-    """Raise Refused for a message whose type its topic does not take."""
+    """Raise Refused for a message of a type that its topic does not accept."""
     if wanted in ("", "MIXED"):
         return
     for message in messages:

@@ -1,4 +1,4 @@
-"""Statuses of `apache.rocketmq.v2`: the code and the text by which each answer says how it went."""
+"""Statuses of `apache.rocketmq.v2`: the code and the text of each response."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NO_HANDLE: Final = (ResponseCode.NO_MESSAGE, ResponseCode.MESSAGE_ILLEGAL)
 
 
 class Refused(Exception):
-    """A request is refused by a status: the word of its code, and a text for the person who reads it."""
+    """A request is refused with a status: the word of its code, and a text for people."""
 
     def __init__(self, word: str, text: str) -> None:
         super().__init__(f"{word}: {text}")

@@ -164,8 +164,8 @@ def _sibling() -> Sibling | None:
 
 
 def _reload(broker: Broker, options: argparse.Namespace) -> None:
-    """Read the settings again and apply those that may change at run time, all or none; the log names the
-    settings that need a restart."""
+    """Read the settings again and apply the changed ones, all or none. The log names settings that need a
+    restart."""
     try:
         wanted, wanted_store, _ = settings(options)
         config = with_changes(broker.settings.broker, wanted)

@@ -41,7 +41,7 @@ def _name_servers(instance: object, field: Attribute[str], value: str) -> None:
 
 @frozen
 class BrokerConfig(ServerSettings):
-    """The settings of broker.conf for the broker; those for its store are in rmq.store.config.StoreConfig."""
+    """The broker's settings in broker.conf. `rmq.store.config.StoreConfig` has the settings of its store."""
 
     namesrv_addr: str = setting(
         "",
@@ -360,7 +360,7 @@ class BrokerConfig(ServerSettings):
 
     @property
     def ha_host(self) -> str:
-        """The address that slaves are told."""
+        """The address that slaves get."""
         return self.broker_ip2 or self.broker_ip1
 
     @property
@@ -369,7 +369,7 @@ class BrokerConfig(ServerSettings):
         return max(10_000, min(self.register_name_server_period, 60_000)) / 1000
 
     def address(self, port: int) -> str:
-        """The address that clients are told, for a server that listens on `port`."""
+        """The address that clients get, for a server that listens on `port`."""
         host = f"[{self.broker_ip1}]" if ":" in self.broker_ip1 else self.broker_ip1
         return f"{host}:{port}"
 

@@ -51,7 +51,7 @@ log = logging.getLogger("rmq.broker")
 
 
 class _Decision:
-    """A decision whose half messages have not all ended in the log."""
+    """A decision with half messages that have not all ended in the log."""
 
     def __init__(self, places: Iterable[tuple[int, int]], on_done: OnWritten, *, is_written: bool) -> None:
         self.left = deque(places)
@@ -197,7 +197,7 @@ class Decisions:
             decision.on_done(decision.outcome)
 
     def rolled_back(self) -> None:
-        """The pending batch could not be written; the callers of its decisions are told by `on_done`."""
+        """Handle a failed write of the pending batch: report the failure to the callers by `on_done`."""
         still = []
         for decision in self._open:
             decision.rolled_back()

@@ -74,9 +74,9 @@ class DiskWork:
         self._usual = min(USUAL_MOST, max(self._clock() - began, FORGET * self._usual))
 
     async def do(self, work: Callable[[], T], what: str = "") -> T:
-        """Run blocking work; with `what` a request waits for this work, and it counts for `hangs`. Work that
-        has begun is completed even if the task is cancelled. Raises StoreError for abandoned work, which goes
-        on by itself."""
+        """Run blocking work. With `what` a request waits for the work, and `hangs` includes it. Started work
+        is completed even if the task is cancelled. Raises StoreError for abandoned work, which goes on by
+        itself."""
         await anyio.lowlevel.checkpoint()
         return await self.do_now(work, what)
 

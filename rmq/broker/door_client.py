@@ -322,7 +322,7 @@ class DoorClient:
         self._stream.has_proved = True
 
     def _checked(self, command: Command) -> None:
-        """Give a half message whose end is not known to the producer that it belongs to."""
+        """Give a half message without a known end to its producer."""
         header = command.read(CheckTransactionStateRequestHeader)
         for message in decode_records(command.body):
             on_check = self._producing.get(message.properties.get(PROPERTY_PRODUCER_GROUP, ""))
@@ -364,7 +364,7 @@ class DoorClient:
         self._broker.clients.heartbeat(data, self, "OTHER", 0, self.now_ms())
 
     def _renew(self) -> None:
-        """Say that the member is here: its connection stands."""
+        """Announce the member: its connection stands."""
         try:
             if self._joined or self._producing:
                 groups = [one.data for one in self._joined.values()]

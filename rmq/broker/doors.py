@@ -272,7 +272,7 @@ class DoorPeer(DoorClient):
         broker.reader.hold(held)
 
     def _hold_later(self, hold: Callable[[], T], on_result: Callable[[ResponseError], None]) -> T | None:
-        """Hold a read or take whose account was over its quota; a refusal is its result."""
+        """Hold a read or take of an account over its quota; the result may be a refusal."""
         try:
             return hold()
         except ResponseError as error:

@@ -37,7 +37,7 @@ def not_written(error: StoreError) -> Refusal:
 
 
 def topic_not_saved(error: StoreError) -> Refusal:
-    """The response to senders whose message is in the log, in a topic that the next start may not know."""
+    """The response to senders of a stored message in a topic that may be lost at the next start."""
     return SYSTEM_ERROR, f"the message is written, but its topic cannot be saved: {error}"
 
 

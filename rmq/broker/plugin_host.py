@@ -28,7 +28,7 @@ class BrokerMessages:
 
     @property
     def address(self) -> str:
-        """The address that clients are told."""
+        """The address that clients get."""
         return self._broker.registration.address
 
     def put(self, message: Message, on_done: OnAppended | None = None) -> None:
@@ -46,7 +46,7 @@ class BrokerMessages:
         return message.properties.get(PROPERTY_REAL_TOPIC) or message.topic
 
     def shared_changed(self) -> None:
-        """Tell followers."""
+        """Send the state to followers."""
         if self._broker.followed.shared is not None:
             self._broker.followed.shared.changed()
 

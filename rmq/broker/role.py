@@ -26,7 +26,7 @@ class ReadPreference(Protocol):
     """At which replica of a set clients pull; see `replication.failover.read_preference`."""
 
     def applies_to(self, language: str) -> bool:
-        """Whether clients of this language are told where to pull."""
+        """Whether clients of this language get a preferred replica."""
 
     def is_here(self) -> bool:
         """Whether their long polls may wait at this replica."""
@@ -42,7 +42,7 @@ class NoPreference:
     """Clients pull from the master, and long polls are not reported to it."""
 
     def applies_to(self, language: str) -> bool:
-        """No client is told where to pull."""
+        """No client gets a preferred replica."""
         return False
 
     def is_here(self) -> bool:
@@ -59,7 +59,7 @@ class NoPreference:
 
 
 class Role:
-    """Base of all roles. Its answers are those of a master without controllers."""
+    """Base of all roles, with the behaviour of a master without controllers."""
 
     is_in_set = False
     """Controllers lead the set of this broker."""
@@ -151,7 +151,7 @@ class Role:
         return 0
 
     def take_high_watermark(self, offset: int) -> None:
-        """The master says up to where consumers may read."""
+        """Take the offset up to which consumers may read, from the master."""
 
     def cut(self, end: int) -> None:
         """The log of this broker ends at `end` now: a later part was cut or set aside."""
@@ -185,5 +185,5 @@ class Slave(Role):
 
 
 def role_of(config: StoreConfig) -> Role:
-    """The role that the settings say."""
+    """The role according to the settings."""
     return Slave() if config.broker_role is BrokerRole.SLAVE else Standalone()

@@ -186,7 +186,7 @@ class Transactions:
         self._pass_at = now_ms + self._settings.broker.transaction_check_interval
 
     def rolled_back(self) -> None:
-        """A commit has failed: forget what is remembered of the batch that was not written."""
+        """Handle a failed commit: forget the batch that was not written."""
         end = self._store.max_offset(TRANS_OP_HALF_TOPIC, 0)
         while self._ops and self._ops[-1][0] >= end:
             half = self._ops.pop()[1]
@@ -404,7 +404,7 @@ class Transactions:
         self._latest[first] = newest
 
     def _check_some(self, now_ms: int, end: int) -> bool:
-        """Look at some half messages below `end`; says whether there are more for this pass."""
+        """Check some half messages below `end`; return whether this pass has more."""
         offset, left, check = self._cursor, self._left, _Check(now_ms, end)
         stop = min(end, offset + STEP_PASSED)
         while offset < stop and check.read < STEP_MESSAGES and check.size < STEP_BYTES:
@@ -442,7 +442,7 @@ class Transactions:
         return self._check(half, offset, check)
 
     def _check(self, half: StoredMessage, offset: int, check: _Check) -> _Checked:
-        """Do what an unsettled half message needs."""
+        """Do the due work of an undecided half message."""
         keep_ms = self._store.config.file_reserved_time * 3_600_000
         age = _age(self._store, half, check.now_ms, keep_ms)
         times = _number(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES), 0)

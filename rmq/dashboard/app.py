@@ -1,4 +1,4 @@
-"""The dashboard put together: its parts, its ASGI application, and the block in which it lives."""
+"""The dashboard as a whole: its parts, its ASGI application, and the block in which it runs."""
 
 from __future__ import annotations
 

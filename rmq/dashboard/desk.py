@@ -25,7 +25,7 @@ from rmq.remoting.network import Network
 
 @frozen
 class Caller:
-    """Who a request is from."""
+    """The sender of a request."""
 
     identity: Identity
     session: Session | None = None
@@ -83,7 +83,7 @@ class Desk:
         return session
 
     def check_csrf(self, request: Request, caller: Caller, token: str) -> None:
-        """Raises Forbidden for a change by a session whose token is missing or wrong."""
+        """Raises Forbidden for a change in a session without the right token."""
         if request.method in SAFE_METHODS or caller.session is None:
             return
         if not caller.session.is_csrf(token):

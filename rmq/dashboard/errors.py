@@ -43,13 +43,13 @@ class BadRequest(DashboardError):
 
 
 class NotConfirmed(DashboardError):
-    """The name of what is to be deleted was not typed."""
+    """The repeated name does not match the object to delete."""
 
     hint = "type the name again, exactly as it is"
 
 
 class LoginNeeded(DashboardError):
-    """Nobody has logged in, and the request needs it."""
+    """The request needs a login."""
 
     status = 401
     hint = "log in on the page, or send a token"

@@ -58,8 +58,8 @@ def _locked(parent: pathlib.Path) -> tuple[pathlib.Path, int]:
 
 
 def remove_leftovers(parent: pathlib.Path) -> None:
-    """Remove the folders of dashboards of this user that run no longer. Folders of others, symbolic links and
-    folders whose lock is held stay."""
+    """Remove folders of this user's dashboards that no longer run. Folders of other users, symbolic links and
+    locked folders stay."""
     if sys.platform == "win32":
         return  # the user's folder of temporary files, which Windows empties
     for folder in parent.glob(f"{PREFIX}*"):

@@ -22,7 +22,8 @@ HEADERS_MAX: Final = 32 * 1024
 async def serve(
     config: DashboardConfig, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serve until cancelled; tells its address when it listens. Raises PortInUse, HistoryError."""
+    """Serve until cancelled, and report the address after the listener is open. Raises PortInUse,
+    HistoryError."""
     try:
         async with open_dashboard(config) as app, trio.open_nursery() as nursery:
             application: Any = app  # Hypercorn and Starlette type the same interface differently

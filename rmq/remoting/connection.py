@@ -294,7 +294,7 @@ class Connection(SendingSide):
                     self._tasks.cancel_scope.cancel()
 
     async def _read(self, *, is_resumed: bool = False) -> None:
-        """Read to the end; `is_resumed`: what waits to be sent has a writer already."""
+        """Read to the end; `is_resumed`: the outbox has a writer already."""
         try:
             self._received(self._first)
             self._first = b""
@@ -475,7 +475,7 @@ class Connection(SendingSide):
     # --- room and deadlines -----------------------------------------------------------------------
 
     async def _wait_for_room(self, command: Command | Framed, timeout: float) -> float:
-        """Wait until a call may start; returns what is left of its timeout."""
+        """Wait until a call may start; return the rest of its timeout."""
         deadline = self._now() + timeout
         with anyio.move_on_after(timeout) as scope:
             while not self.is_closed and (
@@ -488,7 +488,7 @@ class Connection(SendingSide):
         return deadline - self._now()
 
     def _time_out(self, over: list[PendingRequest], now: float) -> None:
-        """Fail the calls whose time is over, and end a connection over which nothing comes any more."""
+        """Fail the calls whose time is over, and end a connection that receives nothing any more."""
         for waiter, _, code, seconds, _ in over:
             is_mute = self._heard_at == -math.inf
             waiter.fail(RequestTimeout(self.peer_address, code, seconds, is_mute=is_mute))

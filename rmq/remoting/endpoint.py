@@ -51,7 +51,7 @@ class Endpoint(Protocol):
         return
 
     def end_round(self) -> None:
-        """All chunks of the round were handed over; what was left for its end is due. Never raises."""
+        """All chunks of the round are handed over: do the work left for its end. Never raises."""
         return
 
     def on_head(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:

@@ -167,7 +167,7 @@ class MemoryBudget:
                 await anyio.sleep(RELIEF_SECONDS / 20)
 
     def holders(self) -> list[BudgetHolder]:
-        """Who holds something now."""
+        """The holder of some of the budget."""
         return list(self._holders)
 
     def hold(self, holder: BudgetHolder, size: int) -> None:

@@ -48,7 +48,7 @@ HEALTHY_SECONDS = 1.0
 
 
 def _ignore(address: str, cause: object) -> None:
-    """Nobody listens."""
+    """No listener: changes of connections are ignored."""
 
 
 @attrs.define(eq=False)
@@ -239,7 +239,7 @@ class Pool:
                 link.connection = None
 
     def signer(self) -> Callable[[Command], Command] | None:
-        """What a new connection signs its requests with, or None."""
+        """The signer of a new connection's requests, or None."""
         return None
 
     def _open(self, address: str) -> AbstractAsyncContextManager[Stream]:

@@ -137,7 +137,7 @@ class Program:
         return 0
 
     def _failed(self, error: Exception, status: int, options: argparse.Namespace) -> int:
-        """Tell why the program ends, on the error output and in the log's file, where there is one."""
+        """Print the reason of the program's end to the error output, and to the log's file if one exists."""
         print(f"rmq {self.title}: {error}", file=sys.stderr)
         if any(
             isinstance(handler, logging.FileHandler) and isinstance(handler.formatter, LogFormat)

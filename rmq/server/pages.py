@@ -50,7 +50,7 @@ async def serve(
 
 
 class _Desk:
-    """What is served, and how many answers are being made of pages that are no probes."""
+    """The pages, and the number of responses in progress for pages that are not probes."""
 
     def __init__(self, pages: Mapping[str, Page], hosts: WebSocketAccess) -> None:
         self._pages = pages

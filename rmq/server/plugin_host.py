@@ -51,7 +51,7 @@ class Messages(Protocol):
 
     @property
     def address(self) -> str:
-        """The address that clients are told."""
+        """The address that clients get."""
 
     def put(self, message: Message, on_done: OnAppended | None = None) -> None:
         """As `rmq.plugin.Host.put`."""
@@ -82,7 +82,7 @@ class NoMessages:
         return None
 
     def shared_changed(self) -> None:
-        """Nothing: there are no replicas to be told."""
+        """Nothing: there are no replicas."""
 
     def stats(self) -> Mapping[str, str]:
         """Empty: brokerStatus is a broker's."""

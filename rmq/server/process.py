@@ -176,7 +176,7 @@ class Supervisor:
             self._told = status
 
     def stopping(self) -> None:
-        """Tell it that the server stops."""
+        """Report that the server stops."""
         self._send("STOPPING=1")
 
     def _send(self, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the signals mean that an operator sends to a server."""
+"""The signals that an operator sends to a server, and their meaning."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class ClockWatch:
         return self._why
 
     def believe(self, now_ms: int) -> None:
-        """An administrator says that the wall clock is right."""
+        """Take an administrator's word that the wall clock is right."""
         if self._clock is not None:
             self._believe(self._offset(now_ms))
 

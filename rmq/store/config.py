@@ -31,7 +31,7 @@ class BrokerRole(enum.Enum):
 
 
 class DivergedLog(enum.Enum):
-    """Reaction of a slave whose log does not continue its master's."""
+    """Reaction of a slave to a log that does not continue its master's."""
 
     stop = "stop"
     aside = "aside"

@@ -58,7 +58,7 @@ class GetResult:
 
 @define
 class Limits:
-    """What one read may take; `memory` is how far behind the log's end a record counts as being in memory."""
+    """The limits of a read. A record within `memory` bytes of the log's end counts as being in memory."""
 
     memory: int
     bytes_in_memory: int
@@ -68,9 +68,8 @@ class Limits:
 
 
 def outside(queue: ConsumeQueue | None, offset: int, correct: bool) -> GetResult:
-    """The answer for an offset that the queue does not hold. `correct`: this broker may tell the reader
-    another offset, as a slave may only with offsetCheckInSlave.
-    """
+    """The result for an offset outside the queue. `correct`: this broker may give the reader another offset,
+    which a slave may only with offsetCheckInSlave."""
     # NO_MATCHED_LOGIC_QUEUE never comes: Java makes a queue when it looks for one, so that it is empty.
     if queue is None or queue.end == 0:
         return GetResult(NO_MESSAGE_IN_QUEUE, 0 if correct else offset)

@@ -240,7 +240,7 @@ class Recoverer:
         self._find_lost_firsts()
 
     def _find_lost_firsts(self) -> None:
-        """Have queues made again whose first files were lost while the log still has records of these queues.
+        """Rebuild queues whose first files were lost while the log still has their records.
 
         Retention keeps the unit before the first unit whose record is in the log. A queue whose first file
         begins with a later unit is complete only if the queue begins at this unit, as after RocketMQ's
@@ -290,7 +290,7 @@ class Recoverer:
             queue.sync_end()
 
     def _file_vouched_for(self, checkpoint: Checkpoint) -> int:
-        """The newest file before whose first record all is synced and queued."""
+        """The newest file before whose first record all records are synced and queued."""
         segments = self.commit_log.segments
         replay_from, replay_from_ms = checkpoint.replay_from, checkpoint.replay_from_ms
         for base in reversed(segments.bases):

@@ -167,7 +167,7 @@ class ReplicaStore(StoreWriter):
         return folder
 
     def _vouch_for_nothing(self) -> None:
-        """Have `abort` and the checkpoint say nothing of the log. Raises StoreError."""
+        """Remove the statements about the log from `abort` and the checkpoint. Raises StoreError."""
         if self._abort is not None:
             self._abort.lower(0)
         if self._checkpoint is not None:

@@ -31,7 +31,8 @@ LEFT_FOLDER = "removed"  # in the store's folder: Java's brokers do not look int
 
 @frozen
 class DiskState:
-    """How full the disk is, and whether sends may be taken; if not, `reason` says why and what to do."""
+    """The usage of the disk, and whether sends may be accepted; if not, `reason` has the cause and the
+    remedy."""
 
     ratio: float
     free_bytes: int
@@ -149,8 +150,8 @@ class Retention:
         return self._leaving[path]
 
     def held(self, now_ms: int) -> str:
-        """Why nothing is to be deleted by its age now, since the wall clock may be wrong; empty when it may.
-        The log says so, once for each reason."""
+        """The reason why files must not be deleted by age now, because the wall clock may be wrong; empty if
+        they may. Logged once for each reason."""
         why = self._clock_watch.held(now_ms)
         self._is_held(why)
         return why
@@ -200,7 +201,7 @@ class Retention:
         return "unused" if by_topic and not self._queues.keeps_any(bases[1]) else ""
 
     def _is_held(self, why: str) -> bool:
-        """Whether nothing is to be deleted by age; says so once for each reason."""
+        """Whether files must not be deleted by age; logs each reason once."""
         if why and why != self._held:
             log.error(
                 "expired messages are NOT DELETED for an hour, since the wall clock may be wrong: %s."
@@ -242,7 +243,7 @@ class Retention:
         return (os.path.join(self._root, LEFT_FOLDER), ""), (inside, "topic-")
 
     def find_left(self) -> None:
-        """Note what an earlier run moved out of the way and did not come to remove. Raises StoreError."""
+        """Register files that an earlier run moved aside and did not remove. Raises StoreError."""
         for place, begin in self._left_places():
             for name in self._disk.list(place):
                 self._leaving[os.path.join(place, name)] = "topic deleted"

@@ -204,7 +204,7 @@ class Store(StoreSync, ReplicaStore):
         self._vouch_for_less(checkpoint)
 
     def _vouch_for_less(self, checkpoint: Checkpoint) -> None:
-        """Index files went: those made in their place must not be taken for synced after the next crash."""
+        """Note removed index files: new files in their place do not count as synced after the next crash."""
         if checkpoint.index_ms > self._index.full_until_ms:
             checkpoint.index_ms = self._index.full_until_ms
             checkpoint.flush()

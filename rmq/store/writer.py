@@ -212,7 +212,8 @@ class StoreWriter(StoreView):
         return self._queues.table.get((topic, queue_id))
 
     def _is_marked(self, suffix: bytes) -> bool:
-        """Whether what comes after a batch's properties has tags or keys. The last that has none is known."""
+        """Whether the text after a batch's properties has tags or keys. The last text without any is
+        remembered."""
         if any(marker in suffix for marker in MARKERS):
             return True
         self._plain_suffix = suffix

@@ -101,11 +101,11 @@ class Assignments:
     # ---- routes ----
 
     def wanted(self) -> list[str]:
-        """The topics whose routes are waited for."""
+        """The topics whose routes are awaited."""
         return self._waiting.waiting_keys()
 
     def routed(self, topic: str, route: TopicRouteData | None) -> None:
-        """A name server has told a route; None: none has. The requests that wait are answered."""
+        """Take a route from a name server, or None without one, and answer the waiting requests."""
         if route is not None:
             queues = [
                 MessageQueue(topic, one.broker_name, number)
@@ -141,7 +141,8 @@ class Assignments:
     # ---- the answer ----
 
     def _answer(self, body: QueryAssignmentRequestBody, queues: Sequence[MessageQueue]) -> bytes:
-        """The queues of a client. No list at all: it is no member here yet, and goes on as it is."""
+        """The queues of a client. Without a list the client is not yet a member of the group, and keeps its
+        present queues."""
         mode, share = self._mode(body.consumer_group, body.topic)
         found: Sequence[MessageQueue] = queues
         if body.message_model != "BROADCASTING":
@@ -167,8 +168,8 @@ class Assignments:
 def shared(
     queues: Sequence[MessageQueue], members: Sequence[str], client_id: str, strategy: str
 ) -> list[MessageQueue]:
-    """The queues of one member, as by RocketMQ's strategies AVG and AVG_BY_CIRCLE. Raises ResponseError for
-    another one."""
+    """The queues of a member, as by RocketMQ's strategies AVG and AVG_BY_CIRCLE. Raises ResponseError for any
+    other strategy."""
     if client_id not in members:
         return []
     at = members.index(client_id)
@@ -182,8 +183,9 @@ def shared(
 def pop_queues(
     queues: Sequence[MessageQueue], members: Sequence[str], client_id: str, share: int, strategy: str
 ) -> list[MessageQueue]:
-    """The queues that a member pops: a queue -1, for all of its queues, of each broker; or, where `share`
-    members more share the queues of each, those of the member and of these behind it."""
+    """The queues that a member pops: a queue -1 of each broker, which stands for all of its queues; or, where
+    `share` members more share the queues of each member, the member's own queues and those of the next
+    `share` members."""
     if share <= 0 or share >= len(members) - 1:
         brokers = dict.fromkeys(queue.broker_name for queue in queues)
         return [MessageQueue(queues[0].topic, broker, -1) for broker in brokers]

@@ -133,7 +133,7 @@ LINE_OF_A_PEER: Final = 4
 
 @frozen
 class _Begun:
-    """A response whose first slice is made."""
+    """A response under construction, with its first slice."""
 
     request: Command
     connection: Connection

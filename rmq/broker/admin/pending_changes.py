@@ -109,7 +109,7 @@ class PendingChanges:
         return response_when(wait, self._files.versioned[name].changes, request, connection, response)
 
     def later(self, name: str, undo: Callable[[], None] | None, then: Callable[[], None]) -> None:
-        """As `answer`, for a change that nobody is told of."""
+        """As `answer`, for a change without a request."""
         self._add(name, None, undo, then)
 
     def _add(

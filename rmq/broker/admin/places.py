@@ -24,7 +24,7 @@ TOLD_FROM: Final = 0.5
 
 
 class Tables(Protocol):
-    """The parts of a broker whose tables have shares."""
+    """The parts of a broker with tables that have shares."""
 
     parked_pulls: ParkedPulls
     deliveries: Deliveries

@@ -73,7 +73,7 @@ class TopicRetention:
         return self._offsets.get(FLOORS, topic, queue_id)
 
     def floors(self) -> list[tuple[str, dict[int, int]]]:
-        """Each topic whose limits took messages, with its queues' first offsets."""
+        """The topics with messages removed by limits, each with the first offsets of its queues."""
         topics = [name.removesuffix(OF_FLOORS) for name in self._offsets.names() if name.endswith(OF_FLOORS)]
         return [(topic, self._offsets.of(FLOORS, topic)) for topic in topics]
 

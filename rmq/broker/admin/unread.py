@@ -66,9 +66,8 @@ def hidden_by(store: Store, tables: Tables, topic: str, queues: int) -> str:
 
 
 def hidden_now(store: Store, tables: Tables) -> dict[str, str]:
-    """The topics that hide messages which no group has read, with how many in which queues, as text; at most
-    `TOPICS_NAMED`. What a group has left in such queues is in its lag.
-    """
+    """The topics that hide unread messages, with the numbers and queues, as text; at most `TOPICS_NAMED`. The
+    lag of a group includes its messages in such queues."""
     found: dict[str, str] = {}
     for name, topic in tables.topics.table.items():
         if store.queue_end(name) <= topic.read_queue_nums or tables.topics.is_system(name):

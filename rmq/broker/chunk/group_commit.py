@@ -196,8 +196,8 @@ class GroupCommit:
         self._histograms.write.observe(self._work_clock() - self._chunk.began, total)
 
     def not_written(self, error: StoreError, connection: Connection | None = None) -> None:
-        """Report a failed write to all senders of the pending batch, which are those of `connection`, or of
-        the chunk that is handled now."""
+        """Report a failed write to all senders of the pending batch: to `connection`, or to the senders of
+        the present chunk."""
         connection = connection or self._chunk.connection
         code, remark = not_written(error)
         now = self._clock()

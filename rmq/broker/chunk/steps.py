@@ -89,7 +89,7 @@ class RoundEnd:
 
 
 class Steps:
-    """The steps of a broker's loops; each commits what it has put.
+    """The steps of a broker's loops. Each step commits the records that it has put.
 
     `waiting` answer requests with deadlines. By wall time `delayed` deliver delayed messages, `check_back`
     checks half messages back, and `sample` samples metrics; by `clock`, in seconds, `expiring` drop rows.

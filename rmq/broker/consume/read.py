@@ -359,9 +359,8 @@ class Reader:
     def get(
         self, wanted: Wanted, offset: int, plan: SubscriptionPlan, reading: Reading
     ) -> tuple[GetResult, int]:
-        """The messages from an offset on, and the response code that this is. Raises ResponseError where the
-        consumer must not be told another offset.
-        """
+        """The messages from an offset on, and the response code. Raises ResponseError if the consumer must
+        not get another offset."""
         limits, clock = self._settings.store, self.parked_pulls.clock
         # Somebody who pulls many queues over one connection may ask for more than it takes at a time.
         most = 1 if reading.is_busy else limits.max_transfer_count_on_message_in_memory
@@ -465,7 +464,7 @@ class Reader:
 
     def position_in_present_topic(self, wanted: Wanted) -> GetResult:
         """The position of a group whose offset belongs to another topic: the group's offset in the present
-        topic, else the first offset. A slave, which may be behind, gives the offset that was asked for.
+        topic, else the first offset. A slave may be behind, and returns the requested offset.
 
         Raises ResponseError without a lease.
         """

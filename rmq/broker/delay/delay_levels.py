@@ -135,7 +135,8 @@ class Schedule:
                     self._on_earlier()
 
     def step(self, now_ms: int) -> int:
-        """Deliver what is due at `now_ms`; returns the time (ms) of the next step, now when more is due."""
+        """Deliver all messages due at `now_ms`; return the time (ms) of the next step, now if more messages
+        are due."""
         if now_ms < self._stepped_ms:  # the clock was set back: what was due at a time may be due earlier
             self._due = dict.fromkeys(self.levels, 0)
         self._stepped_ms = now_ms
@@ -182,7 +183,7 @@ class Schedule:
         return offset - start if size < STEP_BYTES else most
 
     def _first(self, level: int) -> int:
-        """The offset to deliver next, brought back into what the queue holds."""
+        """The offset to deliver next, corrected to the range of the queue."""
         low = self._store.min_offset(SCHEDULE_TOPIC, level - 1)
         high = self._store.max_offset(SCHEDULE_TOPIC, level - 1)
         offset = self._next[level]

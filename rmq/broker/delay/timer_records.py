@@ -101,7 +101,7 @@ def replaced_offset(message: StoredMessage) -> int | None:
 
 
 def message_key(topic: str, unique_key: str) -> bytes:
-    """What names a message to be recalled, short however long its key is."""
+    """The short name of a message for its recall, for keys of any length."""
     return blake2b(f"{topic}+{unique_key}".encode(), digest_size=16).digest()
 
 

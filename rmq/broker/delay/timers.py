@@ -104,8 +104,8 @@ class _Group:
 
 
 class _Places:
-    """The shares of messages that wait. A message counts for its maker from its storing to its delivery; a
-    message from before the start counts for nobody."""
+    """The shares of waiting messages. A message counts for its maker until its delivery; a message from
+    before the start counts for no maker."""
 
     def __init__(self) -> None:
         self._shares = Shares(0)
@@ -276,7 +276,8 @@ class Timers:
     # ---- delivering ----
 
     def step(self, now_ms: int) -> int:
-        """Deliver what is due at `now_ms`; returns the time (ms) of the next step, now when more is due."""
+        """Deliver all messages due at `now_ms`; return the time (ms) of the next step, now if more messages
+        are due."""
         self._check_clock(now_ms)
         if self._deliver(now_ms):
             self.is_changed = True
@@ -287,7 +288,7 @@ class Timers:
         return min(self._due[0], idle) if self._due else idle
 
     def _deliver(self, now_ms: int) -> bool:
-        """Do a step's part of what is due; says whether anything was delivered."""
+        """Do a part of the due work; return whether a message was delivered."""
         looks, left, size = STEP_LOOKS, STEP_MESSAGES, STEP_BYTES
         sent: list[tuple[_Group, int]] = []
         failure: StoreError | None = None
@@ -416,7 +417,7 @@ class Timers:
         return False
 
     def _roll(self, now_ms: int) -> bool:
-        """Copy a step's part of the messages that wait since long; says whether there may be more."""
+        """Copy a part of the messages that have waited long; return whether more may be left."""
         keep_ms = self._store.config.file_reserved_time * 3_600_000 // 2
         rolled: list[int] = []
         by_age, size, looks = self._by_age, 0, 0

@@ -228,7 +228,7 @@ class ClientRequests:
         self._forward(request, connection, member, {}, b"")
 
     def _on_consume(self, request: Command, connection: MemberConnection, now: int) -> None:
-        """Have a consumer consume one stored message at once; its answer tells how that went."""
+        """Have a consumer consume a stored message at once; its response has the result."""
         header = request.read(ConsumeMessageDirectlyResultRequestHeader)
         member = self._member(header.consumer_group, header.client_id or "")
         record = self._store.confirmed(_physical_offset(header.msg_id or ""))

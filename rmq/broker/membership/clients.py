@@ -67,9 +67,8 @@ log = logging.getLogger("rmq.broker")
 
 
 class Clients:
-    """The tables of connected clients. `clock` (seconds, only forward) decides who is silent; the wall time
-    that comes with requests may be set, and is only shown.
-    """
+    """The tables of connected clients. `clock` (seconds, only forward) decides which clients are silent. The
+    wall time of requests may be set, and is only shown."""
 
     def __init__(
         self,
@@ -99,7 +98,7 @@ class Clients:
         self.conflicts = Conflicts(settings)
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
-        """What this part answers."""
+        """The handlers of this part, by request code."""
         return {
             RequestCode.HEART_BEAT: self._on_heartbeat,
             RequestCode.UNREGISTER_CLIENT: self._on_unregister,
@@ -154,7 +153,7 @@ class Clients:
         return self._ids.owner(client_id, self._ms()) not in (None, account_of(connection))
 
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
-        """What the group wants of a topic, or None."""
+        """The subscription of a group to a topic, or None."""
         known = self._consumers.get(group)
         return None if known is None else known.subscriptions.get(topic)
 
@@ -220,7 +219,7 @@ class Clients:
         return set(changed)
 
     def _release(self, connection: MemberConnection, replaced: Iterable[Member]) -> None:
-        """Members of producer groups have other client ids now: let go those that no group of theirs has."""
+        """Forget client ids of producers that no group has any longer."""
         groups = [group for kind, group in self._of_connection[connection] if kind == "producer"]
         used = {self._producers[group][connection].client_id for group in groups}
         for member in replaced:
@@ -378,7 +377,7 @@ class Clients:
         producer_group: str | None = None,
         consumer_group: str | None = None,
     ) -> None:
-        """Take a client out of a producer and a consumer group, and tell the consumers that stay."""
+        """Remove a client from a producer and a consumer group, and notify the remaining consumers."""
         for kind, group in (("producer", producer_group), ("consumer", consumer_group)):
             if group is not None and self._leave(connection, kind, group):
                 log.info("%s leaves %s group %s", connection.peer_address, kind, group)
@@ -449,7 +448,7 @@ class Clients:
         self._is_silent = True
 
     def _notify(self, group: str) -> None:
-        """Tell the members of a consumer group that it has changed."""
+        """Notify the members of a consumer group of a change."""
         config, tells = self._groups.table.get(group), not self._is_silent
         tells = tells and self._settings.broker.notify_consumer_ids_changed_enable
         if not tells or (config is not None and not config.notify_consumer_ids_changed_enable):

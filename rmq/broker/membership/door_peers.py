@@ -11,7 +11,7 @@ ALONE_AFTER: Final = 16
 
 
 class DoorPeers:
-    """Counts of what the peers of doors hold.
+    """Counts of the resources that peers of doors hold.
 
     `connections`: door -> its open connections. `sends`: messages of doors that wait to be acknowledged, by
     account and address. `clients`: clients beside the first of each connection, by account and address.

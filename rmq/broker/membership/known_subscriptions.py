@@ -45,7 +45,7 @@ class KnownSubscriptions:
         self._former_bytes = 0
 
     def of(self, group: str) -> ConsumerGroup | None:
-        """What a group has announced, or None."""
+        """The subscriptions of a group, or None."""
         known = self._groups.get(group) or self._followed.get(group)
         if known is None and group in self._former:
             former, until = self._former[group]
@@ -53,7 +53,7 @@ class KnownSubscriptions:
         return known
 
     def all(self) -> dict[str, ConsumerGroup]:
-        """What all groups have announced, without their members."""
+        """The subscriptions of all groups, without members."""
         now = self._ms()
         former = {name: group for name, (group, until) in self._former.items() if now < until}
         own = {name: evolve(group, members={}) for name, group in self._groups.items()}

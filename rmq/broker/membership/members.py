@@ -116,7 +116,7 @@ class ConsumerGroup:
 
     @property
     def announced(self) -> tuple[object, ...]:
-        """What its members have announced, to be compared."""
+        """The subscriptions of its members, in a form to compare."""
         return self.consume_type, self.message_model, self.consume_from_where, self.subscriptions
 
     def subscribe(self, wanted: Iterable[SubscriptionData]) -> bool:
@@ -172,7 +172,7 @@ class Conflicts:
 
     @property
     def subscriptions(self) -> int:
-        """Groups whose members subscribe differently now."""
+        """Groups whose members have different subscriptions now."""
         return len(self._subscriptions)
 
     @property

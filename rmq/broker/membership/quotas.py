@@ -33,7 +33,7 @@ ACCOUNTS_MAX: Final = 10_000
 
 
 class _Bucket:
-    """What an account may use now of one figure: a second's worth at most, negative for a debt."""
+    """The present budget of an account for a figure: at most a second's worth, negative for a debt."""
 
     __slots__ = ("at", "left", "rate")
 

@@ -228,7 +228,7 @@ class Acknowledgement:
         return not self._topics.unsaved
 
     def records(self) -> list[Record]:
-        """The records of the pending batch whose senders get an answer."""
+        """The records of the pending batch with senders that get a response."""
         stored = [records for _, _, records in self.pending.waiting + self.pending.ack_on_write]
         return [record for records in stored if not isinstance(records, Batch) for record in records]
 
@@ -306,8 +306,8 @@ class Acknowledgement:
             self._park(connection, PlainAcks(senders.send_backs))
 
     def answer(self, request: Command, connection: Connection) -> Command | None:
-        """The response to a request whose effect is in the log now; None when it comes later, as in a set
-        with controllers, whose replicas must have the log up to this effect."""
+        """The response to a request whose effect is in the log; None if it comes later, as in a set with
+        controllers, whose replicas must have the log up to that effect."""
         if not self._role.awaits_replicas:
             return request.reply()
         self._park(connection, PlainAcks([request]))
@@ -341,7 +341,7 @@ class Acknowledgement:
             call.done(self._store.store_host, for_code(*topic_not_saved(error)))
 
     def _hold_for_topics(self, connection: Connection, senders: AckBatch) -> AckBatch:
-        """Keep the requests whose topic is not saved; return the rest."""
+        """Keep the requests with unsaved topics; return the rest."""
         held, free = AckBatch(), AckBatch()
         for ack in senders.waiting:
             (held if self._is_to_new_topic(ack) else free).waiting.append(ack)
@@ -398,7 +398,7 @@ class Acknowledgement:
         return waiting + self.waiting_for_topics if self._new_topics or self._new_topic_calls else waiting
 
     def parked(self) -> Iterator[tuple[Connection, int]]:
-        """The connections whose sends wait, and how many of each row."""
+        """The connections of waiting sends, with the number of each row."""
         for connection, senders in self._new_topics:
             yield connection, len(senders)
         for line in (self.disk, self.slaves):
@@ -450,7 +450,7 @@ class Acknowledgement:
             connection.write(self._answers.stored(acks))
 
     def _unsure(self, connection: Connection | None, acks: Acks, code: ResponseCode) -> None:
-        """Answer stored sends whose safety is unknown: `code` says why."""
+        """Answer stored sends of unknown safety: `code` has the reason."""
         self.unsure[code.name] += len(acks)
         if isinstance(acks, Calls):
             for call in acks.calls:
@@ -521,7 +521,7 @@ class ParkedSends:
             self._release(self._take(), False)
 
     def rows(self) -> Iterator[tuple[Connection, int]]:
-        """The connections whose sends wait, and how many of each row."""
+        """The connections of waiting sends, with the number of each row."""
         for parked in self._line:
             if parked.connection is not None:
                 yield parked.connection, len(parked.acks)

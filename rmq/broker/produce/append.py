@@ -242,7 +242,7 @@ class Append:
         self._broker_properties = broker_properties(self._settings.broker)
 
     def topics_changed(self) -> None:
-        """Forget what is known of topics: some were made, changed or deleted."""
+        """Drop the cached data of topics after a topic was made, changed or deleted."""
         self.targets.clear()
 
     # ---- the gate ----

@@ -96,7 +96,7 @@ class Sent:
 
 
 class SentTable:
-    """What producers have sent, by topic and producer; in the order of their numbers and of time."""
+    """The idempotent sends, by topic and producer; in the order of their numbers and of time."""
 
     def __init__(self) -> None:
         self._of: dict[tuple[str, str], list[Sent]] = {}
@@ -462,7 +462,7 @@ def _stamped(batch: bytes, stamp: bytes) -> bytes:
 
 
 def _has_stamp(record: memoryview, sent: Sent) -> bool:
-    """Whether a record begins what was sent; of `sent` the count may have been cut."""
+    """Whether a record is the first of `sent`; the count of `sent` may have been cut."""
     try:
         properties = property_bytes(record)
     except CorruptRecord:

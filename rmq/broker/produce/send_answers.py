@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 class RecordsWithHeader(list["Record"]):
-    """Records of a send whose answer has more header fields than others, such as the handle of a recall:
-    `header`.
-    """
+    """Records of a send whose response has more header fields (`header`), such as the handle of a recall."""
 
     def __init__(self, records: Iterable[Record], header: Mapping[str, str]) -> None:
         super().__init__(records)
@@ -87,7 +85,7 @@ class Answers:
         self._binary_size = len(self._binary_fields + 16 * b"0" + _QUEUE_ID + _QUEUE_OFFSET) + 8
 
     def stored(self, acks: list[Ack] | SendRun) -> bytes:
-        """The frames that say that these are stored."""
+        """The response frames of stored sends."""
         if not isinstance(acks, list):
             return self.of_run(acks)
         template, pack = self._template, _PREFIX.pack
@@ -107,7 +105,7 @@ class Answers:
         return b"".join(frames)
 
     def of_run(self, run: SendRun) -> bytes:
-        """The frames that say that a run of sends is stored."""
+        """The response frames of a stored run of sends."""
         return run.replies(self._parts, self._binary_fields, _LANGUAGE, VERSION)
 
     def _binary(self, opaque: int, queue_id: int, record: Record) -> tuple[bytes, ...]:
@@ -134,7 +132,7 @@ class Answers:
         return _PREFIX.pack(len(header) + 4, len(header)) + header
 
     def unsure(self, ack: Ack, code: ResponseCode) -> Command:
-        """The answer for messages that are stored, but not as safely as they should be: `code` says how."""
+        """The response for stored messages of insufficient safety: `code` has the reason."""
         request, queue_id, records = ack
         return request.reply(code, None, self._header(queue_id, records))
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Writers(NamedTuple):
-    """The parts that store messages, and those that say when their senders are answered."""
+    """The parts that store messages, and the parts that decide when to answer their senders."""
 
     own_writes: OwnWrites
     schedule: Schedule

@@ -237,9 +237,7 @@ class ReplicaState:
     # ---- a master ----
 
     def lead(self) -> None:
-        """This broker is a master: from now on producers may be told that any of its log is stored. Raises
-        StoreError.
-        """
+        """Become master: from now on any part of the log may be acknowledged. Raises StoreError."""
         # A new id whenever a broker becomes master: what a slave knows of an earlier master, up to where that
         # one had answered producers, says nothing of what this one answers.
         if self.log_id and not self.is_leader:
@@ -273,9 +271,7 @@ class ReplicaState:
         return f"{self._chance.getrandbits(128):032x}"
 
     def ack_limit(self) -> int | None:
-        """Up to which physical offset producers may have been told that messages are stored; None: to the
-        log's end.
-        """
+        """The physical offset up to which messages may have been acknowledged; None: the end of the log."""
         on_disk = self._store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         return self._store.flushed_offset if on_disk else None
 
@@ -337,7 +333,7 @@ class DeliveryProgress:
         return told
 
     def take(self, told: Mapping[str, Any]) -> None:
-        """A slave's: have the progress that the master told. Raises RemoteProtocolError."""
+        """A slave's: take the progress of the master. Raises RemoteProtocolError."""
         try:
             delay = {int(level): int(offset) for level, offset in told.get("delay", {}).items()}
             timer = {str(name): int(value) for name, value in told.get("timer", {}).items()}

@@ -149,7 +149,7 @@ def encode_note(note: Mapping[str, Any]) -> bytes:
 
 
 def decode_note(data: bytes) -> dict[str, Any]:
-    """What is in a note. Raises RemoteProtocolError."""
+    """The content of a note. Raises RemoteProtocolError."""
     note = json.loads(data)
     if not isinstance(note, dict):
         raise RemoteProtocolError("a note of the master is no JSON object")
@@ -164,7 +164,7 @@ def named_hello(number: int, epoch: int) -> bytes:
 
 
 def question(physical_offset: int) -> bytes:
-    """What asks a master for the record at an offset."""
+    """The request to a master for the record at an offset."""
     return REPORT.pack(-2 - physical_offset)
 
 
@@ -181,7 +181,7 @@ class WaitingPolls(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, text: bytes) -> None:
-        """Take over the rows that the slave tells. Raises RemoteProtocolError."""
+        """Take over the rows from the slave. Raises RemoteProtocolError."""
 
     def answer(self) -> int:
         """Answer the polls in place of the slave, and forget them; returns how many were answered."""
@@ -366,7 +366,7 @@ class MasterSession:
         return b""
 
     def is_to_confirm(self, now: float) -> bool:
-        """Whether consumers that wait at this slave may read further than it was told."""
+        """Whether consumers that wait at this slave may read further than the slave knows."""
         if not self.waiting or now < self._confirmed_at + CONFIRMED_SECONDS:
             return False
         confirmed = self._confirmed()
@@ -393,7 +393,7 @@ class MasterSession:
         return note
 
     def is_silent(self, now: float) -> bool:
-        """Whether the slave said nothing for so long that its link must end."""
+        """Whether the slave has been silent for so long that its link must end."""
         return now - self._heard_at > self._silence_s
 
 
@@ -485,7 +485,7 @@ class SlaveSession:
         return REPORT.pack(reach) + rows
 
     def is_silent(self, now: float) -> bool:
-        """Whether the master said nothing for so long that the link must end."""
+        """Whether the master has been silent for so long that the link must end."""
         return now - self._heard_at > self._silence_s
 
 
@@ -539,7 +539,7 @@ Search = Generator[int, bool, "int | None"]
 
 
 class Diverged(RmqError):
-    """A slave's log does not go on with its master's; the text says why."""
+    """The log of a slave does not continue its master's; the text has the reason."""
 
     hint = "compare both folders; haDivergedLog=aside gives this slave's log up and copies the master's"
 

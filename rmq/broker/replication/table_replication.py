@@ -218,7 +218,7 @@ class TableSender:
         self._had[cursor.name] = max(serial, self._had.get(cursor.name, -1))
 
     def had(self, table: str) -> int:
-        """Up to which change of a table the slave has its rows; -1 before it has said so."""
+        """The last change of a table that the slave has confirmed; -1 before its first report."""
         if table in SAVED and not self._reports_saved:
             cursor = self._cursor(table)
             return -1 if cursor.left else cursor.serial
@@ -276,7 +276,7 @@ class TableReceiver:
         self._deleted: dict[str, int] = {}
 
     def share(self, shared: PluginState) -> None:
-        """Tell and take these, too, from the next link on."""
+        """Send and receive these tables, too, from the next link on."""
         self.shared = self.tables[SHARED] = shared
 
     # ---- by the link ----
@@ -445,7 +445,7 @@ class TableReceiver:
         run_to_end(self.copying(name, text))
 
     def copying(self, name: str, text: bytes) -> Slices[None]:
-        """As `copy`, in slices; given up when the master begins to tell by the link, which is newer."""
+        """As `copy`, in slices; ends when the master begins to send by the link, which is newer."""
         work = self._files.copying(name, text)
         try:
             while not (self.is_fed and name in self.tables):

@@ -382,7 +382,7 @@ class FailoverService:
         return addresses
 
     def _opened(self, epoch: int, broker: Broker) -> None:
-        """The store is open, and nobody is served yet."""
+        """The store is open, and the broker does not serve clients yet."""
         self.has_opened = True
         manager, store = self._manager, broker.store
         manager.opened(lambda: store.flushed_offset, broker.readers.read_on)

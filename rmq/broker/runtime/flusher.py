@@ -62,7 +62,7 @@ class Flusher:
         self._began = 0.0
 
     def kick(self) -> None:
-        """Sync what is in the log now; if a sync is running, after it. Does nothing before `run`."""
+        """Sync the present end of the log; after a running sync. Does nothing before `run`."""
         assert not (self._is_busy and self._is_mending), "mending begins when a sync has failed"
         # A running sync looks at its end who else waits; while the disk is mended nothing counts as synced.
         if not self._is_busy and not self._is_mending and self._start is not None:

@@ -80,7 +80,7 @@ class Registrars:
             await self._ready.wait(anyio.current_time() + READY_SECONDS)
 
     async def leave(self, pool: Pool) -> None:
-        """Tell all name servers that the broker leaves, for at most `STOP_SECONDS`."""
+        """Unregister at all name servers, for at most `STOP_SECONDS`."""
         await self._leave(pool, list(self._scopes))
 
     async def _leave(self, pool: Pool, addresses: Iterable[str]) -> None:
@@ -195,7 +195,7 @@ class Registrars:
 
 
 async def answer_assignments(broker: Broker, pool: Pool, wanted: Wakeup) -> NoReturn:
-    """Ask for the routes that are waited for, as long as the broker lives."""
+    """Query the awaited routes, until cancelled."""
     while True:
         await wanted.wait()
         for topic in broker.assignments.wanted():

@@ -421,7 +421,7 @@ class Follower:
         return await self._align_records(stream, greeting)
 
     async def _align_epochs(self, stream: Stream, greeting: MasterLog | None, manager: ReplicaManager) -> int:
-        """As `_align`, in a controlled set: where epochs begin says up to where the logs are the same."""
+        """As `_align`, in a controlled set: the epochs show up to where the logs are equal."""
         store, state = self._broker.store, self._broker.replica
         if greeting is None or greeting.epoch != manager.epoch or manager.is_elected:
             raise RemoteProtocolError(f"it does not lead epoch {manager.epoch}")
@@ -464,9 +464,8 @@ class Follower:
         return bool(lost)
 
     async def _compare_end(self, stream: Stream, greeting: MasterLog) -> None:
-        """Compare the last records of our log, all of which the master must have, with its own. Where epochs
-        begin says nothing of bytes that a disk has lost or changed. Raises Diverged.
-        """
+        """Compare the last records of our log with the master's. Epochs do not show bytes that a disk has
+        lost or changed. Raises Diverged."""
         store = self._broker.store
         positions = [at for at in last_records(store, END_RECORDS) if at >= greeting.start]
         await stream.send_all(b"".join(map(question, positions)))
@@ -547,7 +546,7 @@ class Follower:
         return ours is not None and self._checked(answer).body == bytes(ours)
 
     async def _runtime_log(self) -> MasterLog:
-        """What a RocketMQ master's metrics say of its log."""
+        """The metrics of a RocketMQ master about its log."""
         answer = await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO)
         table = KVTable.from_json(answer.body).table
         try:

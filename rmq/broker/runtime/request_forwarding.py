@@ -257,7 +257,7 @@ class RequestForwarder(ClientOnlyEndpoint):
         self._held.add("", one, holders=one.holders, size=len(one.request.body))
 
     def step(self) -> bool:
-        """Send held requests if the master is connected, and give up requests that waited too long. Return
+        """Send held requests if the master is connected, and refuse requests that waited too long. Return
         whether more wait."""
         broker = self._broker
         if broker is None:

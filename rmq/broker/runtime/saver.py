@@ -41,8 +41,8 @@ class Saver:
             await self.save()
 
     async def save_wanted(self) -> NoReturn:
-        """Save topics created by sends, and changes of administrators, for which requests wait. Raises
-        StoreError, after those requests were answered with the error."""
+        """Save topics created by sends, and changes of administrators, because requests wait for the save.
+        Raises StoreError, after it has answered these requests with the error."""
         while True:
             await self._wanted.wait()
             try:

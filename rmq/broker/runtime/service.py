@@ -244,7 +244,7 @@ async def measure_rounds(flow: FlowControl, lag: Histogram, poller: Poller) -> N
 
 
 class _Wakeups:
-    """What the loops of a broker sleep on."""
+    """The wakeups of a broker's loops."""
 
     def __init__(self) -> None:
         self.deadlines, self.schedule, self.reput, self.follower = Wakeup(), Wakeup(), Wakeup(), Wakeup()
@@ -312,7 +312,7 @@ class _Service:
     async def live(
         self, stop: Stop, *, task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """All of the broker's life. Shielded: only `stop` and its own errors end it."""
+        """The whole run of the broker. Shielded: only `stop` and its own errors end it."""
         with anyio.CancelScope(shield=True), unwrap_groups():
             try:
                 await self._grow(stop, task_status)

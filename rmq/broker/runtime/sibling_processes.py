@@ -71,7 +71,7 @@ async def _lines(stream: trio.SocketStream) -> AsyncIterator[tuple[str, bytes]]:
 
 
 class Sibling:
-    """A broker's end of the channel: `join` the open broker, `run` for as long as it lives."""
+    """A broker's end of the channel: `join` the open broker, then `run` until the channel ends."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
@@ -138,7 +138,7 @@ class TopicFanout:
         self._alarms = {name: Wakeup() for name in self._missing}
 
     def missing(self, name: str) -> list[str]:
-        """The topics that this broker has not yet said to have saved."""
+        """The topics that this broker has not confirmed as saved."""
         return list(self._missing[name])
 
     async def serve(self, name: str, stream: trio.SocketStream) -> None:

@@ -105,9 +105,8 @@ def _addresses(config: BrokerConfig) -> list[str]:
 
 @frozen
 class Ports:
-    """The listeners for clients and for slaves, open from the start on; `slaves` is None for a broker that
-    has no slaves. `doors` are those of plug-ins, opened once these are loaded.
-    """
+    """The listeners for clients and slaves, open from the start on; `slaves` is None without slaves. `doors`
+    are the listeners of plug-ins, opened after these are loaded."""
 
     clients: Sequence[Listener]
     slaves: Listener | None
@@ -115,7 +114,7 @@ class Ports:
 
     @property
     def main(self) -> int:
-        """The port that clients are told."""
+        """The port that clients get."""
         return split_address(self.clients[0].address).port
 
     @property
@@ -222,7 +221,7 @@ async def open_broker(
 
 
 def guard_of(config: BrokerConfig, tls: TlsConfig) -> Guard:
-    """What a peer must pass at the HA port. Raises ConfigError when its files are not usable."""
+    """The checks for a peer at the HA port. Raises ConfigError for unusable files."""
     own = cluster_secret(config.ha_secret_file, "haSecretFile")
     secret = own or cluster_secret(config.cluster_secret_file)
     contexts = TlsContexts(tls)
@@ -262,7 +261,7 @@ class Opening:
 
     @property
     def store_clock(self) -> Callable[[], float]:
-        """The store's clock, which nobody sets: the opening's thread reads it, too."""
+        """The store's clock, which cannot be set; the opening thread reads it, too."""
         return lease_clock if self._threads else current_loop().now
 
     async def load(self, store: Store) -> None:
@@ -302,8 +301,8 @@ class Opening:
 
 
 class RecoveryProgress:
-    """Says how far the opening of a store is: a line when another stage begins, and one a second. Called in
-    a thread too; `check` raises where the opening shall end."""
+    """Report the progress of opening a store: a log line for each stage, and one a second. Called in a
+    thread, too; `check` raises to end the opening."""
 
     def __init__(
         self,

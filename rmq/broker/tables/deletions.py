@@ -1,4 +1,4 @@
-"""Deleted topics: the trace that tells a deletion from a lost topics.json.
+"""Deleted topics: the record that distinguishes a deletion from a lost topics.json.
 
 The records of a deleted topic stay in the log until their files expire. Recovery, which makes queues of the
 log, and a slave that copies the log must know that the records belong to no topic any more. A trace is kept
@@ -68,7 +68,7 @@ class Deletions:
         return self._table.get(topic)
 
     def all(self) -> dict[str, TopicDeletion]:
-        """All, without those of which the log has no records any more: these are forgotten."""
+        """All deletions except those without records in the log, which are dropped."""
         start = self._log_start()
         if any(deletion.log_offset <= start for deletion in self._table.values()):
             self._table = {name: one for name, one in self._table.items() if one.log_offset > start}

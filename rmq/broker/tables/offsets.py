@@ -117,7 +117,7 @@ def decode_offsets(data: bytes) -> Slices[_Table]:
 
 
 def _queues(text: str) -> dict[int, int] | None:
-    """Queue id -> offset of `0:5,"1":7`; None for what is no such text."""
+    """Queue id -> offset of `0:5,"1":7`; None for any other text."""
     if not text or text.isspace():
         return {}
     queues = {}
@@ -181,7 +181,7 @@ class Offsets:
         self._watched: dict[str, Callable[[], None]] = {}
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
-        """What this part answers."""
+        """The handlers of this part, by request code."""
         return {
             RequestCode.QUERY_CONSUMER_OFFSET: self._on_query,
             RequestCode.UPDATE_CONSUMER_OFFSET: self._on_update,
@@ -199,7 +199,7 @@ class Offsets:
         return len(self._table)
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
-        """Where the group goes on in a queue; -1 when it never said."""
+        """The committed offset of a group in a queue; -1 without one."""
         queues = self._table.get(f"{topic}@{group}")
         return NONE if queues is None else queues.get(queue_id, NONE)
 
@@ -457,7 +457,7 @@ class Offsets:
         return run_to_end(encode_offsets({name: self._table[name] for name in names if name in self._table}))
 
     def missing(self, names: Collection[str]) -> list[str]:
-        """Those of these names that no row has."""
+        """The names among these without a row."""
         return [name for name in names if name not in self._table]
 
     def rows_of(self, text: bytes) -> tuple[_Table, None]:

@@ -144,7 +144,7 @@ class Locks:
         return json.dumps({name: entry[0] for name in names if (entry := self._entry(name)) is not None})
 
     def missing(self, names: Collection[str]) -> list[str]:
-        """Those of these names that are no lock."""
+        """The names among these without a lock."""
         return [name for name in names if self._entry(name) is None]
 
     def rows_of(self, text: bytes) -> tuple[dict[str, str], None]:
@@ -221,7 +221,7 @@ def _row(group: str, queue: MessageQueue) -> str:
 
 
 def _parts(name: str) -> tuple[str, MessageQueue]:
-    """Raises RemoteProtocolError for what is no name of a row."""
+    """Raises RemoteProtocolError unless the text is a name of a row."""
     try:
         group, topic, broker, queue_id = name.split("\n")
         return group, MessageQueue(topic, broker, int(queue_id))

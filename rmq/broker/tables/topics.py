@@ -436,8 +436,8 @@ class Topics(VersionedTable[TopicConfig]):
             del self._ends[next(iter(self._ends))]
 
     def _log_cut(self, end: int) -> None:
-        """The log ends at `end`: a topic that was created behind `end` has lost its records, and its next
-        records come from `end` on. Not for a slave, whose log may be on its way."""
+        """Take the log's end: a topic that was created behind `end` has lost its records, and its next
+        records come from `end` on. Not for a slave, whose log may still arrive."""
         if late := self.deletions.cut(end):
             self._grown(late)
         for name, topic in list(self.table.items()):
@@ -496,7 +496,7 @@ class Topics(VersionedTable[TopicConfig]):
 
 
 def unknown_topic(topic: str) -> ResponseError:
-    """The answer for a topic that does not exist; it says what to do."""
+    """The response for an unknown topic, with the remedy."""
     return for_code(
         ResponseCode.TOPIC_NOT_EXIST,
         f"topic[{topic}] not exist, apply first please! "

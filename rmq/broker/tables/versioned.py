@@ -42,16 +42,15 @@ def run_to_end(work: Slices[T]) -> T:
 
 
 class Quota:
-    """How many names each account, or address, has had made on first use since the start. Names that nobody
-    made are not counted.
-    """
+    """How many names each account or address has created by first use since the start. Names without a
+    creator do not count."""
 
     def __init__(self) -> None:
         self._makers: dict[str, Holders] = {}
         self._shares = Shares(0)
 
     def made(self, name: str, maker: Holders) -> None:
-        """A name was made for somebody."""
+        """Count a name for its maker."""
         if maker:
             self._makers[name] = maker
             self._shares.add(maker)
@@ -88,7 +87,7 @@ class Changes:
         """Somebody copies the table, or has."""
 
     def begin(self) -> int:
-        """Somebody copies all rows now; returns what he has then seen."""
+        """Start a full copy. Return the change number that it includes."""
         self.is_followed = True
         return self.serial
 
@@ -265,7 +264,7 @@ class VersionedTable(ABC, Generic[Row]):
         return self._body({name: self.table[name] for name in names if name in self.table}).to_json()
 
     def missing(self, names: Collection[str]) -> list[str]:
-        """Those of these names that no row has."""
+        """The names among these without a row."""
         return [name for name in names if name not in self.table]
 
     def rows_of(self, text: bytes) -> tuple[dict[str, Row], DataVersion]:
@@ -378,7 +377,7 @@ class VersionedTable(ABC, Generic[Row]):
         return row
 
     def forget(self, names: Collection[str]) -> None:
-        """Remove rows that were made on first use and are not used; saved later, as those that are made."""
+        """Remove unused rows that were made on first use; they are saved later, like new rows."""
         self.table = {name: row for name, row in self.table.items() if name not in names}
         for name in names:
             self.quota.gone(name)

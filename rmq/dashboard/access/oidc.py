@@ -79,7 +79,7 @@ class Oidc:
 
     @property
     def pending(self) -> list[Pending]:
-        """The logins on their way, the oldest first."""
+        """The logins in progress, the oldest first."""
         return list(self._pending.values())
 
     async def begin(self, redirect: str, target: str, place: str) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from rmq.errors import ConfigError
 
 
 class Role(IntEnum):
-    """What a person may do at all. The cluster's own access control comes on top."""
+    """The rights of a person in the dashboard. The cluster's own access control applies as well."""
 
     READER = 1
     """See everything; change nothing."""

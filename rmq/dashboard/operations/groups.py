@@ -53,7 +53,7 @@ class GroupList:
 async def groups(
     call: Call, *, search: str = "", sort: Literal["lag", "name"] = "lag", page: Page = 1, size: Size = 50
 ) -> GroupList:
-    """The consumer groups whose name contains a text, by lag or by name."""
+    """The consumer groups with a text in their name, by lag or by name."""
     configs = await figures.all_group_configs(call)
     progress = await figures.all_progress(call)
     names = [name for name in sorted({*configs, *progress}) if search.lower() in name.lower()]
@@ -118,7 +118,7 @@ class Member:
 
 @frozen
 class Subscribed:
-    """What a group subscribes to."""
+    """A subscription of a group."""
 
     topic: str
     expression: str

@@ -150,7 +150,7 @@ async def recall(call: Call, *, handle: Annotated[str, msgspec.Meta(min_length=1
 
 @frozen
 class HalfRow:
-    """A half message whose producers gave no decision in all check-backs."""
+    """A half message without a decision after all check-backs."""
 
     row: MessageRow
     group: str

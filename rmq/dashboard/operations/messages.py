@@ -116,7 +116,7 @@ async def messages_by_key(
 
 @frozen
 class Track:
-    """What a group did with a message."""
+    """The state of a message in a group."""
 
     group: str
     state: str
@@ -223,7 +223,7 @@ class TraceView:
 
 @operation("GET", "/message/trace")
 async def trace(call: Call, *, id: str, trace_topic: str = TRACE_TOPIC) -> TraceView:
-    """What was traced of a message, by its producer's id; no steps when nothing was."""
+    """The trace of a message, by its producer's id; without steps if it has no trace."""
     try:
         found: Timeline = await timeline(call.admin, id, topic=trace_topic)
     except NoRoute as error:

@@ -17,7 +17,7 @@ ORDER_CONF = "ORDER_TOPIC_CONFIG"
 
 @frozen
 class NameServerRow:
-    """A name server, and its settings; `error` says why they are not known."""
+    """A name server and its settings; `error` is the reason if they are unknown."""
 
     address: str
     settings: dict[str, str]
@@ -36,7 +36,7 @@ async def name_servers(call: Call) -> list[NameServerRow]:
 
 @frozen
 class RouteRow:
-    """The queues of a topic at one broker, as name servers tell clients."""
+    """The queues of a topic at one broker, as name servers give them to clients."""
 
     cluster: str
     broker: str

@@ -40,7 +40,7 @@ LARGE_HELD_SECONDS: Final = 10.0
 
 @frozen
 class Call:
-    """What an operation needs: a client with the caller's account, and the dashboard's own parts.
+    """The context of an operation: a client with the caller's account, and the dashboard's parts.
 
     `progress` takes the steps of a long operation; `again` performs another operation as the same caller.
     """

@@ -52,7 +52,7 @@ class TopicList:
 async def topics(
     call: Call, *, search: str = "", kind: Kind = "", page: Page = 1, size: Size = 50
 ) -> TopicList:
-    """The topics whose name contains a text; without a kind, topics of users."""
+    """The topics with a text in their name; without a kind, topics of users."""
     system = await figures.system_topics(call)
     configs = await figures.all_topic_configs(call)
     found = []

@@ -210,7 +210,7 @@ class DoorConnection:
             self._scope.cancel()
 
     def abort(self, reason: str) -> None:
-        """End at once, and forget what is held."""
+        """End at once, and drop the held state."""
         log.warning("closing %s: %s", self.peer_address, reason)
         self.close(reason)
         self._outbox.clear()
@@ -433,7 +433,7 @@ class DoorServer:
                 connection.expire(now)
 
     def stop(self, reason: str) -> None:
-        """Say goodbye to all peers and end their connections, behind the answers that they were given."""
+        """Say goodbye to all peers and end their connections, behind the responses."""
         for connection in list(self._open):
             connection.finish(reason)
 

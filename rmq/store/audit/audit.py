@@ -279,8 +279,8 @@ def _check_reach(runs: list[Segments], report: Report, evidence: Evidence) -> No
 
 
 def _check_start(disk: Disk, runs: list[Segments], report: Report) -> None:
-    """Compare the log's start with the checkpoint, which is read last: retention removes no file before that
-    says so."""
+    """Compare the log's start with the checkpoint. The checkpoint is read last, because retention lowers it
+    before it removes a file."""
     path = os.path.join(report.folder, "checkpoint")
     if not runs or not disk.exists(path) or disk.size(path) != CHECKPOINT_SIZE:
         return

@@ -184,7 +184,7 @@ class IndexAudit:
                 self._add("index entry", path, at, f"time {time_ms} of the record at {offset}: not {stored}")
 
     def _skip_before(self, position: int) -> None:
-        """Entries of records that are not in the log; but those of expired records may stay."""
+        """Index entries without a record in the log; entries of expired records may stay."""
         while self._next is not None and self._next[3] < position:
             path, at, _, offset, _ = self._next
             if is_kept(offset, self._log_start):

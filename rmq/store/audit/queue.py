@@ -155,7 +155,7 @@ class QueueAudits:
         self._compare(queue, index, record)
 
     def _gap(self, queue: QueueAudit, index: int) -> None:
-        """A queue offset whose record is not in the log."""
+        """A queue offset without a record in the log."""
         unit = queue.unit(index)
         if unit is not None and is_unit(unit[1]):
             queue.last = max(queue.last, index)

@@ -106,7 +106,7 @@ def _accept_end(disk: Disk, folder: str, report: Report) -> None:
 
 
 def accept_start(disk: Disk, folder: str, report: Report) -> None:
-    """Have the checkpoint say that the log begins where its first file does. Raises StoreError."""
+    """Move the log's start in the checkpoint to its first file. Raises StoreError."""
     path = os.path.join(folder, "checkpoint")
     with locked(disk, folder):
         if disk.exists(path):
@@ -178,7 +178,7 @@ def _plan(disk: Disk, folder: str, run: Segments, gap: Gap) -> Iterator[tuple[in
 def _places(
     disk: Disk, folder: str, run: Segments, gap: Gap
 ) -> list[tuple[int, int, tuple[str, int, int] | None]]:
-    """The messages that were in a gap, as far as their heads or their queue units tell."""
+    """The messages of a gap, as far as their heads or queue units show."""
     found: dict[int, tuple[int, int, tuple[str, int, int] | None]] = {}
     base = gap.start - gap.start % run.file_size
     view = run.read(base, run.file_size)

@@ -101,7 +101,7 @@ class AbortFile:
 
 
 def mark_of(synced: int) -> bytes:
-    """The content of the file that says so."""
+    """The content of the abort file."""
     row = _FORM.pack(_MAGIC, synced)
     return row + _CRC.pack(zlib.crc32(row))
 

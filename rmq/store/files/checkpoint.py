@@ -58,9 +58,8 @@ class Checkpoint:
 
     @property
     def replay_from(self) -> int | None:
-        """After a crash, what lies before this physical offset needs no new scan; None when only
-        `replay_from_ms` tells.
-        """
+        """The physical offset before which a recovery after a crash needs no scan; None if only
+        `replay_from_ms` is known."""
         return min(self.log_to, self.queues_to) if self.has_places else None
 
     def lower(self, most_ms: int, most: int) -> None:
@@ -77,7 +76,7 @@ class Checkpoint:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is known and sync. Raises StoreError."""
+        """Write the known values and sync. Raises StoreError."""
         row = _TIMES.pack(self.log_ms, self.queues_ms, self.index_ms)
         if self.has_places:
             row += _PLACES.pack(_MAGIC, self.log_to, self.queues_to)

@@ -290,9 +290,8 @@ class ConsumeQueue:
     # ---- trimming ----
 
     def trim(self, log_start: int, *, files: bool = True) -> int:
-        """Drop what lies before the log's start: whole files, unless `files` is False, and by moving `start`.
-        Returns how many files went.
-        """
+        """Drop units before the log's start: whole files, unless `files` is False, and a part of a file by
+        moving `start`. Return the number of removed files."""
         self.trimmed_to = log_start
         # Units of messages that were given up (`give_up_before`) stay as long as their records do.
         first = self.first_at(log_start, self._first_unit)
@@ -363,7 +362,7 @@ class ConsumeQueue:
         self.cut_at = self.end if self.cut_at is None else min(self.cut_at, self.end)
 
     def truncate(self, log_end: int) -> bool:
-        """Drop the units whose records end after `log_end`; whether files changed by that."""
+        """Drop the units whose records end after `log_end`; return whether files changed."""
         if self.physical_end() <= log_end:
             return False
         # The queue may begin later than its units do, and the log may be cut before that (`give_up_before`).

@@ -81,7 +81,7 @@ class KeyHash:
         return rows
 
     def _before(self, topic: str, length: int) -> int:
-        """What `topic#` adds to the hash of a key of that length."""
+        """The part of the hash that `topic#` adds for a key of that length."""
         return self._part(self._topics, topic + "#", 1) * pow(31, length, 1 << 32) & 0xFFFFFFFF
 
     def _learn(self, topic: str, key: str) -> int:
@@ -408,7 +408,7 @@ class Index:
         return search
 
     def trim(self, log_start: int) -> list[str]:
-        """Take out the files whose records have all expired, but never the last file; return their paths, for
+        """Take out the files with only expired records, but never the last file; return their paths for
         removal."""
         paths = []
         while len(self.files) > 1 and self.files[0].end_offset < log_start:

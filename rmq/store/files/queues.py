@@ -290,7 +290,7 @@ class Queues:
     # ---- removing ----
 
     def cut_files(self, progress: Progress = no_progress) -> None:
-        """After a crash: make what lies after the queues' ends in files zero, for good."""
+        """After a crash: overwrite the bytes after the queues' ends with zeros, for good."""
         cut: list[ConsumeQueue] = []
         for number, queue in enumerate(self.table.values()):
             if queue.cut_files():
@@ -347,7 +347,7 @@ class Queues:
         return not self._to_trim
 
     def trim_some(self, log_start: int) -> int:
-        """Drop what lies before the log's start from some of the queues; returns how many files went."""
+        """Drop units before the log's start from some of the queues; return the number of removed files."""
         some, self._to_trim = self._to_trim[:_TRIM_AT_ONCE], self._to_trim[_TRIM_AT_ONCE:]
         removed = 0
         for queue in some:

@@ -1,4 +1,4 @@
-"""Scan of the log: read records straight from its bytes, and tell a torn tail from damage.
+"""Scan of the log: reads records straight from its bytes, and distinguishes a torn tail from damage.
 
 A record is good when its size, magic, own physical offset, inner lengths and body CRC all fit, and its topic,
 queue id and queue offset can belong to a queue. A scan goes from good record to good record and stops at the
@@ -194,7 +194,7 @@ class Scan:
 
 
 class Head(NamedTuple):
-    """The first fields of what may be a record."""
+    """The first fields of a possible record."""
 
     size: int
     queue_offset: int
@@ -341,9 +341,8 @@ def _body_of(segments: Segments, position: int) -> tuple[int, int]:
 
 @frozen
 class Synced:
-    """What is known to have been synced: all of the log before the physical offset `before`, and all records
-    stored before `before_ms`.
-    """
+    """The known synced part: all of the log before the physical offset `before`, and all records stored
+    before `before_ms`."""
 
     before: int
     before_ms: int

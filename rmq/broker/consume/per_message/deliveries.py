@@ -412,8 +412,8 @@ class Deliveries:
         self._leases.on_close(connection)
 
     def stop(self) -> None:
-        """The broker stops in good order: what is out was cut off by the broker, and no attempt of it counts.
-        The journal has it with the next write."""
+        """Prepare an orderly stop: the broker itself cuts off the messages in flight, so these attempts do
+        not count. The journal gets this with the next write."""
         if self._role.refuses_commits() or self._role.refusal():
             return
         queues = (queue for topic in self._table.values() for queue in topic.queues.values())
@@ -436,7 +436,7 @@ class Deliveries:
         self._offsets.advance(topic.group, topic.topic, queue.queue_id, queue.base)
 
     def step(self, now: float) -> float:
-        """Do what is due; return the next deadline, infinite when nothing waits."""
+        """Do the due work; return the next deadline, infinite without waiting work."""
         at = min(self._leases.step(now), self.polls.step(now))
         if self.ledger.step(self._now_ms()):
             at = now
@@ -532,7 +532,7 @@ def fit(row: Recovered, known: int, low: int, end: int) -> None:
 
 
 def recovered_queue(topic: TopicDelivery, row_id: int, row: Recovered, end: int) -> QueueDelivery:
-    """A queue as the journal tells of it; the queue ends at `end`."""
+    """A queue as the journal describes it; the queue ends at `end`."""
     finished = row.finished
     queue = QueueDelivery(topic, row.queue_id, row_id, finished, finished.base)
     queue.recovered = min(end, max(row.end, row.frontier))

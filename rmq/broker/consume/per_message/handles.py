@@ -80,7 +80,7 @@ def parse_handle(text: str) -> Handle:
 
 
 def lease_ended(handle: Handle, why: str) -> ResponseError:
-    """The refusal of a handle whose message is not its holder's any more."""
+    """The refusal of a handle whose holder has lost the message."""
     return for_code(
         ResponseCode.NO_MESSAGE,
         f"the receipt handle of message {handle.offset} in queue {handle.queue_id} is not valid: {why}",

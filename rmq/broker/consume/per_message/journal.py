@@ -70,7 +70,7 @@ def row(row_id: int, base: int, group: str, topic: str, queue_id: int) -> bytes:
 
 
 def done(row_id: int, frontier: int, start: int, mask: int) -> bytes:
-    """Say that messages are finished."""
+    """The record that finishes messages."""
     size = (mask.bit_length() + 7) // 8
     return _DONE.pack(_DONE_CODE, row_id, frontier, start, size) + mask.to_bytes(size, "big")
 
@@ -84,7 +84,7 @@ def note(row_id: int, frontier: int, start: int, mask: int, attempts: int, avail
 
 
 def reset(row_id: int, base: int) -> bytes:
-    """Say that the group goes on at `base`."""
+    """The record that moves the group to `base`."""
     return _RESET.pack(_RESET_CODE, row_id, base)
 
 
@@ -94,7 +94,7 @@ def gone(row_id: int) -> bytes:
 
 
 def commit(halves: Sequence[tuple[int, int]]) -> bytes:
-    """Say that half messages, as (queue offset, physical offset), are committed."""
+    """The record that commits half messages, each as (queue offset, physical offset)."""
     return _COMMIT.pack(_COMMIT_CODE, len(halves)) + b"".join(_HALF.pack(*half) for half in halves)
 
 

@@ -159,7 +159,7 @@ class Leases:
         self._on_deadline(batch.time)
 
     def _own(self, batch: Batch, owner: object) -> None:
-        """Have a batch come back when the connection `owner` ends; None: nobody's."""
+        """Let a batch return when the connection `owner` ends; None: no connection."""
         mine = self._owned.get(batch.owner)
         if mine is not None:
             mine.pop(batch, None)
@@ -346,7 +346,7 @@ class Leases:
             self._on_ready(queue.topic)
 
     def _left(self, batch: Batch) -> int:
-        """What of a batch is not finished; the rest is forgotten."""
+        """The unfinished part of a batch; the rest is dropped."""
         queue = batch.queue
         stale = queue.finished.bits(batch.start, batch.mask.bit_length()) & batch.mask
         if stale:

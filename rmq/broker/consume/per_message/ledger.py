@@ -47,7 +47,7 @@ BODY_BYTES: Final = 16_384
 
 @define
 class Change:
-    """Messages that are finished once the journal says so. `batch` is the lease, if it is known."""
+    """Messages that are finished once the journal has the record. `batch` is the lease, if known."""
 
     queue: QueueDelivery
     batch: Batch | None
@@ -163,7 +163,7 @@ class Ledger:
             self._pieces.append(journal.gone(queue.row_id))
 
     def call(self, on_written: OnWritten) -> None:
-        """Call back when what was added so far is written, and as safe as the broker's settings ask."""
+        """Call back when all records added so far are written, as safe as the broker's settings demand."""
         self._calls.append(on_written)
 
     # ---- commits of transactions ----

@@ -84,7 +84,7 @@ class PopRequests:
         """Pops that came, by the texts of their headers: a consumer sends one and the same all the time."""
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
-        """What this part answers."""
+        """The handlers of this part, by request code."""
         return {
             codes.POP_MESSAGE: self._on_pop,
             codes.ACK_MESSAGE: self._on_ack,

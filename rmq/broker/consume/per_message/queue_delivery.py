@@ -144,7 +144,7 @@ class QueueDelivery:
 
     @property
     def frontier(self) -> int:
-        """The offset before which all messages were taken at least once, as the journal says it."""
+        """The offset before which all messages were taken at least once, according to the journal."""
         if self.groups is not None:  # messages that wait for their group were not
             return 0
         return max(self.cursor, self.tried_before)

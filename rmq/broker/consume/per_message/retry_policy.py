@@ -53,7 +53,7 @@ _DEFAULT: Final = RetryPolicy()
 
 
 def policy_of(given: GroupRetryPolicy | None) -> RetryPolicy:
-    """The policy that a group's configuration says; delays beyond `DELAY_MAX_MS` are shortened to that."""
+    """The retry policy in a group's configuration; delays are cut to `DELAY_MAX_MS`."""
     if given is None:
         return _DEFAULT
     grows, listed = given.exponential_retry_policy, given.customized_retry_policy

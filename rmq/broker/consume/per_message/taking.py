@@ -519,7 +519,7 @@ def _is_chosen(chooser: Chooser, record: Bytes) -> bool:
 
 
 def offset_in(record: Bytes) -> int:
-    """The queue offset that a record says it has."""
+    """The queue offset in a record."""
     offset: int = _OFFSET.unpack_from(record, _OFFSET_AT)[0]
     return offset
 

@@ -43,7 +43,7 @@ class PreferredReplica:
         self._was_here = False
 
     def applies_to(self, language: str) -> bool:
-        """Whether clients of this language are told where to pull."""
+        """Whether clients of this language get a preferred replica."""
         return language in self._languages()
 
     def is_here(self) -> bool:

@@ -57,7 +57,7 @@ class SavedSet:
             log.warning("%s cannot be read, and is made again: %s", self._path, error)
 
     def latest(self, known: BrokerSet | None) -> BrokerSet | None:
-        """The latest version of the set `known` that this replica was told, now or in an earlier life."""
+        """The latest version of the set `known` that this replica has received, now or before its restart."""
         kept = self.broker_set
         if known is None or kept is None or known.began != kept.began:
             return known
@@ -112,7 +112,7 @@ class ReplicaIdentity:
             raise StoreError(f"{self._path} cannot be read: {error!r}") from None
 
     def begin(self) -> None:
-        """Begin another life. It is on the disk before any other server hears of it."""
+        """Count a new start. The number is on the disk before another server learns it."""
         self.incarnation += 1
         self.save(self.epochs)
 
@@ -206,7 +206,7 @@ class ReplicaManager:
     # ---- with the service ----
 
     def opened(self, flushed: Callable[[], int], on_confirmed: Callable[[], None]) -> None:
-        """The store is open: `flushed` says up to where the log is on the disk; `on_confirmed` is called when
+        """The store is open. `flushed` returns the synced end of the log; `on_confirmed` is called when
         consumers may read further."""
         self._flushed_now, self._on_confirmed = flushed, on_confirmed
 
@@ -223,15 +223,15 @@ class ReplicaManager:
         self._on_new_master = on_change
 
     def stay(self, stays: bool) -> None:
-        """Say whether the service ends only to begin again in another role."""
+        """Note whether the service ends only to start again in another role."""
         self.stays = stays
 
     def leave(self) -> None:
-        """This broker stops: the next heartbeat says so."""
+        """Note that this broker stops: the next heartbeat reports it."""
         self.leaves = True
 
     def disk_hangs(self, hangs: bool) -> None:
-        """The disk has not answered for a while, or answers: the next heartbeat says so."""
+        """Note whether the disk hangs: the next heartbeat reports it."""
         self.hangs = hangs
 
     def advance_high_watermark(self) -> None:
@@ -268,9 +268,9 @@ class ReplicaManager:
         return ""
 
     def _check_is_last_life(self, broker_set: BrokerSet) -> None:
-        """Refuse to be a replica of which the controllers know a later life: in that life it may have
-        acknowledged messages that this store lacks. The store counts lives, so after some starts this life
-        would count as the latest."""
+        """Refuse to be a replica with a later known incarnation: after that start it may have acknowledged
+        messages that this store lacks. The store counts starts, so some starts later this one would count as
+        the latest."""
         file = self._file
         known = broker_set.replicas.get(broker_set.number_of(file.identity))
         if known is not None and known.incarnation > file.incarnation:
@@ -515,7 +515,7 @@ class ReplicaManager:
         return self._replica.has_stepped_down or (self.stepping_down and self._closed == self._replica.epoch)
 
     def step_down(self) -> None:
-        """Act no more in this epoch; the next heartbeat says so."""
+        """Stop acting in this epoch; the next heartbeat reports it."""
         self._replica.step_down()
 
     def has_lease(self) -> bool:
@@ -544,7 +544,7 @@ class ReplicaManager:
         return self._replica.confirm(self.flushed(), self._clock())
 
     def take_high_watermark(self, offset: int) -> None:
-        """A slave: the master says up to where consumers may read."""
+        """A slave: take the offset up to which consumers may read, from the master."""
         replica = self._replica
         if offset > (-1 if replica.high_watermark is None else replica.high_watermark):
             replica.high_watermark = offset

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
 
 class FailoverReplica(Role):
-    """A broker of a set with controllers, for one life of its service: as the master of `epoch`, or with 0
-    as a slave. `manager` outlives the service.
-    """
+    """A broker of a set with controllers, for the length of one service: as the master of `epoch`, or with 0
+    as a slave. `manager` outlives the service."""
 
     is_in_set = True
 
@@ -49,7 +48,7 @@ class FailoverReplica(Role):
     def read_preference(
         self, languages: Callable[[], tuple[str, ...]], linked: Callable[[], Collection[int]]
     ) -> ReadPreference:
-        """A slave in sync, so that a dead master stalls nobody."""
+        """A slave in sync, so that a dead master stalls no consumer."""
         return PreferredReplica(self.manager, languages, linked)
 
     # ---- a master ----
@@ -93,7 +92,7 @@ class FailoverReplica(Role):
         self.manager.count_answered(count)
 
     def led(self) -> tuple[int, Epochs]:
-        """As the controllers and the log say."""
+        """According to the controllers and the log."""
         return self.manager.led()
 
     # ---- a slave ----
@@ -104,7 +103,7 @@ class FailoverReplica(Role):
         return ("", "") if master is None else (master.address, master.ha_address)
 
     def hello(self) -> tuple[int, int]:
-        """As the controllers say."""
+        """According to the controllers."""
         return self.manager.number, self.manager.epoch
 
     def watch_master(self, on_change: Callable[[], None]) -> None:

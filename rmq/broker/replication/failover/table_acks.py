@@ -109,8 +109,7 @@ class TableAcks:
         return self._waiting.deadline
 
     def is_in_time(self, session: MasterSession) -> bool:
-        """Whether a slave has every change that a client was told of, and every change for which a client has
-        waited long."""
+        """Whether a slave has every answered change, and every change that a client has waited for long."""
         since = self._clock() - LACKING_SECONDS
         return all(session.rows_had(table) >= serial for table, serial in self._answered.items()) and all(
             at > since or session.rows_had(table) >= serial for table, (serial, at) in self._lacking.items()
