@@ -168,6 +168,6 @@ def test_a_slave_that_says_more_than_it_was_told_is_refused() -> None:
     feed.heard(row_report(OFFSETS, 0))
     assert (feed.had(OFFSETS), feed.had(LOCKS)) == (0, -1)
     rig.broker.offsets.commit("g", "T", 0, 1)
-    with pytest.raises(RemoteProtocolError, match="confirms change 1 of .*, 0 were sent"):
+    with pytest.raises(RemoteProtocolError, match=r"confirms change 1 of .*, 0 were sent"):
         feed.heard(row_report(OFFSETS, 1))
     assert feed.had(OFFSETS) == 0
