@@ -483,9 +483,7 @@ class ReplicaManager:
         if known is None or number not in known.replicas or number == self.number:
             raise RemoteProtocolError(f"it names itself replica {number}, which does not exist")
         if epoch != self._replica.epoch:
-            raise RemoteProtocolError(
-                f"it follows epoch {epoch}, this master leads epoch {self._replica.epoch}"
-            )
+            raise RemoteProtocolError(f"it follows epoch {epoch}, this master leads {self._replica.epoch}")
 
     def report(self, number: int, reach: int) -> None:
         """Replica `number` has our log on its disk up to `offset`."""
@@ -605,10 +603,6 @@ class ReplicaManager:
             ("set_leases_lost", fenced, self._fenced),
             ("set_relayed", "Requests that this slave forwarded to its master", self.relayed),
             ("set_relay_refused", "Requests that this slave could not forward", self.relay_refused),
-            (
-                "set_pulls_answered",
-                "Long polls of dead slaves that this master answered",
-                self.answered_for_slaves,
-            ),
+            ("set_pulls_answered", "Long polls answered for dead slaves", self.answered_for_slaves),
         )
         return found + [single(name, "counter", help, float(value)) for name, help, value in counted]
