@@ -151,6 +151,16 @@ def test_no_file_is_long_without_a_reason() -> None:
     assert sorted(long ^ set(LONG_FILES)) == []
 
 
+def test_helpers_of_tests_stand_in_modules_of_their_own() -> None:
+    shared = {
+        f"{test}: {node.module}"
+        for test in TESTS
+        for node in ast.walk(ast.parse((ROOT / test).read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").rpartition(".")[2].startswith("test_")
+    }
+    assert sorted(shared) == []
+
+
 MODULES: Final = 15
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.browser.consuming import consume
+
 from .conftest import Dev, Watcher
-from .test_newcomer import consume
 
 pytestmark = pytest.mark.browser
 

@@ -39,7 +39,7 @@ from rmq.store.store import Store
 from rmq.testing import MemoryNetwork
 from rmq.testing.disk import MemoryDisk
 from tests.unit.broker.rig import Rig, Wire, batch, pull, send
-from tests.unit.namesrv.test_handlers import Host, Peer
+from tests.unit.namesrv.host import Host, Peer
 
 from .mutation import Mutator
 

@@ -199,7 +199,7 @@ async def take_all(address: str, number: int, begun: list[int]) -> None:
 async def uses_a_queue(address: str, name: str) -> None:
     """A new client sends a message to a queue of its own and consumes it."""
     from tests.unit.amqp.client import ACCEPTED
-    from tests.unit.amqp.test_queues import bodies, text
+    from tests.unit.amqp.messages import bodies, text
 
     with trio.fail_after(SECONDS):
         async with joined(address, name) as one:

@@ -16,7 +16,7 @@ from rmq.spark.formats.bad_rows import reasons
 from rmq.spark.options import write_options
 from rmq.spark.sink import Sent, write_rows
 from tests.spark.cluster import Pair, running
-from tests.spark.writing.test_sink_once import KEEPS, bodies
+from tests.spark.writing.keeping import KEEPS, bodies
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

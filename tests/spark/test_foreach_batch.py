@@ -16,7 +16,7 @@ from rmq.message import Message, MessageQueue
 from rmq.spark import decoded, undecoded
 from rmq.spark.idempotent import MicroBatch, label_of, note_write, read_notes
 from tests.spark.cluster import Pair, running
-from tests.spark.writing.test_sink_once import KEEPS, bodies
+from tests.spark.writing.keeping import KEEPS, bodies
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,22 +12,20 @@ import pytest
 import yaml
 from pyspark.sql.types import StructType
 
-from rmq.client import blocking
 from rmq.errors import ConfigError
-from rmq.message import Message, MessageQueue
-from rmq.spark import dead_letters, read_added, read_jobs, read_merged, run_once
+from rmq.spark import dead_letters, read_added, read_jobs, read_merged
 from rmq.spark.jobs.evolve import Evolution, evolution
 from rmq.spark.jobs.lineage import Lineage, run_event
 from rmq.spark.jobs.run import Ran
 from rmq.spark.jobs.targets import merge_sql
 from tests.spark.cluster import Pair, running
-from tests.spark.writing.test_sink_once import KEEPS
+from tests.spark.job_files import FORMS, debezium, run_file, send
+from tests.spark.writing.keeping import KEEPS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-ATTEMPTS = 5
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 
 
@@ -35,16 +33,6 @@ PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with running(tmp_path_factory.mktemp("pair"), settings=KEEPS) as started:
         yield started
-
-
-def send(pair: Pair, topic: str, *bodies: object) -> None:
-    """Send values as JSON, and texts as they are, to the first queue of a topic."""
-    pair.make_topic(topic, 1)
-    texts = [body if isinstance(body, str) else json.dumps(body) for body in bodies]
-    with blocking.connect(pair.names) as client, client.producer("tests") as producer:
-        producer.send_batch(
-            [Message(topic, text.encode()) for text in texts], queue=MessageQueue(topic, pair.broker, 0)
-        )
 
 
 def tree(**parts: Any) -> dict[str, Any]:
@@ -63,16 +51,6 @@ def run(spark: SparkSession, pair: Pair, folder: pathlib.Path, topic: str, **par
     to = {"format": "parquet", "path": str(folder / "rows")}
     file = tree(**{"source": source, "to": to, "checkpoint": str(folder / "cp"), **parts})
     return run_file(spark, file)
-
-
-def run_file(spark: SparkSession, file: Mapping[str, Any]) -> Ran:
-    """Run the streams of a file once; and again where Spark's Python workers took longer than 10 s to start,
-    as on a busy machine: the limit is Spark's, and no setting."""
-    for _ in range(ATTEMPTS):
-        ran = run_once(spark, read_jobs(file), tell=lambda line: None)
-        if not any("failed to connect back" in error for error in ran.errors.values()):
-            break
-    return ran
 
 
 def rows(frame: Any, *columns: str) -> list[tuple[Any, ...]]:
@@ -229,71 +207,6 @@ def test_bodies_are_decoded_checked_and_set_apart(
     assert "1 bodies cannot be read, message 10 of queue 0" in failed.errors["orders"]
     failed = run(spark, pair, tmp_path / "fails", "Checked", **{**strict, "dlq": "orders"})
     assert "streams.orders.expectations.small: 8 rows do not meet id < 5" in failed.errors["orders"]
-
-
-CANAL = {"database": "shop", "table": "orders", "isDdl": False}
-
-
-def canal(kind: str, es: int, *data: dict[str, Any]) -> dict[str, Any]:
-    return {**CANAL, "type": kind, "es": es, "ts": es, "id": es, "data": list(data)}
-
-
-def debezium(op: str, at: int, before: Any, after: Any) -> dict[str, Any]:
-    source = {"db": "shop", "table": "orders", "ts_ms": at, "pos": at}
-    return {"payload": {"op": op, "ts_ms": at, "before": before, "after": after, "source": source}}
-
-
-def maxwell(kind: str, at: int, data: dict[str, Any]) -> dict[str, Any]:
-    return {"database": "shop", "table": "orders", "type": kind, "ts": at, "xid": at, "data": data}
-
-
-def row(number: int, name: str, *, texts: bool = False) -> dict[str, Any]:
-    return {"id": str(number) if texts else number, "name": name}
-
-
-FORMS: dict[str, list[list[Any]]] = {
-    "canal": [
-        [
-            canal("INSERT", 10, row(1, "a", texts=True), row(2, "b", texts=True)),
-            {**CANAL, "type": "ALTER", "isDdl": True, "es": 11, "data": None},
-            canal("UPDATE", 20, row(1, "a2", texts=True)),
-            {**canal("INSERT", 21, row(9, "other", texts=True)), "table": "payments"},
-        ],
-        [
-            canal("DELETE", 40, row(2, "b", texts=True)),
-            canal("UPDATE", 15, row(1, "late", texts=True)),
-            canal("UPDATE", 30, row(2, "late", texts=True)),
-            canal("INSERT", 50, row(3, "c", texts=True)),
-        ],
-    ],
-    "debezium": [
-        [
-            debezium("r", 10, None, row(1, "a")),
-            debezium("c", 10, None, row(2, "b"))["payload"],
-            debezium("u", 20, row(1, "a"), row(1, "a2")),
-        ],
-        [
-            debezium("d", 40, row(2, "b"), None),
-            debezium("u", 15, None, row(1, "late")),
-            debezium("u", 30, None, row(2, "late")),
-            debezium("c", 50, None, row(3, "c")),
-        ],
-    ],
-    "maxwell": [
-        [
-            maxwell("bootstrap-insert", 10, row(1, "a")),
-            maxwell("insert", 10, row(2, "b")),
-            maxwell("update", 20, row(1, "a2")),
-            {"type": "table-create", "database": "shop", "table": "orders", "ts": 1},
-        ],
-        [
-            maxwell("delete", 40, row(2, "b")),
-            maxwell("update", 15, row(1, "late")),
-            maxwell("update", 30, row(2, "late")),
-            maxwell("insert", 50, row(3, "c")),
-        ],
-    ],
-}
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ from rmq.protocol.frames import Decoder
 from rmq.protocol.record import decode_record
 from rmq.store.store import Store
 from tests.compiled import COMPILED, HAS_COMPILED
-from tests.stateful.test_engines import PEERS, START, Side, plain_send
+from tests.stateful.engines import PEERS, START, Side, plain_send
 
 RUNS = int(os.environ.get("RMQ_ENGINE_RUNS", "300"))
 POOL = 500

@@ -33,7 +33,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder
 from rmq.server.plugin_host import PluginHost
 from tests.compiled import COMPILED, HAS_COMPILED
-from tests.stateful.test_engines import SHORT, START, Side, _text, binary_frame, json_frame
+from tests.stateful.engines import SHORT, START, Side, _text, binary_frame, json_frame
 
 pytestmark = HAS_COMPILED
 

@@ -12,7 +12,8 @@ import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.system.running import ROOT, running_dev
+
 STEPS = ("created", "paid", "packed", "shipped")
 
 
@@ -132,34 +133,6 @@ def test_a_folder_in_use_is_said_so_with_status_3(orders: pathlib.Path, tmp_path
 
 def port(address: str) -> str:
     return address.rpartition(":")[2]
-
-
-class running_dev:
-    """`rmq dev` on free ports for the length of a block; gives the addresses and the process."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.folder = folder
-
-    def __enter__(self) -> tuple[list[str], subprocess.Popen[str]]:
-        ports = ("--namesrv-port", "0", "--broker-port", "0", "--grpc-port", "0")
-        command = [sys.executable, "-m", "rmq", "dev", *ports]
-        env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(self.folder)}
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(
-            command, cwd=self.folder, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True
-        )
-        assert self.process.stdout is not None
-        addresses: list[str] = []
-        for line in self.process.stdout:
-            addresses += re.findall(r"^  (?:name server|broker) +(\S+)$", line)
-            if line.startswith("  from Java"):
-                return addresses, self.process
-        raise AssertionError(f"rmq dev ended with {self.process.wait()}")
-
-    def __exit__(self, *error: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
 
 
 def test_dev_runs_until_ctrl_c_and_ends_cleanly(tmp_path: pathlib.Path) -> None:

@@ -13,10 +13,10 @@ import sys
 
 import pytest
 
+from tests.docs.blocks import ROOT, blocks
 from tests.suites import run_suite
-from tests.system.test_demo import running_dev
+from tests.system.running import running_dev
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOOPS = ("asyncio", "trio")
 
 # What each program must have printed, page by page.
@@ -182,10 +182,6 @@ NEEDS = {"docs/fastapi.md": ("fastapi", "httpx2")}
 """What must be installed for the programs of a page."""
 LOGS = {"docs/logging.md"}
 """Pages whose programs log."""
-
-
-def blocks(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.S)
 
 
 def loops_of(program: str) -> set[str]:

@@ -10,9 +10,7 @@ import signal
 import pytest
 
 from tests.system.drill import Drill, Server, drill, until
-from tests.system.test_runbooks import masters
-
-SET = "broker-a"
+from tests.system.running import SET, brokers_of_a_set, let_control, masters
 
 
 def name_servers_that_control(run: Drill) -> list[Server]:
@@ -24,18 +22,6 @@ def name_servers_that_control(run: Drill) -> list[Server]:
     for server in servers:
         until(server.is_ready, lambda: f"a name server is not ready: {server.said[-2000:]}")  # noqa: B023
     return servers
-
-
-def let_control(run: Drill, server: Server, servers: list[Server]) -> None:
-    server.settings["controllers"] = ";".join(one.address for one in servers)
-    server.settings["controllerPath"] = str(run.folder / server.name / "controller")
-
-
-def brokers_of_a_set(run: Drill, controllers: str) -> list[Server]:
-    """Its first master and a replica."""
-    master = run.broker(SET, controllerAddr=controllers, durability="replicated")
-    replica = run.slave(SET, controllerAddr=controllers, flushDiskType="SYNC_FLUSH")
-    return [master, replica]
 
 
 def wait_until_in_sync(run: Drill, *options: str) -> None:

@@ -5,7 +5,6 @@ Those that wait for clients with old routes take half a minute or more and are f
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import re
@@ -18,6 +17,7 @@ from importlib import metadata
 import pytest
 
 from tests.system.drill import PAGE, TOPIC, Drill, Server, drill, until
+from tests.system.running import masters
 
 TESTED_ELSEWHERE = {"Java in and out": "tests/interop/servers/test_runbook.py"}
 DRILLS = ("test_runbooks.py", "test_failover_runbooks.py", "test_balance.py")
@@ -234,12 +234,6 @@ def test_failover(tmp_path: pathlib.Path) -> None:
         run.repeat("doctor")
         traffic.stop()
         run.check_nothing_is_lost()
-
-
-def masters(run: Drill) -> list[str]:
-    """The addresses of the masters that the name server knows."""
-    done = run.shell.run("cluster", "list", "-o", "json")
-    return [row["address"] for row in json.loads(done.stdout) if row["id"] == 0] if not done.exit_code else []
 
 
 @pytest.mark.skipif(

@@ -21,7 +21,7 @@ import pytest
 from rmq.client.client import Client, ConnectOptions, connect
 from rmq.client.config import ClientConfig, ClientSettings
 from rmq.client.consume.subscription import ConsumerSettings
-from tests.system.test_docs import ROOT, blocks
+from tests.docs.blocks import ROOT, blocks
 
 PAGES = [
     "README.md",

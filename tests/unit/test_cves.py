@@ -37,7 +37,7 @@ from rmq.protocol.record import Record, encode_record
 from rmq.remoting.transports.tls import TlsConfig
 from rmq.store.config import BrokerRole, StoreConfig
 from tests.unit.broker.rig import Rig, Wire, batch, pull, send
-from tests.unit.namesrv.test_handlers import Host
+from tests.unit.namesrv.host import Host
 
 ACCOUNTS = """
 globalWhiteRemoteAddresses: [10.5.5.5]

@@ -25,6 +25,7 @@ import pytest
 import trio
 
 import rmq
+from tests.crash.spark.processes import QUICK_JAVA, signal_all
 from tests.interop.rocketmq import Process, Processes
 
 from ..load import TOPIC, Load, places, read_all
@@ -39,8 +40,6 @@ REPLAY_KILLS = int(os.environ.get("RMQ_SPARK_KILLS", "10"))
 SEED = int(os.environ.get("RMQ_KILL_SEED", "1"))
 BATCH_SECONDS = 900
 BEFORE = 50
-QUICK_JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""Java does not run for long here: it starts with less processor time."""
 
 
 @pytest.fixture
@@ -55,17 +54,6 @@ def start_spark(processes: Processes, namesrv: str, name: str, *arguments: str) 
     path = os.pathsep.join([str(plugins.parent), str(plugins)])
     room = ("--master", "local[2]", "--memory", "512m")
     return processes.start([*program, *room], f"spark-{name}", env={"PYTHONPATH": path, **QUICK_JAVA})
-
-
-def signal_all(process: Process, number: signal.Signals) -> None:
-    """Send a signal to a command, its Java and its workers; these have a process group of their own."""
-    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        try:
-            session = int(stat.read_text().rpartition(")")[2].split()[3])
-            if session == process.pid:
-                os.kill(int(stat.parent.name), number)
-        except (FileNotFoundError, ProcessLookupError):
-            pass  # it has just ended
 
 
 class Job:

@@ -16,8 +16,8 @@ from attrs import define, field, frozen
 
 from rmq.client import blocking
 from rmq.errors import RmqError
-from tests.crash.campaigns.test_spark_kill import QUICK_JAVA, signal_all
 from tests.crash.spark.job import EACH, GROUP, IN, OUT
+from tests.crash.spark.processes import QUICK_JAVA, signal_all
 from tests.crash.spark.stream import Writers
 from tests.interop.rocketmq import Process, Processes, wait_until
 from tests.ports import free_ports

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from rmq.client import blocking
 from rmq.errors import RmqError
 from rmq.message import Message
-from tests.crash.campaigns.test_spark_kill import QUICK_JAVA, signal_all
+from tests.crash.spark.processes import QUICK_JAVA, signal_all
 from tests.interop.rocketmq import Process, Processes
 from tests.ports import free_ports
 

@@ -18,27 +18,19 @@ import pytest
 from tests.interop.amqp.broker import Served, served
 from tests.interop.amqp.jms_program import HERE as JMS
 from tests.interop.amqp.jms_program import compiled, libraries
+from tests.interop.amqp.programs import said
 
 pytest.importorskip("proton", reason="needs the extra amqp: pip install 'rmq[amqp]'")
 pytestmark = pytest.mark.interop
 
 HERE = pathlib.Path(__file__).parent
 COUNT = 50
-SECONDS = 120.0
 
 
 @pytest.fixture
 def broker(tmp_path: pathlib.Path) -> Iterator[Served]:
     with served(tmp_path) as one:
         yield one
-
-
-def said(command: list[str], folder: pathlib.Path | None = None) -> str:
-    """The last line that a program prints."""
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS)
-    lines = ran.stdout.strip().splitlines()
-    assert lines, ran.stderr[-2_000:]
-    return lines[-1]
 
 
 def test_jms_2(request: pytest.FixtureRequest, broker: Served) -> None:

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from tests.interop.amqp.broker import Served, served
 from tests.interop.amqp.jms_program import compiled
-from tests.interop.amqp.test_other_clients import said
+from tests.interop.amqp.programs import said
 
 pytest.importorskip("proton", reason="needs the extra amqp: pip install 'rmq[amqp]'")
 pytestmark = pytest.mark.interop

@@ -4,17 +4,25 @@ the checker says of either.
 
 from __future__ import annotations
 
-import itertools
 import pathlib
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from attrs import define
 
-from tests.interop.clients5 import BUILDS, HERE, SECONDS, Broker, Job, Jobs, Missing, client_of
+from tests.interop.clients5 import (
+    BUILDS,
+    HERE,
+    INVISIBLE,
+    SECONDS,
+    Broker,
+    Job,
+    Jobs,
+    Missing,
+    client_of,
+    judge,
+)
 from tests.interop.rocketmq import wait_for_port
 from tests.ports import free_ports
 
@@ -22,55 +30,8 @@ pytest.importorskip("h2")
 pytestmark = pytest.mark.interop
 
 KILLS = 4
-SLOW_SECONDS = 0.4
-"""A send that took longer was tried again, and may have been stored twice."""
-INVISIBLE = 10.0
 PATIENCE = 600.0
 """Seconds for 1,500 messages and their acknowledgements, one after the other, by a JVM on a busy machine."""
-
-
-@define
-class Verdict:
-    """What went wrong with messages, by their bodies."""
-
-    lost: list[str]
-    """Acknowledged to the producer, and never delivered."""
-    doubled: list[str]
-    """Delivered a second time as a first attempt."""
-    again: list[str]
-    """Delivered after their acknowledgement was answered."""
-    swapped: list[str]
-    """Delivered for the first time after one that was sent later."""
-
-
-def judge(sender: Job, consumers: list[Job], every: float = 0.0) -> Verdict:
-    """Judge what the programs have said. Bodies are numbered in the order in which they were sent."""
-    sent = [row[0] for row in sender.told("sent")]
-    unsure, before = set(), None
-    for body, at in zip(sent, sender.times("sent"), strict=True):
-        if before is not None and at - before > SLOW_SECONDS + every:
-            unsure.add(body)
-        before = at
-    events = sorted(
-        (at, row[0], row[1], row[2] if row[0] == "message" else "")
-        for job in consumers
-        for row, at in zip(list(job.rows), list(job.at), strict=False)
-        if row and row[0] in ("message", "acked")
-    )
-    firsts, acked, again = [], set(), []
-    for _, kind, body, attempt in events:
-        if kind == "acked":
-            acked.add(body)
-        elif attempt == "1":
-            firsts.append(body)
-        elif body in acked and body not in unsure:
-            again.append(body)
-    counts = Counter(firsts)
-    doubled = [body for body, count in counts.items() if count > 1 and body not in unsure]
-    places = {body: place for place, body in enumerate(sent)}
-    order = [places[body] for body in dict.fromkeys(firsts) if body in places]
-    swapped = [sent[late] for early, late in itertools.pairwise(order) if late < early]
-    return Verdict([body for body in sent if body not in set(firsts) | acked], doubled, again, swapped)
 
 
 @pytest.fixture(scope="module")

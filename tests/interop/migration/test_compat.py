@@ -18,7 +18,7 @@ from rmq.compat.rocketmq.client import (
 from tests.interop.conftest import Servers
 from tests.interop.rocketmq import Processes, wait_until
 from tests.unit.compat import programs
-from tests.unit.compat.test_programs import gathering, play, pulled
+from tests.unit.compat.playing import gathering, play, pulled
 
 pytestmark = pytest.mark.interop
 

@@ -14,11 +14,11 @@ pytest.importorskip("proton", reason="needs the extra amqp: pip install 'rmq[amq
 from rmq.remoting.network import TcpNetwork
 from tests.interop.conftest import Servers
 from tests.interop.rocketmq import Processes, wait_for_port
-from tests.interop.servers.test_store_exchange import end
+from tests.interop.servers.ending import end
 from tests.ports import free_ports
 from tests.unit.amqp.client import ACCEPTED, Client, Consumer, connected
-from tests.unit.amqp.test_queues import bodies, text
-from tests.unit.amqp.test_transactions import TRANSACTIONAL, accept_within, coordinator, send_within
+from tests.unit.amqp.messages import bodies, text
+from tests.unit.amqp.transactional import TRANSACTIONAL, accept_within, coordinator, send_within
 
 pytestmark = pytest.mark.interop
 

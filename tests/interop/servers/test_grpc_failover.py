@@ -21,8 +21,7 @@ import rmq
 from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.pool import Pool
-from tests.interop.clients.test_grpc_failures import INVISIBLE, judge
-from tests.interop.clients5 import Client, Job, Jobs, client_for
+from tests.interop.clients5 import INVISIBLE, Client, Job, Jobs, client_for, judge
 from tests.interop.rocketmq import wait_for_port
 from tests.ports import free_ports
 from tests.system import failover

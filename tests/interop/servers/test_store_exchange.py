@@ -13,7 +13,8 @@ import pytest
 import rmq
 from rmq.protocol.bodies import TopicConfig
 from tests.interop.conftest import Servers
-from tests.interop.rocketmq import Process, Processes, wait_until
+from tests.interop.rocketmq import Processes, wait_until
+from tests.interop.servers.ending import end
 
 pytestmark = pytest.mark.interop
 
@@ -37,14 +38,6 @@ def read_all(processes: Processes, namesrv: str) -> tuple[dict[int, tuple[int, i
     bounds = {row["queue"]: (row["min"], row["max"]) for row in rows if "min" in row}
     found = [row for row in rows if "body" in row]
     return bounds, sorted(found, key=lambda row: (row["queue"], row["offset"]))
-
-
-def end(broker: Process, how: str) -> None:
-    """Ends a broker cleanly or by SIGKILL."""
-    if how == "kill":
-        broker.kill()
-    else:
-        assert broker.stop() in (0, 143)  # a JVM reports the signal
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])

@@ -124,7 +124,7 @@ def test_a_topic_becomes_a_table_each_message_once(
 def test_changes_are_merged_with_deletes_and_new_columns(
     spark: SparkSession, pair: Pair, tmp_path: pathlib.Path
 ) -> None:
-    from tests.spark.test_jobs import FORMS, maxwell, run_file, send
+    from tests.spark.job_files import FORMS, maxwell, run_file, send
 
     name = "lake.shop.customers" if FORM == "iceberg" else f"delta.`{tmp_path}/customers`"
     to = {"table": name} if FORM == "iceberg" else {"path": f"{tmp_path}/customers"}

@@ -6,7 +6,6 @@ topic of a real broker and the files of its store, and writes to topics, also by
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -23,6 +22,7 @@ from rmq.client import blocking
 from rmq.message import Message, MessageQueue
 from rmq.spark.runtime import java_home
 from tests.interop.rocketmq import ROOT, Process, Processes, answers, free_port, wait_until
+from tests.interop.spark.spark_cluster import MASTER, WORKER, spark_home
 
 pytest.importorskip("pyspark")
 
@@ -31,8 +31,6 @@ pytestmark = pytest.mark.interop
 JOB = pathlib.Path(__file__).with_name("spark_job.py")
 COUNT = 2000
 QUICK = ("--conf", "spark.sql.shuffle.partitions=2")
-MASTER = "org.apache.spark.deploy.master.Master"
-WORKER = "org.apache.spark.deploy.worker.Worker"
 OUTSIDE = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
 
 
@@ -70,10 +68,6 @@ class Cluster:
         found = json.loads(run(command, cwd=self.folder, env=env).splitlines()[-1])
         assert isinstance(found, dict)
         return found
-
-
-def spark_home() -> pathlib.Path:
-    return pathlib.Path(cast(Any, importlib.util.find_spec("pyspark")).origin).parent
 
 
 @pytest.fixture

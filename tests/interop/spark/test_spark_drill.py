@@ -23,7 +23,7 @@ from tests.interop.rocketmq import ROOT, Process, Processes, answers, free_port,
 
 pytest.importorskip("pyspark")
 
-from tests.interop.spark.test_spark_cluster import MASTER, WORKER, spark_home
+from tests.interop.spark.spark_cluster import MASTER, WORKER, spark_home
 
 pytestmark = pytest.mark.interop
 

@@ -16,7 +16,7 @@ from rmq.client import blocking
 from rmq.protocol.bodies import TopicConfig
 from rmq.spark import archive, read_jobs, run_once
 from tests.spark.cluster import Pair, another_broker, running
-from tests.spark.reading.test_slaves_behind import SLAVE
+from tests.spark.reading.streams import SLAVE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,12 +9,10 @@ import json
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import pytest
-from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from rmq.client import blocking
@@ -22,15 +20,14 @@ from rmq.errors import ConfigError
 from rmq.protocol.bodies import TopicConfig
 from rmq.spark import cluster
 from rmq.spark.cluster import BrokersAway
-from rmq.spark.formats.schema import arrow_schema
-from rmq.spark.offsets import DataLoss, Offsets, offsets_of, offsets_tree, places_of
+from rmq.spark.offsets import DataLoss, offsets_of, offsets_tree, places_of
 from rmq.spark.options import read_options
 from rmq.spark.pipelines.lag import record_lag
 from rmq.spark.source import BatchReader, StreamReader
 from tests.spark.cluster import Pair, another_broker, running
+from tests.spark.reading.streams import SCHEMA, count, latest, rows
 
 OTHER = "broker-b"
-SCHEMA = arrow_schema(["brokerName", "queueId", "queueOffset"])
 EACH = 50
 
 
@@ -109,14 +106,6 @@ def batch(two: Two, topic: str, **more: object) -> BatchReader:
 def stream(two: Two, topic: str, **more: object) -> StreamReader:
     given = options(two, topic, **{"startingOffsets": "earliest", **more})
     return StreamReader(read_options(given, streaming=True), SCHEMA)
-
-
-def rows(parts: Sequence[InputPartition], read: Callable[[InputPartition], Any]) -> int:
-    return sum(one.num_rows for part in parts for one in read(part))
-
-
-def count(reader: BatchReader) -> int:
-    return rows(reader.partitions(), reader.read)
 
 
 # --- batches ---
@@ -199,10 +188,6 @@ def test_what_a_stream_chooses_and_is_not_there_is_an_error(
 
 
 # --- streams ---
-
-
-def latest(reader: StreamReader, start: Offsets) -> Offsets:
-    return offsets_of(reader.latestOffset(offsets_tree(start), ReadAllAvailable()))
 
 
 def test_a_stream_waits_for_a_broker_that_comes_back(

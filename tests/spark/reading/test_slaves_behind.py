@@ -22,11 +22,10 @@ from rmq.spark.offsets import offsets_of, offsets_tree
 from rmq.spark.options import read_options
 from rmq.spark.source import BatchReader, StreamReader
 from tests.spark.cluster import Pair, another_broker, running
-from tests.spark.reading.test_brokers_away import SCHEMA, count, latest, rows
+from tests.spark.reading.streams import SCHEMA, SLAVE, count, latest, rows
 
 NAME = "pair-b"
 EACH = 50
-SLAVE = {"brokerRole": "SLAVE", "brokerId": "1", "haMasterAddress": "127.0.0.1:1"}
 
 
 class Replicated:

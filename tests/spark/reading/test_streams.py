@@ -21,6 +21,7 @@ from rmq.spark import read_jobs, run_once, run_streams
 from rmq.spark.jobs.run import LONGEST_PAUSE_SECONDS, Kept
 from rmq.spark.jobs.spec import Stream, names_of
 from tests.spark.cluster import Pair, counting, running
+from tests.spark.reading.streams import file_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -224,31 +225,6 @@ def test_a_stream_is_stopped_and_one_that_does_not_run_too() -> None:
 
 
 # --- on Spark ---
-
-
-def file_of(pair: Pair, folder: pathlib.Path, **serve: Any) -> dict[str, Any]:
-    def stream(topic: str, to: dict[str, Any], **more: Any) -> dict[str, Any]:
-        return {
-            "source": {"topic": topic},
-            "to": to,
-            "checkpoint": str(folder / "cp" / topic),
-            "every": "100ms",
-            **more,
-        }
-
-    return {
-        "source": {"nameServer": pair.names, "startingOffsets": "earliest"},
-        "serve": serve,
-        "streams": {
-            "files": stream(
-                "RunFiles",
-                {"format": "parquet", "path": str(folder / "rows")},
-                where="queueOffset < 20",
-                select=["cast(body as string) as text", "queueOffset"],
-            ),
-            "copies": stream("RunIn", {"format": "rmq", "topic": "RunOut"}, select=["body"]),
-        },
-    }
 
 
 @pytest.fixture

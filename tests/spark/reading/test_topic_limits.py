@@ -11,7 +11,7 @@ from rmq.broker.tables.versioned import run_to_end
 from rmq.errors import StoreError
 from rmq.protocol.codes import RETENTION_GROUP
 from rmq.store.files.disk import RealDisk
-from tests.spark.test_store import FILE, Row, log_bytes, read, simple, write_store
+from tests.spark.reading.stores import FILE, Row, log_bytes, read, simple, write_store
 from tests.unit.store.stores import open_store
 
 FLOORS = {0: 5, 1: 12}

@@ -26,11 +26,10 @@ from rmq.spark.sink import Sent, write_rows
 from tests.interop.rocketmq import Processes
 from tests.ports import free_ports
 from tests.spark.cluster import Pair, another_broker, running
+from tests.spark.writing.keeping import KEEPS, bodies
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-KEEPS = {"idempotentSendKeepTime": "3600000"}
 
 
 @pytest.fixture(scope="module")
@@ -44,19 +43,6 @@ def topic(pair: Pair, request: pytest.FixtureRequest) -> str:
     name = request.node.name.replace("[", "-").replace("]", "")[-100:]
     pair.make_topic(name, 4)
     return str(name)
-
-
-def bodies(names: str, topic: str) -> list[str]:
-    """The bodies of a topic, of all its brokers."""
-    with blocking.connect(names) as client, client.pull_consumer("tests") as consumer:
-        found = []
-        for queue in consumer.message_queues(topic):
-            at, end = consumer.min_offset(queue), consumer.max_offset(queue)
-            while at < end:
-                messages = consumer.pull(queue, at).messages
-                found += [message.body.decode() for message in messages]
-                at = messages[-1].queue_offset + 1
-        return found
 
 
 def write(

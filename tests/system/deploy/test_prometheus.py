@@ -20,7 +20,7 @@ import yaml
 from tests.ports import free_ports
 from tests.system.containers import DEPLOY
 from tests.system.drill import TOPIC, Drill, Server, until
-from tests.system.test_failover_runbooks import brokers_of_a_set, let_control
+from tests.system.running import brokers_of_a_set, let_control
 
 pytestmark = [
     pytest.mark.packages,

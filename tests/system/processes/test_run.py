@@ -17,8 +17,8 @@ import pytest
 
 import rmq
 from rmq.client import blocking
+from tests.system.running import running_dev
 from tests.system.shell import ROOT
-from tests.system.test_demo import running_dev
 
 ORDERS = """
 import anyio, os, rmq

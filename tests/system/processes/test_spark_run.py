@@ -16,7 +16,7 @@ import yaml
 pytest.importorskip("pyspark")
 
 from tests.spark.cluster import counting, running
-from tests.spark.reading.test_streams import file_of
+from tests.spark.reading.streams import file_of
 
 SECONDS = 240
 

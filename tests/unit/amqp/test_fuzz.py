@@ -17,23 +17,8 @@ from trio.testing import MockClock
 
 from rmq.message import StoredMessage, with_properties
 from tests.unit.amqp.client import ACCEPTED
-from tests.unit.amqp.test_queues import PORT, client, cluster, text
-
-simple = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(1 << 63), (1 << 63) - 1),
-    st.floats(allow_nan=False),
-    st.text(max_size=20),
-    st.binary(max_size=300),
-    st.uuids(),
-    st.integers(0, 255).map(values.UByte),
-    st.integers(-128, 127).map(values.Byte),
-    st.integers(-(1 << 31), (1 << 31) - 1).map(values.Int),
-    st.integers(0, (1 << 64) - 1).map(values.ULong),
-    st.floats(width=32, allow_nan=False).map(values.Float),
-)
-anything = st.recursive(simple, lambda inner: st.lists(inner, max_size=5), max_leaves=20)
+from tests.unit.amqp.messages import PORT, client, cluster, text
+from tests.unit.amqp.odd_values import anything, simple
 
 
 @given(anything)

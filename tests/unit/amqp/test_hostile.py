@@ -20,8 +20,8 @@ from trio.testing import MockClock
 
 from rmq.broker.doors import DoorPeer
 from tests.unit.amqp.client import ACCEPTED, Broken
-from tests.unit.amqp.test_fuzz import anything
-from tests.unit.amqp.test_queues import PORT, bodies, client, cluster, text
+from tests.unit.amqp.messages import PORT, bodies, client, cluster, text
+from tests.unit.amqp.odd_values import anything
 from tests.unit.broker.rig import Rig
 
 # ---- any performatives, in any order ----

@@ -12,8 +12,8 @@ from trio.testing import MockClock
 
 from rmq.store.config import BrokerRole
 from tests.unit.amqp.client import ACCEPTED, Broken, Producer
-from tests.unit.amqp.test_queues import bodies, client, cluster, text
-from tests.unit.amqp.test_transactions import coordinator, send_within
+from tests.unit.amqp.messages import bodies, client, cluster, text
+from tests.unit.amqp.transactional import coordinator, send_within
 
 
 def begin(producer: Producer, body: str) -> object:

@@ -3,61 +3,17 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import anyio
 import pytest
 from rmq_amqp import values
-from rmq_amqp.sections import DATA, VALUE, Sections
+from rmq_amqp.sections import DATA, Sections
 from trio.testing import MockClock
 
 from rmq.message import Message
-from rmq.testing.cluster import Cluster
-from rmq.testing.network import MemoryNetwork, MemoryStream
-from tests.unit.amqp.client import ACCEPTED, Broken, Client, Consumer, connected
-
-PORT = 5672
-REJECTED, RELEASED, MODIFIED = 0x25, 0x26, 0x27
-
-
-def cluster(**settings: Any) -> Cluster:
-    settings = {"plugins": ("amqp",), "plugin_settings": {"amqpPort": str(PORT)}} | settings
-    return Cluster("a", **({"topics": {"Orders": 4}} | settings))
-
-
-@asynccontextmanager
-async def client(
-    running: Cluster,
-    container: str = "client",
-    host: str = "10.0.8.1",
-    port: int | None = PORT,
-    broker: str = "a",
-    scheme: str = "",
-    **named: Any,
-) -> AsyncIterator[Client]:
-    assert isinstance(running.network, MemoryNetwork)
-    address = running[broker].address
-    if port is not None:
-        address = f"{address.partition(':')[0]}:{port}"
-    async with connected(running.network.host(host), scheme + address, container, **named) as one:
-        yield one
-
-
-def text(body: str, **fields: Any) -> Sections:
-    annotations = {values.Symbol("x-opt-jms-msg-type"): values.Byte(5)}
-    return Sections(VALUE, body, durable=True, annotations=annotations, **fields)
-
-
-async def bodies(consumer: Consumer, count: int, *, state: int = ACCEPTED) -> list[Any]:
-    """Receive messages, and settle each at once; returns their bodies."""
-    found = []
-    for _ in range(count):
-        delivery, message = await consumer.receive()
-        found.append(message.body)
-        await consumer.settle(delivery, state)
-    return found
+from rmq.testing.network import MemoryStream
+from tests.unit.amqp.client import ACCEPTED, Broken
+from tests.unit.amqp.messages import MODIFIED, PORT, REJECTED, RELEASED, bodies, client, cluster, text
 
 
 async def test_a_queue_is_a_topic_that_a_group_of_its_name_shares(autojump_clock: MockClock) -> None:

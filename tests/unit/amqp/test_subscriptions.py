@@ -10,7 +10,7 @@ from rmq_amqp.values import Int
 from trio.testing import MockClock
 
 from tests.unit.amqp.client import Broken, Client, Consumer, Producer, proton
-from tests.unit.amqp.test_queues import bodies, client, cluster, text
+from tests.unit.amqp.messages import bodies, client, cluster, selector, text
 
 
 async def subscribed(one: Client, name: str = "sub", **named: Any) -> Consumer:
@@ -20,11 +20,6 @@ async def subscribed(one: Client, name: str = "sub", **named: Any) -> Consumer:
 
 async def producer(one: Client) -> Producer:
     return await one.producer(await one.session(), "Orders")
-
-
-def selector(condition: str) -> dict[Any, Any]:
-    described = proton.Described(proton.ulong(0x0000468C00000004), condition)
-    return {proton.symbol("jms-selector"): described}
 
 
 async def nothing(consumer: Consumer) -> None:

@@ -10,9 +10,8 @@ from rmq_amqp import temporary
 from trio.testing import MockClock
 
 from tests.unit.amqp.client import ACCEPTED, Broken, Client, Consumer, proton
-from tests.unit.amqp.test_queues import MODIFIED, REJECTED, bodies, client, cluster, text
-from tests.unit.amqp.test_subscriptions import selector
-from tests.unit.amqp.test_transactions import coordinator, send_within
+from tests.unit.amqp.messages import MODIFIED, REJECTED, bodies, client, cluster, selector, text
+from tests.unit.amqp.transactional import coordinator, send_within
 
 NO_LOCAL = {proton.symbol("no-local"): proton.Described(proton.ulong(0x0000468C00000003), "no-local")}
 

@@ -2,62 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import anyio
 import pytest
-from rmq_amqp.sections import VALUE, Sections, build
-from rmq_amqp.values import Described, ULong
 from trio.testing import MockClock
 
 from rmq.message import MessageQueue
-from tests.unit.amqp.client import ACCEPTED, Client, Consumer, Producer, proton
-from tests.unit.amqp.test_queues import REJECTED, bodies, client, cluster, text
-
-DECLARED, TRANSACTIONAL = 0x33, 0x34
-
-
-class Coordinator:
-    """The coordinator's link of a client."""
-
-    def __init__(self, one: Client, link: Any) -> None:
-        self._sender = Producer(one, link)
-
-    async def declare(self) -> bytes:
-        outcome = await self._sender.send(Sections(VALUE, Described(ULong(0x31), [])))
-        assert outcome.remote_state == DECLARED
-        return bytes(outcome.remote.data[0])
-
-    async def discharge(self, name: bytes, *, fails: bool = False) -> Any:
-        return await self._sender.send(Sections(VALUE, Described(ULong(0x32), [name, fails])))
-
-
-async def coordinator(one: Client, session: Any) -> Coordinator:
-    link = session.sender("coordinator")
-    link.target.type = proton.Terminus.COORDINATOR
-    link.source.type = proton.Terminus.SOURCE
-    return Coordinator(one, await one.attached(link))
-
-
-async def send_within(producer: Producer, name: bytes, message: Sections) -> Any:
-    link = producer.link
-    await producer.client.until(lambda: link.credit > 0)
-    delivery = link.delivery(link.delivery_tag())
-    delivery.local.data = [name]
-    delivery.update(TRANSACTIONAL)
-    link.stream(build(message))
-    link.advance()
-    await producer.client.until(lambda: delivery.remote_state)
-    return delivery
-
-
-async def accept_within(consumer: Consumer, name: bytes) -> str:
-    delivery, message = await consumer.receive()
-    delivery.local.data = [name, proton.Described(proton.ulong(ACCEPTED), [])]
-    delivery.update(TRANSACTIONAL)
-    delivery.settle()
-    await consumer.client.flush()
-    return str(message.body)
+from tests.unit.amqp.client import ACCEPTED, Consumer, proton
+from tests.unit.amqp.messages import REJECTED, bodies, client, cluster, text
+from tests.unit.amqp.transactional import TRANSACTIONAL, accept_within, coordinator, send_within
 
 
 async def empty(consumer: Consumer) -> None:

@@ -13,9 +13,9 @@ import rmq
 from rmq.client.consume.consumer import Consumer
 from rmq.message import StoredMessage
 from rmq.testing.cluster import Cluster
+from tests.unit.client.consume.consuming import await_what_was_cancelled
 
 from .conftest import Play
-from .consume.test_stray_cancellation import await_what_was_cancelled
 from .world import World
 
 tenant: ContextVar[str] = ContextVar("tenant", default="nobody")

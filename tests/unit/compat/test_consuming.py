@@ -24,7 +24,7 @@ from rmq.compat.rocketmq.client import (
     PushConsumer,
     ReceivedMessage,
 )
-from tests.unit.compat.test_programs import SECONDS, gathering
+from tests.unit.compat.playing import SECONDS, gathering
 
 
 def send(names: str, topic: str, *bodies: bytes, tags: str = "") -> None:

@@ -20,7 +20,7 @@ from rmq.compat.rocketmq.client import (
     TransactionStatus,
 )
 from rmq.errors import NoRoute
-from tests.unit.compat.test_programs import gathering, pulled
+from tests.unit.compat.playing import gathering, pulled
 
 
 def message(topic: str, body: str | bytes = "body") -> Message:

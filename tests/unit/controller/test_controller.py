@@ -2,67 +2,25 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import msgspec
 import pytest
 from attrs import evolve
 
-from rmq.controller.consensus.journal import COMMAND, Entry, Journal
-from rmq.controller.consensus.raft import Message, NotLeader, Raft
+from rmq.controller.consensus.journal import COMMAND, Entry
+from rmq.controller.consensus.raft import Message, NotLeader
 from rmq.controller.controller import (
     AddMember,
     Answer,
-    Controller,
     ElectRequest,
     RemoveMember,
-    Request,
     refused_address,
 )
-from rmq.controller.elections import Elections
 from rmq.controller.heartbeat import UNKNOWN, Heartbeat
 from rmq.controller.requests import ControllerRequests
-from rmq.controller.sets import Adopt, AlterInSync, BrokerSets, Register, Remove, Replica, encode
-from rmq.testing.disk import MemoryDisk
-
-
-class Rig:
-    """A controller of its own, or one of three whose others say nothing."""
-
-    def __init__(self, *members: str) -> None:
-        self.now = 50.0
-        self.members, self.disk = members, MemoryDisk(seed=1)
-        self.start(3.0)
-
-    def start(self, lease_s: float) -> None:
-        """Start it, or start it again, with this setting."""
-        journal = Journal(self.disk, "/raft", {name: name for name in self.members})
-        self.sets = BrokerSets()
-        own = self.members[0]
-        raft = Raft(own, own, journal, self.sets, now=self.now, chance=random.Random(1))
-        self.controller = Controller(raft, self.sets, Elections(lease_s))
-
-    def run(self, seconds: float) -> None:
-        end = self.now + seconds
-        while self.now < end:
-            self.now += 0.1
-            self.controller.step(self.now)
-
-    def ask(self, question: Request) -> Answer | NotLeader:
-        answers: list[Answer | NotLeader] = []
-        self.controller.submit(question, answers.append, self.now)
-        (answer,) = answers
-        return answer
-
-    def done(self, question: Request) -> Answer:
-        answer = self.ask(question)
-        assert isinstance(answer, Answer)
-        return answer
-
-
-def register(name: str) -> Register:
-    return Register("c", "s", Replica(name, 1, f"{name}:1", f"{name}:2"), is_founder=True)
+from rmq.controller.sets import Adopt, AlterInSync, Register, Remove, Replica, encode
+from tests.unit.controller.rig import Rig, led, register
 
 
 def beat(rig: Rig, number: int) -> Answer:
@@ -87,15 +45,6 @@ def silent_for(rig: Rig) -> float:
         rig.run(0.1)
     assert rig.sets.sets["s"].master == other
     return rig.now - began
-
-
-def led(rig: Rig) -> Rig:
-    """With a set of two replicas, both in sync."""
-    rig.run(3.0)
-    for name in "ab":
-        rig.done(register(name))
-    rig.done(AlterInSync("s", 1, 1, (1, 2)))
-    return rig
 
 
 def test_a_shorter_lease_holds_when_no_longer_one_lasts_any_more() -> None:

@@ -6,7 +6,7 @@ from attrs import evolve
 
 from rmq.controller.heartbeat import Heartbeat
 from rmq.controller.sets import AlterInSync, BrokerSet, Remove, Replica
-from tests.unit.controller.test_controller import Rig, led, register
+from tests.unit.controller.rig import Rig, led, register
 
 
 def removed(rig: Rig) -> None:

@@ -11,8 +11,7 @@ from attrs import evolve
 
 from rmq.controller.consensus.messages import EARLIER_KINDS, LATER_KINDS, Message, decode
 from rmq.errors import RemoteProtocolError
-
-from .test_raft import Group, others, tell
+from tests.unit.controller.groups import Group, others, tell
 
 NAMES = ("n0", "n1", "n2")
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import httpx2 as httpx
 from attrs import define, field
 
@@ -16,6 +17,7 @@ from rmq.client.client import Client
 from rmq.client.settings.target import Target
 from rmq.dashboard.app import World, open_dashboard
 from rmq.dashboard.config import DashboardConfig
+from rmq.message import StoredMessage
 from rmq.protocol.auth.signature import Credentials
 from rmq.testing.cluster import Cluster
 from rmq.testing.network import MemoryNetwork
@@ -104,3 +106,23 @@ def roles_file(folder: pathlib.Path, text: str) -> pathlib.Path:
     path = folder / "roles.yaml"
     path.write_text(text, "utf-8")
     return path
+
+
+async def consumed(client: Client, group: str, topic: str, count: int, *, fails: str = "") -> None:
+    """Consume so many messages; those whose body has `fails` fail."""
+    left, done = count, anyio.Event()
+    async with client.consumer(group, {topic: "*"}, consume_from="first", max_reconsume_times=0) as consumer:
+
+        async def handle(message: StoredMessage) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                done.set()
+            if fails and fails.encode() in message.body:
+                raise ValueError("card declined")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consumer.run, handle)
+            await done.wait()
+            await anyio.sleep(1)
+            tasks.cancel_scope.cancel()

@@ -22,9 +22,9 @@ from rmq.dashboard.jobs import FILES_MAX, KEPT, OF_ONE_MAX, RUNNING_MAX, Job, Jo
 from rmq.errors import ConfigError
 from rmq.message import Message
 from rmq.testing.cluster import Cluster
+from tests.unit.dashboard.site import consumed
 
 from .site import BASE, Browser, Site, roles_file, site, text_of
-from .test_pages import consumed
 
 API = "/api/v1/clusters/test"
 LETTERS = 6

@@ -17,12 +17,12 @@ pytest.importorskip("jinja2")
 
 from starlette.requests import ClientDisconnect
 
-from rmq.client.client import Client
 from rmq.client.observability.trace import MessageTrace
 from rmq.dashboard.errors import TooMany
 from rmq.dashboard.web.tail import STREAMS, STREAMS_OF_ONE, Streams
 from rmq.message import Message, StoredMessage
 from rmq.testing.cluster import Cluster
+from tests.unit.dashboard.site import consumed
 
 from .site import Browser, Site, site, text_of
 
@@ -68,26 +68,6 @@ PATHS = (
     "/streams",
     "/jobs",
 )
-
-
-async def consumed(client: Client, group: str, topic: str, count: int, *, fails: str = "") -> None:
-    """Consume so many messages; those whose body has `fails` fail."""
-    left, done = count, anyio.Event()
-    async with client.consumer(group, {topic: "*"}, consume_from="first", max_reconsume_times=0) as consumer:
-
-        async def handle(message: StoredMessage) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                done.set()
-            if fails and fails.encode() in message.body:
-                raise ValueError("card declined")
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(consumer.run, handle)
-            await done.wait()
-            await anyio.sleep(1)
-            tasks.cancel_scope.cancel()
 
 
 @asynccontextmanager

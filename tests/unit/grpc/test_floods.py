@@ -21,13 +21,11 @@ from rmq.broker import door_client
 from rmq.errors import RemoteProtocolError
 from rmq.proxy import cluster as proxy_cluster
 from rmq.testing.network import MemoryNetwork
-from tests.unit.grpc.floods import FLOODS, Flood, frame, headers, hello, streams
-from tests.unit.grpc.test_grpc import (
+from tests.unit.grpc.calls import (
     PORT,
     acking,
     client,
     cluster,
-    door,
     message,
     received,
     receiving,
@@ -35,8 +33,7 @@ from tests.unit.grpc.test_grpc import (
     sending,
     word,
 )
-
-__all__ = ["door"]
+from tests.unit.grpc.floods import FLOODS, Flood, frame, headers, hello, streams
 
 HELD_MAX = 80 << 20
 """Bytes that one connection may make the broker hold: 32 MiB of requests, as much of answers, and more."""

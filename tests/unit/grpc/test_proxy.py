@@ -21,9 +21,7 @@ from rmq.proxy import gateway, service
 from rmq.proxy.config import ProxyConfig, account_of_proxy
 from rmq.proxy.takes import parse_handle
 from rmq.testing.network import MemoryNetwork
-from tests.unit.grpc.channel import Channel, channel
-from tests.unit.grpc.proxied import ProxiedCluster, proxy
-from tests.unit.grpc.test_grpc import (
+from tests.unit.grpc.calls import (
     acking,
     consumer,
     message,
@@ -36,6 +34,8 @@ from tests.unit.grpc.test_grpc import (
     telemetry,
     word,
 )
+from tests.unit.grpc.channel import Channel, channel
+from tests.unit.grpc.proxied import ProxiedCluster, proxy
 
 TOPICS = {"Orders": 2}
 PREFIX = "proxy_"

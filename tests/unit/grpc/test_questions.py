@@ -15,8 +15,8 @@ from trio.testing import MockClock
 import rmq
 from rmq.errors import ResponseError
 from rmq.testing.cluster import Cluster
+from tests.unit.grpc.calls import client, cluster, consumer, message, sending, telemetry
 from tests.unit.grpc.channel import CallOf, Channel
-from tests.unit.grpc.test_grpc import client, cluster, consumer, message, sending, telemetry
 
 Command = schema.message("TelemetryCommand")
 

@@ -13,18 +13,9 @@ import rmq
 from rmq.protocol.codes import PERM_READ, PERM_WRITE
 from rmq.store.config import BrokerRole
 from rmq.testing.network import MemoryNetwork
+from tests.unit.grpc.calls import PORT, client, cluster, message, received, receiving, sending, word
 from tests.unit.grpc.floods import hello
 from tests.unit.grpc.proxied import ProxiedCluster
-from tests.unit.grpc.test_grpc import (
-    PORT,
-    client,
-    cluster,
-    message,
-    received,
-    receiving,
-    sending,
-    word,
-)
 
 
 async def test_a_slave_ends_a_connection_before_its_first_frame(autojump_clock: MockClock) -> None:

@@ -7,7 +7,7 @@ import pathlib
 from trio.testing import MockClock
 
 from rmq.testing.cluster import Cluster
-from tests.unit.grpc.test_grpc import ACCOUNTS, PORT, client, message, sending, signed, word
+from tests.unit.grpc.calls import ACCOUNTS, PORT, client, message, sending, signed, word
 
 
 async def test_a_signature_holds_for_its_date_and_its_account_alone(

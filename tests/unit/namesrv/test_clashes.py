@@ -15,7 +15,7 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.headers import GetRouteInfoRequestHeader
-from tests.unit.namesrv.test_handlers import broker, registration, route_of
+from tests.unit.namesrv.host import broker, registration, route_of
 
 
 class Peer:

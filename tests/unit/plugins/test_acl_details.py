@@ -18,8 +18,7 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import JSON, ROCKETMQ, Command
 from rmq.protocol.frames import encode
 from tests.unit.broker.rig import Wire, send
-
-from .test_acl_plugin import OTHER, OWNER, TEXT, Guarded
+from tests.unit.plugins.guarded import OTHER, OWNER, TEXT, Guarded
 
 
 def test_a_changed_file_is_on_the_medium_before_it_takes_the_place_of_the_old_one(

@@ -19,7 +19,7 @@ from rmq.protocol.codes import RequestCode as Code
 from rmq.protocol.command import ROCKETMQ, Command
 from rmq.protocol.frames import encode
 from tests.unit.broker.rig import START, Wire, batch, send
-from tests.unit.plugins.test_acl_plugin import MANAGER, OTHER, OWNER, TEXT, Guarded
+from tests.unit.plugins.guarded import MANAGER, OTHER, OWNER, TEXT, Guarded
 
 NOW = START
 PEER = "10.0.0.1:4"

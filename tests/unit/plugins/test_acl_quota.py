@@ -12,7 +12,7 @@ from rmq.protocol.codes import RequestCode as Code
 from rmq.protocol.command import Command
 from rmq.protocol.headers import CreateAccessConfigRequestHeader
 from tests.unit.broker.rig import Wire, send
-from tests.unit.plugins.test_acl_plugin import OWNER, Guarded
+from tests.unit.plugins.guarded import OWNER, Guarded
 
 
 def test_an_account_has_the_quota_of_the_file(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.handlers import NameServer
 from rmq.namesrv.host import plugin_host as namesrv_host
 from rmq.namesrv.kvconfigs import KvConfigs
+from rmq.plugin import hooks_of
+from rmq.protocol.auth.signature import signed
 from rmq.protocol.codes import RequestCode as Code
 from rmq.protocol.command import Command
-
-from .test_acl_plugin import MANAGER, OTHER, START, TEXT, Wire, hooks_of, signed
+from tests.unit.broker.rig import START, Wire
+from tests.unit.plugins.guarded import MANAGER, OTHER, TEXT
 
 
 def test_a_name_server_writes_the_wall_time_of_a_change(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import random
 import re
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -55,6 +55,7 @@ from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 from tests.ports import free_ports
 from tests.unit.broker.rig import Rig, pull, send
+from tests.unit.plugins.scraping import said
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -266,19 +267,6 @@ async def serving(**settings: Any) -> AsyncIterator[tuple[MetricsPlugin, str]]:
         nursery.start_soon(serve, listener, plugin.pages())
         yield plugin, listener.address
         nursery.cancel_scope.cancel()
-
-
-async def said(address: str, request: bytes) -> bytes:
-    host, _, port = address.rpartition(":")
-    with trio.fail_after(5):
-        stream = await trio.open_tcp_stream(host, int(port))
-        async with stream:
-            await stream.send_all(request)
-            answer = b""
-            with suppress(trio.BrokenResourceError):  # a reset, where it hung up before it had read all
-                while data := await stream.receive_some():
-                    answer += data
-    return answer
 
 
 async def test_a_scrape() -> None:

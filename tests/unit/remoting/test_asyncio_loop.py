@@ -14,9 +14,9 @@ from rmq.protocol.command import Command
 from rmq.remoting import Connection, Pool, TcpNetwork
 from rmq.remoting.asyncio_loop import AsyncioPoller, turn_of
 from rmq.remoting.loop import Waiter, current_loop
+from tests.unit.remoting.on_asyncio import PATIENT, on_asyncio, service
 
 from .peers import Custom, request
-from .test_asyncio import PATIENT, on_asyncio, service
 
 
 @pytest.fixture

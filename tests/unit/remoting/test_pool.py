@@ -13,9 +13,9 @@ from rmq.errors import ConnectFailed, ConnectionLost, RequestTimeout
 from rmq.protocol.command import Command
 from rmq.remoting import Connection, Limits, Pool
 from rmq.testing import MemoryNetwork, MemoryStream
+from tests.unit.remoting.serving.servers import served
 
 from .peers import Custom, Echo, RawPeer, Silent, request
-from .serving.test_server import served
 
 ADDRESS = "127.0.0.1:10911"
 

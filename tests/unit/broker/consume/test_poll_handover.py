@@ -29,8 +29,7 @@ from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.pool import Pool
 from tests.sim.real_brokers.brokers import CONTROLLERS, Node, Set, controlled_set
-from tests.unit.broker.consume.test_pull import heartbeat
-from tests.unit.broker.consume.test_read_preference import begin
+from tests.unit.broker.consume.pulling import begin, heartbeat
 from tests.unit.broker.rig import Rig, Wire, pull, send
 
 WAITING = PULL_SUBSCRIPTION | PULL_SUSPEND

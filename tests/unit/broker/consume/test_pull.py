@@ -10,12 +10,8 @@ from attrs import evolve
 
 from rmq.broker.consume.long_polling import TRIES_OF_A_QUEUE, TRIES_OF_A_TURN
 from rmq.broker.filtering.subscription import VERSION_AHEAD_MS
-from rmq.message import tags_code
 from rmq.plugin import ACCOUNT
 from rmq.protocol.bodies import (
-    ConsumerData,
-    HeartbeatData,
-    SubscriptionData,
     SubscriptionGroupConfig,
     TopicConfig,
 )
@@ -24,12 +20,12 @@ from rmq.protocol.codes import (
     PULL_COMMIT_OFFSET,
     PULL_SUBSCRIPTION,
     PULL_SUSPEND,
-    RequestCode,
     ResponseCode,
 )
 from rmq.protocol.command import ROCKETMQ, Command
 from rmq.protocol.record import decode_records
 from rmq.store.config import BrokerRole
+from tests.unit.broker.consume.pulling import heartbeat
 
 from ..rig import START, Rig, Wire, pull, send
 
@@ -58,14 +54,6 @@ def bodies(answer: Command) -> str:
 def offsets(answer: Command) -> tuple[int, int, int]:
     """(next, min, max)"""
     return int(answer.ext["nextBeginOffset"]), int(answer.ext["minOffset"]), int(answer.ext["maxOffset"])
-
-
-def heartbeat(group: str, topic: str, tags: str = "*", *, version: int = 1, **fields: Any) -> Command:
-    codes = frozenset(map(tags_code, tags.split("||"))) if tags != "*" else frozenset()
-    wanted = SubscriptionData(topic, tags, frozenset(tags.split("||")), codes, version)
-    data = ConsumerData(group, **({"message_model": "CLUSTERING"} | fields))
-    data.subscription_data_set = [wanted]
-    return Command.request(RequestCode.HEART_BEAT, None, HeartbeatData("c1", [], [data]).to_json())
 
 
 # --- what is found ---

@@ -11,14 +11,13 @@ import trio.testing
 
 from rmq.broker.config import BrokerConfig
 from rmq.broker.replication.failover.read_preference import ROUTES_SECONDS, SILENT_SECONDS, PreferredReplica
-from rmq.client.client import Client
-from rmq.client.produce.producer import Producer
 from rmq.config import load
 from rmq.errors import ConfigError
 from rmq.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, ResponseCode
 from rmq.protocol.headers import PullMessageResponseHeader
 from rmq.protocol.record import decode_records
 from tests.sim.real_brokers.brokers import CONTROLLERS, Node, Set, controlled_set
+from tests.unit.broker.consume.pulling import begin
 from tests.unit.broker.rig import pull
 
 
@@ -102,13 +101,6 @@ class Pulled:
         self.preferred = header.suggest_which_broker_id
         self.bodies = [message.body.decode() for message in decode_records(answer.body)]
         self.seconds = trio.current_time() - began
-
-
-async def begin(found: Set, client: Client, producer: Producer) -> None:
-    """Have a message, and slaves that have heard that they are in sync."""
-    await found.begin(client)
-    assert await found.send(producer, "one")
-    await trio.sleep(0.5)
 
 
 async def pulled(found: Set, node: Node, offset: int, language: str = "GO") -> Pulled:

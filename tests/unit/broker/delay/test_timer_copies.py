@@ -11,8 +11,7 @@ import pytest
 from rmq.broker.delay.timers import Timers
 from rmq.protocol.headers import RecallHandle
 from rmq.protocol.record import Record
-
-from .test_timer import DAY, HOST, HOUR, START, Bench, send_delayed
+from tests.unit.broker.delay.bench import DAY, HOST, HOUR, START, Bench, send_delayed
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from rmq.controller import evidence
 from rmq.controller.epochs import FILE
 from rmq.testing.disk import MemoryDisk
 from tests.sim.real_brokers.brokers import Node, Set, controlled_set
-from tests.unit.broker.failover.test_controlled_operators import remove
+from tests.unit.broker.failover.sets import remove
 
 
 async def restart_controllers(found: Set, disks: list[MemoryDisk]) -> None:

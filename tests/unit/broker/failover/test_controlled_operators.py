@@ -13,26 +13,16 @@ import trio.testing
 
 from rmq.broker.config import BrokerConfig
 from rmq.broker.runtime import failover_service
-from rmq.controller.requests import answer_of, request_of
-from rmq.controller.sets import Remove
 from rmq.errors import PortInUse
 from rmq.server.health import Health
 from rmq.store.config import BrokerRole, Durability, FlushDiskType, StoreConfig
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork
 from tests.sim.real_brokers.broker_controllers import CONTROLLERS
-from tests.sim.real_brokers.brokers import Node, Set, controlled_set
+from tests.sim.real_brokers.brokers import Node, controlled_set
+from tests.unit.broker.failover.sets import remove
 
 AWAY = [address.partition(":")[0] for address in CONTROLLERS]
-
-
-async def remove(found: Set, number: int) -> str:
-    """Have the controllers forget a replica; returns why they do not."""
-    for address in CONTROLLERS:
-        response = await found.pool.call(address, request_of(Remove("s", number)), 5)
-        if response.code == 0:
-            return answer_of(response).refusal
-    raise AssertionError("nobody leads")
 
 
 async def test_a_broker_on_a_copied_folder_waits_and_the_one_whose_place_it_took_ends(

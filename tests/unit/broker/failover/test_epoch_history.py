@@ -24,8 +24,8 @@ from rmq.errors import RemoteProtocolError
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 from tests.sim.real_brokers.brokers import Node, Set, controlled_set
+from tests.unit.broker.failover.sets import leading
 
-from ..produce.test_admission import leading
 from ..rig import Rig
 
 MANY: Epochs = tuple((number, 10 * number) for number in range(1, 3 * PART + 2))

@@ -23,9 +23,9 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import UnregisterClientRequestHeader
 from rmq.protocol.record import decode_record, decode_records
+from tests.unit.broker.wire import Session, command_of
 
 from ..rig import START, Rig, Wire, pull, send
-from ..runtime.test_broker import Session, command_of
 
 DAY = 86_400_000
 WAITING = 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -23,6 +22,7 @@ from rmq.protocol.bodies import (
 from rmq.protocol.bodies import SubscriptionGroupConfig as GroupConfig
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from tests.unit.broker.membership.heartbeats import beat, consumer
 
 from ..rig import START, Rig, Wire
 from ..sessions import body_of, session
@@ -30,19 +30,6 @@ from ..sessions import body_of, session
 NOTICE = 40
 CLOCK_MS = 100_000
 """What the clock that finds silent members says in the beginning."""
-
-
-def consumer(group: str, **topics: str) -> ConsumerData:
-    subscriptions = [SubscriptionData(topic, text, sub_version=1) for topic, text in topics.items()]
-    return ConsumerData(group, "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET", subscriptions)
-
-
-def beat(rig: Rig, line: Wire, client_id: str, *data: Any, now: int = START) -> set[str]:
-    """A heartbeat with these consumers and producers."""
-    consumers = [item for item in data if isinstance(item, ConsumerData)]
-    producers = [item for item in data if isinstance(item, ProducerData)]
-    rig.let_pass(now - rig.now_ms)
-    return rig.clients.heartbeat(HeartbeatData(client_id, producers, consumers), line, "JAVA", 407, now)
 
 
 def told(line: Wire) -> list[str]:

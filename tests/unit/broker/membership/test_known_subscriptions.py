@@ -15,9 +15,9 @@ from rmq.broker.replication import table_replication
 from rmq.broker.replication.table_replication import TableSender
 from rmq.errors import RemoteProtocolError
 from rmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from tests.unit.broker.membership.heartbeats import beat, consumer
 
 from ..rig import Rig, Wire
-from .test_clients import beat, consumer
 
 
 def group(name: str, **topics: str) -> ConsumerGroup:

@@ -16,7 +16,7 @@ from rmq.plugin import ACCOUNT, Hooks
 from rmq.protocol.auth.quota import Quota, parse_quota
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import Command
-from tests.unit.broker.per_message.test_door_takes import Peer
+from tests.unit.broker.per_message.peers import Peer
 from tests.unit.broker.rig import Rig, Wire, batch, pull, send
 
 

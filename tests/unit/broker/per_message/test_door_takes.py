@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from rmq.broker import door_client
 from rmq.broker.doors import DoorPeer
-from rmq.doors import TakenMessage, TakeRequest
+from rmq.doors import TakeRequest
 from rmq.errors import AccessDenied, ResponseError
 from rmq.message import dlq_topic
 from rmq.plugin import Hooks
-from rmq.testing.front import Wire
+from tests.unit.broker.per_message.peers import Peer, Stream
 from tests.unit.broker.rig import Rig, send
 from tests.unit.broker.taking import GROUP, TOPIC, step
 
 REQUEST = TakeRequest(GROUP, TOPIC, from_first=True)
-
-
-class Stream(Wire):
-    """The connection of a door."""
-
-    has_proved = False
-
-
-class Peer(DoorPeer):
-    def __init__(self, rig: Rig) -> None:
-        super().__init__(rig.broker, "test", Stream())
-        self.found: list[Sequence[TakenMessage] | ResponseError] = []
-        self.outcomes: list[ResponseError | None] = []
-
-    def handled(self, outcomes: Sequence[ResponseError | None]) -> None:
-        self.outcomes += outcomes
 
 
 @pytest.fixture

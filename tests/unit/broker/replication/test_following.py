@@ -31,10 +31,10 @@ from rmq.store.config import BrokerRole, DivergedLog, Durability, StoreConfig
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork
+from tests.unit.broker.replication.slaves import slave
 
 from ..rig import Rig, pull, send
 from .logs import follower_of
-from .test_slave import slave
 
 MASTER, SLAVE, HA = "127.0.0.1:10911", "127.0.0.1:10921", "127.0.0.1:10912"
 

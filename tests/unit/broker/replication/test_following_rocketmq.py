@@ -18,10 +18,10 @@ from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.store.config import DivergedLog
 from rmq.store.store import Store
+from tests.unit.broker.replication.slaves import slave
 
 from ..rig import Rig, send
 from .logs import follower_of
-from .test_slave import slave
 
 
 class JavaMaster:

@@ -18,9 +18,9 @@ from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader
 from rmq.protocol.record import decode_records
+from tests.unit.broker.wire import Session, command_of, wire_rig
 
 from ..rig import Rig, Wire, pull, send
-from ..runtime.test_broker import Session, command_of, wire_rig
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from rmq.testing.cluster import Cluster
 from rmq.testing.network import MemoryNetwork
 from tests.sim.real_brokers.broker_controllers import CONTROLLERS
 from tests.sim.real_brokers.brokers import Set, controlled_set
-from tests.unit.controller.test_service import ADDRESSES, Controllers, controllers, register
+from tests.unit.controller.services import ADDRESSES, Controllers, controllers, register
 
 PAIR: dict[str, Any] = {"broker_name": "pair"}
 CONTROLLER_HOSTS = [address.partition(":")[0] for address in CONTROLLERS]

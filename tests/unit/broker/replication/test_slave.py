@@ -18,13 +18,9 @@ from rmq.protocol.command import Command
 from rmq.protocol.headers import EndTransactionRequestHeader
 from rmq.protocol.record import Record
 from rmq.store.config import BrokerRole
-from rmq.testing.disk import MemoryDisk
+from tests.unit.broker.replication.slaves import slave, slave_on
 
 from ..rig import Rig, batch, pull, send
-
-
-def slave(**store: Any) -> Rig:
-    return Rig(store={"broker_role": BrokerRole.SLAVE, **store}, broker_id=1)
 
 
 def copied(master: Rig, **store: Any) -> Rig:
@@ -169,10 +165,6 @@ def test_what_a_master_at_async_flush_has_may_all_be_acknowledged() -> None:
     state.follow(MasterLog("a", 0, 0, leader="m"))
     assert state.acknowledged is None
     assert slave_on(rig.disk).broker.replica.acknowledged is None, "saved before anything comes"
-
-
-def slave_on(disk: MemoryDisk) -> Rig:
-    return Rig(disk=disk.copy(), store={"broker_role": BrokerRole.SLAVE}, broker_id=1)
 
 
 def test_transactions_are_where_the_log_says_not_where_the_master_is() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -10,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq.broker.replication import table_replication
-from rmq.broker.replication.sessions import HELLO, REPORT, MasterSession, SlaveSession, encode_note
-from rmq.broker.replication.table_replication import OFFSETS_SECONDS, TableSender
-from rmq.broker.state import unlisted_topics
+from rmq.broker.replication.sessions import REPORT, encode_note
+from rmq.broker.replication.table_replication import OFFSETS_SECONDS
 from rmq.broker.tables import versioned
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import RemoteProtocolError
@@ -21,56 +19,9 @@ from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import DeleteTopicRequestHeader
 from rmq.store.config import BrokerRole, FlushDiskType
+from tests.unit.broker.table_links import Link, queues_of, slave
 
 from ..rig import Rig, send
-
-
-def slave(**store: Any) -> Rig:
-    return Rig(store={"broker_role": BrokerRole.SLAVE, **store}, broker_id=1)
-
-
-class Link:
-    """A master's link to one slave of ours; what has been sent and not taken lies in `wire`."""
-
-    def __init__(self, master: Rig, to: Rig, now: float = 0.0) -> None:
-        self.master, self.to, self.now = master, to, now
-        broker = master.broker
-        feed = TableSender(
-            broker.followed.tables,
-            lambda: master.store.max_physical_offset,
-            unlisted=partial(unlisted_topics, broker.store, broker.topics),
-            deletions=broker.topics.deletions.all,
-        )
-        self.session = MasterSession(master.store, now, greet=broker.replica.greeting, tables=feed.note)
-        self.session.received(HELLO, now)
-        self.session.frame(now)  # the greeting
-        to.broker.followed.begin()
-        self.slave = SlaveSession(
-            to.broker.copied_log.append,
-            lambda: to.store.max_physical_offset,
-            now,
-            safe=lambda: to.broker.followed.reportable(to.store.max_physical_offset),
-            noted=to.broker.followed.take,
-        )
-        self.session.received(REPORT.pack(to.store.max_physical_offset), now)
-        self.wire = b""
-
-    def send(self, frames: int = 1 << 30) -> None:
-        for _ in range(frames):
-            frame = self.session.frame(self.now)
-            if not frame:
-                return
-            self.wire += frame
-
-    def take(self, count: int = 1 << 30) -> None:
-        data, self.wire = self.wire[:count], self.wire[count:]
-        self.slave.received(data, self.now)
-        self.to.broker.followed.drop_deleted_queues()
-
-    def run(self) -> None:
-        self.now += 2 * OFFSETS_SECONDS
-        self.send()
-        self.take()
 
 
 def shown(rig: Rig) -> dict[str, Any]:
@@ -161,10 +112,6 @@ def test_the_queues_of_a_deleted_topic_go_when_all_is_there_that_was_written_bef
     assert topics(to) == topics(master) == {"B", "C"}
     assert to.bodies("B") == master.bodies("B") == [b"anew"]
     assert to.bodies("C") == [b"hello"]
-
-
-def queues_of(rig: Rig) -> set[str]:
-    return {topic for topic, _ in rig.store.queues()}
 
 
 def delete(rig: Rig, topic: str) -> None:

@@ -60,7 +60,7 @@ from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.store.config import StoreConfig
-from tests.unit.plugins.test_metrics import said
+from tests.unit.plugins.scraping import said
 
 TOPICS, QUEUES, GROUPS, TOPICS_OF_A_GROUP = 1_000, 10, 500, 10
 LIMIT_SECONDS = 0.02

@@ -12,8 +12,8 @@ from rmq.errors import RmqError
 from rmq.protocol.bodies import TopicConfig
 from rmq.testing.disk import MemoryDisk
 from tests.sim.real_brokers.brokers import Set, controlled_set
+from tests.unit.broker.replication.slaves import slave_on
 
-from ..replication.test_slave import slave_on
 from ..rig import Rig, send
 
 TABLES = ("topics", "subscriptionGroup", "consumerOffset", "delayOffset", "timerProgress")

@@ -16,8 +16,8 @@ from rmq.protocol.codes import RequestCode
 from rmq.store.audit.audit import check
 from rmq.store.config import BrokerRole
 from rmq.testing.disk import MemoryDisk
+from tests.unit.broker.table_links import Link, queues_of, slave
 
-from ..replication.test_table_replication import Link, queues_of, slave
 from ..rig import Rig, send
 
 SMALL = {"mapped_file_size_commit_log": 8_192}

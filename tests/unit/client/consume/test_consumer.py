@@ -17,6 +17,7 @@ from rmq.message import MessageQueue, StoredMessage
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.testing.cluster import Cluster
 from rmq.testing.front import HANG
+from tests.unit.client.consume.consuming import of_topic, until
 
 from ..conftest import Play
 from ..world import World, world
@@ -241,16 +242,6 @@ class TestBothLoops:
             assert threading.get_ident() not in threads
 
         both(scenario, cluster)
-
-
-def of_topic(consumer: Consumer, topic: str = "T") -> list[MessageQueue]:
-    return [queue for queue in consumer.queues if queue.topic == topic]
-
-
-async def until(holds: object) -> None:
-    with anyio.fail_after(10):
-        while not holds():
-            await anyio.sleep(0.01)
 
 
 class TestBeginning:

@@ -17,11 +17,11 @@ import rmq
 from rmq.client.consume.consumer import Consumer
 from rmq.message import MessageQueue, StoredMessage
 from rmq.testing.cluster import Cluster
+from tests.unit.client.consume.consuming import of_topic, until
 
 from ..conftest import Play
 from ..world import World
 from .consuming import fill, offsets, sent_back
-from .test_consumer import of_topic, until
 
 KINDS = pytest.mark.parametrize("options", [{}, {"ordered": True}], ids=["any order", "ordered"])
 ZERO, ONE = MessageQueue("T", "a", 0), MessageQueue("T", "a", 1)

@@ -11,7 +11,6 @@ from typing import Any
 import anyio
 import pytest
 import sniffio
-import trio
 
 import rmq
 from rmq.client.consume.consumer import Consumer
@@ -19,28 +18,11 @@ from rmq.client.consume.rebalance import averagely
 from rmq.message import StoredMessage
 from rmq.remoting.cancellation import as_failure, cancel_requests, withdraw
 from rmq.testing.cluster import Cluster
+from tests.unit.client.consume.consuming import await_what_was_cancelled
 
 from ..conftest import Play
 from ..world import World, play_in_memory
 from .consuming import fill
-
-
-async def await_what_was_cancelled() -> None:
-    """Raise the cancellation of another task, as code does that shares the result of one task."""
-    if sniffio.current_async_library() == "trio":
-        kept: BaseException | None = None
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            try:
-                await trio.sleep_forever()
-            except trio.Cancelled as error:
-                kept = error
-                raise
-        assert kept is not None
-        raise kept
-    task = asyncio.ensure_future(asyncio.sleep(3600))
-    task.cancel()
-    await task
 
 
 def ask_what_was_cancelled(*_: object) -> None:

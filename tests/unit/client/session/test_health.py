@@ -15,10 +15,10 @@ from rmq.client.session.events import Stalled
 from rmq.message import MessageQueue, StoredMessage
 from rmq.testing.cluster import Cluster
 from rmq.testing.network import MemoryNetwork
+from tests.unit.client.consume.consuming import of_topic, until
 
 from ..conftest import Play
 from ..consume.consuming import fill
-from ..consume.test_consumer import of_topic, until
 from ..world import World
 
 KINDS = pytest.mark.parametrize("options", [{}, {"ordered": True}], ids=["any order", "ordered"])

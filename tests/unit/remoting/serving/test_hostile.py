@@ -13,9 +13,9 @@ from rmq.protocol.frames import encode
 from rmq.remoting import TlsConfig
 from rmq.remoting.transports.tls import TlsContexts
 from rmq.testing import MemoryListener, MemoryNetwork
+from tests.unit.remoting.serving.servers import echoes, served
 
 from ..peers import Echo, request
-from .test_server import echoes, served
 
 UPGRADE = (
     b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

@@ -6,8 +6,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -33,31 +32,9 @@ from rmq.remoting.transports.stream import PrefixedStream
 from rmq.remoting.transports.tls import TlsContexts
 from rmq.testing import MemoryNetwork
 from tests.ports import free_ports
+from tests.unit.remoting.serving.servers import echoes, served
 
 from ..peers import Custom, Echo, RawPeer, request
-
-
-@asynccontextmanager
-async def served(
-    network: Network,
-    endpoint: Echo | None = None,
-    addresses: Sequence[str] = ("127.0.0.1:0",),
-    **options: Any,
-) -> AsyncIterator[list[str]]:
-    """A service until the end of the block; gives its addresses."""
-    async with trio.open_nursery() as nursery:
-        start = partial(serve, network, addresses, endpoint or Echo(), **options)
-        yield await nursery.start(start)
-        nursery.cancel_scope.cancel()
-
-
-async def echoes(network: Network, address: str, tls: TlsContexts | None = None) -> bool:
-    async with open_stream(network, address, tls=tls) as stream:
-        peer = RawPeer(stream)
-        await peer.send(request(b"hello"))
-        (response,) = await peer.receive()
-        return response.body == b"hello"
-
 
 # --- listening -----------------------------------------------------------------------------------
 

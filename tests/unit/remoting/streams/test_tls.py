@@ -16,9 +16,9 @@ from rmq.errors import ConfigError, ConnectFailed
 from rmq.remoting import Limits, TlsConfig, open_stream
 from rmq.remoting.transports.tls import TlsContexts, TlsStream, tls_client, tls_server
 from rmq.testing import MemoryNetwork
+from tests.unit.remoting.serving.servers import echoes, served
 
 from ..peers import RawPeer, request
-from ..serving.test_server import echoes, served
 from ..transports import both, certificates, evolve
 
 

@@ -1,0 +1,23 @@
+"""Processes of Spark: settings for a quick start, and signals."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+
+from tests.interop.rocketmq import Process
+
+QUICK_JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""Java does not run for long here: it starts with less processor time."""
+
+
+def signal_all(process: Process, number: signal.Signals) -> None:
+    """Send a signal to a command, its Java and its workers; these have a process group of their own."""
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            session = int(stat.read_text().rpartition(")")[2].split()[3])
+            if session == process.pid:
+                os.kill(int(stat.parent.name), number)
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # it has just ended
