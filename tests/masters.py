@@ -24,6 +24,16 @@ from rmq.store.config import StoreConfig
 T = TypeVar("T")
 
 
+def work(namesrv: str, scenario: Callable[[rmq.Client], Coroutine[Any, Any, T]]) -> T:
+    """Runs `scenario(client)` with a client of the cluster, in a loop of this thread."""
+
+    async def with_client() -> T:
+        async with rmq.connect(namesrv) as client:
+            return await scenario(client)
+
+    return trio.run(with_client)
+
+
 @define
 class Masters:
     """The running cluster: names `embedded` and `second`, cluster `DefaultCluster`."""
@@ -39,12 +49,7 @@ class Masters:
 
     def work(self, scenario: Callable[[rmq.Client], Coroutine[Any, Any, T]]) -> T:
         """Runs `scenario(client)` in a loop of this thread."""
-
-        async def with_client() -> T:
-            async with rmq.connect(self.namesrv) as client:
-                return await scenario(client)
-
-        return trio.run(with_client)
+        return work(self.namesrv, scenario)
 
     def serve(self, folder: pathlib.Path) -> None:
         """The thread: both masters until `stop`."""

@@ -6,24 +6,17 @@ tests that always run.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from .operators import campaign
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 RUNS = int(os.environ.get("RMQ_CRASH_OPERATORS", "100"))
 SEED = int(os.environ.get("RMQ_CRASH_SEED", "1"))
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.ERROR)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def test_an_accident_and_an_empty_master_lose_nothing() -> None:

@@ -5,7 +5,6 @@ Each check passes on the code as it is, and must fail with the fault.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -37,17 +36,10 @@ from . import windows
 from .images import ROOT, SETTINGS, START_MS, campaign, open_store, read_all
 from .operators import campaign as operators_campaign
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 SEED, IMAGES = 1, 3000
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.ERROR)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 # ---- the checks ----

@@ -6,24 +6,17 @@ the tests that always run.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from .windows import campaign
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 IMAGES = int(os.environ.get("RMQ_CRASH_WINDOWS", "5000"))
 SEED = int(os.environ.get("RMQ_CRASH_SEED", "1"))
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.ERROR)  # every image has its torn tail to report
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize(("seed", "images"), [(3, 40), (8, 20), (9, 20)])

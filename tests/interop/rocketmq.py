@@ -327,6 +327,11 @@ class Processes:
         path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         return path
 
+    def use_account(self, access_key: str, secret_key: str) -> None:
+        """Let mqadmin's next commands have this account."""
+        text = f"accessKey: {access_key}\nsecretKey: {secret_key}\n"
+        (self.home / "conf" / "tools.yml").write_text(text)
+
     def java_namesrv(self, *, options: tuple[str, ...] = (), **settings: str) -> str:
         """Starts a Java name server with JVM `options`; returns its address."""
         port = int(settings.get("listenPort") or free_port())

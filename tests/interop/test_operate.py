@@ -17,6 +17,7 @@ from rmq.operate.examination import examine
 from rmq.operate.messages import dead_letters, delayed, lookup, pages, traces, transactions
 from rmq.operate.overview import overview
 from tests.interop.rocketmq import Java, Processes
+from tests.masters import work
 
 pytestmark = pytest.mark.interop
 T = TypeVar("T")
@@ -30,12 +31,7 @@ class JavaCluster:
 
     def work(self, scenario: Callable[[rmq.Client], Coroutine[Any, Any, T]]) -> T:
         """Run `scenario(client)`."""
-
-        async def with_client() -> T:
-            async with rmq.connect(self.namesrv) as client:
-                return await scenario(client)
-
-        return trio.run(with_client)
+        return work(self.namesrv, scenario)
 
 
 @pytest.fixture(scope="module")

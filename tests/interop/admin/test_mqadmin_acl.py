@@ -38,14 +38,8 @@ def secured(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
         return {"aclEnable": "true", "aclFile": str(file)}
 
     with Processes(java, folder) as processes:
-        use(processes, *ADMIN)
+        processes.use_account(*ADMIN)
         yield Cluster(processes, folder, "rmq", settings)
-
-
-def use(processes: Processes, access_key: str, secret_key: str) -> None:
-    """Let mqadmin's next commands have this account."""
-    text = f"accessKey: {access_key}\nsecretKey: {secret_key}\n"
-    (processes.home / "conf" / "tools.yml").write_text(text)
 
 
 def accounts(cluster: Cluster, name: str) -> dict[str, dict[str, object]]:
@@ -120,7 +114,7 @@ def test_delete_acl_config(secured: Cluster) -> None:
 )
 def test_other_accounts_reach_none_of_the_five(secured: Cluster, account: tuple[str, str]) -> None:
     before = {name: (secured.folder / f"{name}.yml").read_text() for name in secured.brokers}
-    use(secured.processes, *account)
+    secured.processes.use_account(*account)
     try:
         for command, *options in (
             ("updateAclConfig", "-b", secured.a, "-a", "reader01", "-s", "reader-secret-2", "-m", "true"),
@@ -133,5 +127,5 @@ def test_other_accounts_reach_none_of_the_five(secured: Cluster, account: tuple[
             assert "CODE: 16" in said, command
             assert "secret-1" not in said
     finally:
-        use(secured.processes, *ADMIN)
+        secured.processes.use_account(*ADMIN)
     assert {name: (secured.folder / f"{name}.yml").read_text() for name in secured.brokers} == before

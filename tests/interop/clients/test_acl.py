@@ -36,12 +36,6 @@ def file(tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def tools(processes: Processes, access_key: str, secret_key: str) -> None:
-    """Says who mqadmin is, where it looks for that."""
-    text = f"accessKey: {access_key}\nsecretKey: {secret_key}\n"
-    (processes.home / "conf" / "tools.yml").write_text(text)
-
-
 def guarded(processes: Processes, file: pathlib.Path, namesrv: str) -> Process:
     store = file.parents[1] / "store"
     return processes.rmq_broker(namesrv, store, aclEnable="true", aclFile=str(file))
@@ -107,13 +101,13 @@ def test_mqadmin_manages_accounts(processes: Processes, file: pathlib.Path) -> N
     address = f"127.0.0.1:{broker.port}"
     mqadmin = processes.mqadmin_shell(namesrv)
 
-    tools(processes, "orders-app", "orders-secret-1")
+    processes.use_account("orders-app", "orders-secret-1")
     assert "Need admin permission" in mqadmin("getAclConfig", "-b", address)
     new = ("-a", "fresh-app", "-s", "fresh-secret-1", "-t", "Orders=PUB,Others=DENY", "-i", "SUB")
     assert "Need admin permission" in mqadmin("updateAclConfig", "-b", address, *new)
     assert file.read_text() == ACCOUNTS
 
-    tools(processes, "manager", "admin-secret-1")
+    processes.use_account("manager", "admin-secret-1")
     assert "success" in mqadmin("updateAclConfig", "-c", "DefaultCluster", *new)
     said = mqadmin("getAclConfig", "-c", "DefaultCluster")
     assert "fresh-app" in said

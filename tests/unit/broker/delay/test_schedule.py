@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -74,13 +73,6 @@ class Bench:
             assert data is not None
             bodies.append(decode_record(data).body)
         return bodies
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
-    yield bench
-    bench.store.close()
 
 
 def test_a_message_is_delivered_when_its_level_has_passed_and_not_before(bench: Bench) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -16,13 +14,6 @@ from rmq.message import TIMER_TOPIC
 from rmq.protocol.headers import RecallHandle
 from rmq.protocol.record import Record
 from tests.unit.broker.delay.bench import DAY, HOST, HOUR, START, Bench, send_delayed
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
-    yield bench
-    bench.store.close()
 
 
 def test_messages_come_at_their_time_whatever_their_order(bench: Bench) -> None:

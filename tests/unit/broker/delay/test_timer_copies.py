@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,13 +10,6 @@ from rmq.broker.delay.timers import Timers
 from rmq.protocol.headers import RecallHandle
 from rmq.protocol.record import Record
 from tests.unit.broker.delay.bench import DAY, HOST, HOUR, START, Bench, send_delayed
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
-    yield bench
-    bench.store.close()
 
 
 def recall(bench: Bench, handle: RecallHandle, account: str = "") -> None:

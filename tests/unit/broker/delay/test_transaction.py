@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -137,13 +136,6 @@ class Bench:
         while (due := self.transactions.step(self.now)) <= self.now:
             pass
         return due
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
-    yield bench
-    bench.store.close()
 
 
 def test_a_half_message_is_stored_apart_and_not_delivered(bench: Bench) -> None:

@@ -10,22 +10,16 @@ from hypothesis import strategies as st
 
 from rmq.broker.membership.clients import SILENT_MS
 from rmq.broker.membership.members import KEPT_MS, LEFT_MAX, ClientIds
-from rmq.plugin import ACCOUNT
 from rmq.protocol.bodies import HeartbeatData, ProducerData
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import WARNING
+from tests.unit.broker.membership.heartbeats import wire
 
 from ..rig import Rig, Wire, send
 
 REPLIES = "WireCluster_REPLY_TOPIC"
 ANSWER = "UNIQ_KEY\x01AC12\x02REPLY_TO_CLIENT\x01asker@1\x02CORRELATION_ID\x01c-7\x02MSG_TYPE\x01reply"
-
-
-def wire(account: str) -> Wire:
-    made = Wire(f"10.0.0.7:{len(account)}")
-    made.state[ACCOUNT] = account
-    return made
 
 
 def beat(rig: Rig, of: Wire) -> str:

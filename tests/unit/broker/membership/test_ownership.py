@@ -27,6 +27,7 @@ from rmq.remoting.endpoint import ClientOnlyEndpoint
 from rmq.remoting.pool import Pool
 from rmq.testing.disk import MemoryDisk
 from tests.sim.real_brokers.brokers import Node, controlled_set
+from tests.unit.broker.membership.heartbeats import wire
 from tests.unit.broker.rig import START, Rig, Wire, send
 
 HALF = "TRAN_MSG\x01true\x02PGROUP\x01payers\x02UNIQ_KEY\x01K"
@@ -43,12 +44,6 @@ def guarded(**given: Any) -> Rig:
     rig = Rig(**given)
     rig.broker.use_plugins(hooks_of([("gate", Gate({}, plugin_host(rig.broker)))]))
     return rig
-
-
-def wire(account: str) -> Wire:
-    made = Wire(f"10.0.0.7:{len(account)}")
-    made.state[ACCOUNT] = account
-    return made
 
 
 def join(rig: Rig, of: Wire, group: str = "payers") -> None:

@@ -20,19 +20,13 @@ from rmq.message import (
 )
 from rmq.plugin import Hooks
 from rmq.testing.disk import MemoryDisk
-from rmq.testing.front import Wire
+from tests.unit.broker.per_message.peers import Stream
 from tests.unit.broker.rig import Rig, send
 from tests.unit.broker.taking import GROUP, TOPIC, restarted, step
 
 PRODUCERS = "producers"
 TARGETS = ("Bills", "Parcels")
 REQUEST = TakeRequest(GROUP, TOPIC, from_first=True)
-
-
-class Stream(Wire):
-    """The connection of a door."""
-
-    has_proved = False
 
 
 class Peer(DoorPeer):

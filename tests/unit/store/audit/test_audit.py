@@ -28,16 +28,6 @@ INDEX = "index/20261121092914625"
 ENTRIES = 40 + 4 * 500
 
 
-@pytest.fixture
-def folder(golden: Path, tmp_path: Path) -> Path:
-    """A copy of the store that RocketMQ wrote."""
-    root = tmp_path / "store"
-    shutil.copytree(golden / "store", root)
-    for path in [root, *root.rglob("*")]:
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    return root
-
-
 def audit(folder: Path) -> Report:
     return check(ReadOnlyDisk(), str(folder))
 

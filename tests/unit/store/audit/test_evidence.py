@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -154,15 +153,6 @@ def test_a_log_that_begins_anew_elsewhere_is_not_compared_with_the_one_before() 
 # ---- stores that RocketMQ wrote ----
 
 
-@pytest.fixture
-def java(golden: Path, tmp_path: Path) -> Path:
-    root = tmp_path / "store"
-    shutil.copytree(golden / "store", root)
-    for path in [root, *root.rglob("*")]:
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    return root
-
-
 def open_java(root: Path) -> Store:
     config = StoreConfig(
         store_path_root_dir=str(root),
@@ -177,24 +167,24 @@ def open_java(root: Path) -> Store:
 
 
 @pytest.mark.parametrize("stop", ["in order", "killed"])
-def test_a_store_of_rocketmq_that_lost_its_end_is_refused(java: Path, stop: str) -> None:
+def test_a_store_of_rocketmq_that_lost_its_end_is_refused(folder: Path, stop: str) -> None:
     if stop == "killed":
-        (java / "abort").touch()
-    whole = open_java(java)
+        (folder / "abort").touch()
+    whole = open_java(folder)
     end = whole.max_physical_offset
     whole.abandon()
     if stop == "in order":
-        (java / "abort").unlink()
+        (folder / "abort").unlink()
     else:
-        (java / "abort").write_bytes(b"")
-    last = max((java / "commitlog").iterdir())
+        (folder / "abort").write_bytes(b"")
+    last = max((folder / "commitlog").iterdir())
     data = last.read_bytes()
     used = end - int(last.name)
     last.write_bytes(data[: used - 3000].ljust(len(data), b"\0"))
     with pytest.raises(CorruptRecord):
-        open_java(java)
+        open_java(folder)
     last.write_bytes(data)
-    again = open_java(java)
+    again = open_java(folder)
     assert again.max_physical_offset == end
     again.abandon()
 
@@ -319,17 +309,17 @@ def test_a_repair_gives_up_what_is_missing(how: str) -> None:
 
 
 @pytest.mark.parametrize("stop", ["in order", "killed"])
-def test_a_repair_gives_up_what_a_store_of_rocketmq_lost(java: Path, stop: str) -> None:
-    whole = open_java(java)
+def test_a_repair_gives_up_what_a_store_of_rocketmq_lost(folder: Path, stop: str) -> None:
+    whole = open_java(folder)
     end = whole.max_physical_offset
     whole.abandon()
-    (java / "abort").unlink() if stop == "in order" else (java / "abort").write_bytes(b"")
-    last = max((java / "commitlog").iterdir())
+    (folder / "abort").unlink() if stop == "in order" else (folder / "abort").write_bytes(b"")
+    last = max((folder / "commitlog").iterdir())
     data = last.read_bytes()
     last.write_bytes(data[: end - int(last.name) - 3000].ljust(len(data), b"\0"))
     with pytest.raises(CorruptRecord):
-        open_java(java)
-    cut_tail(RealDisk(), str(java), check(RealDisk(), str(java)))
-    again = open_java(java)
+        open_java(folder)
+    cut_tail(RealDisk(), str(folder), check(RealDisk(), str(folder)))
+    again = open_java(folder)
     assert end - 6000 < again.max_physical_offset < end - 2000
     again.close()
