@@ -26,7 +26,7 @@ def as_limit_duration(context: click.Context, parameter: click.Parameter, given:
     """An option's duration in ms, at least 1; 0 for ``none``."""
     limit = 0 if given == "none" else as_duration(context, parameter, given)
     if limit == 0 and given != "none":
-        raise click.BadParameter("at least 1ms is wanted, or none for no limit")
+        raise click.BadParameter("expected at least 1ms, or none for no limit")
     return limit
 
 
@@ -53,7 +53,7 @@ def time_of(position: Position, option: str) -> int:
     """The time that an option names, in ms since 1970. Raises click's usage error for earliest and latest."""
     if isinstance(position, int):
         return position
-    raise click.BadParameter("a time is wanted, such as -2h or 2026-11-21T10:00", param_hint=option)
+    raise click.BadParameter("expected a time such as -2h or 2026-11-21T10:00", param_hint=option)
 
 
 def as_perm(context: click.Context, parameter: click.Parameter, given: str | None) -> int | None:

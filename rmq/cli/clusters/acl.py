@@ -155,7 +155,7 @@ def permission_options(command: Callable[..., T]) -> Callable[..., T]:
         click.option("--group", multiple=True, metavar="GROUP=PERM", help="SUB or DENY."),
         click.option("--default-topic", metavar="PERM", default="", help="For all other topics."),
         click.option("--default-group", metavar="PERM", default="", help="For all other groups."),
-        click.option("--white", metavar="ADDRESSES", default="", help="It need not sign from this address."),
+        click.option("--white", metavar="ADDRESSES", default="", help="Addresses that need no signature."),
         click.option(
             "--proof",
             type=click.Choice(["required", "shown", "optional"]),
@@ -199,7 +199,7 @@ def list_accounts(accounts: Accounts, output: Format) -> None:
 @SECRET_FILE
 @accounts_options
 def add(accounts: Accounts, who: str, secret_file: pathlib.Path | None, **given: Any) -> None:
-    """Make the account NAME and show its secret: now, and never again."""
+    """Create the account NAME and show its secret, once."""
     account = evolve(_wanted(who, given), admin=bool(given["admin"]))
     if accounts.find(who) is not None:
         refuse(f"there is an account {who} already; `rmq acl set` changes it, `rmq acl rotate` its secret")

@@ -1,4 +1,4 @@
-"""`rmq broker status|config|handover|...`: look after brokers that run."""
+"""`rmq broker status|config|handover|...`: administer running brokers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BROKERS = click.argument("brokers", nargs=-1, required=True, metavar="BROKER..."
 
 @click.group("broker")
 def operations() -> None:
-    """Look after brokers that run. BROKER is a name, which means its master, or an address."""
+    """Administer running brokers. BROKER is a name, which means its master, or an address."""
 
 
 @operations.command()
@@ -123,7 +123,7 @@ def clean(
 @yes_option
 @target_options
 def forget(target: Target, name: str, yes: bool) -> None:
-    """Forget a broker that is gone for good, so that `rmq doctor` misses it no more. NAME is its brokerName.
+    """Forget a broker that is gone for good, so that `rmq doctor` does not miss it. NAME is its brokerName.
 
     Brokers of the name that are there stay. A broker that was drained before it was stopped needs no
     forgetting.
@@ -162,7 +162,7 @@ def add_write(target: Target, broker: str) -> None:
 @yes_option
 @target_options
 def drain_command(target: Target, brokers: tuple[str, ...], timeout: int, no_wait: bool, yes: bool) -> None:
-    """Let nothing be sent to brokers any more, and wait until their groups have consumed what they have.
+    """Stop sends to brokers, and wait until groups have consumed all of their messages.
 
     All of `rmq broker --processes` with brokerName=b are 'b-*'. It sets brokerPermission=4, which a broker
     keeps over restarts and tells name servers with every registration: new topics and groups change nothing
@@ -183,7 +183,7 @@ def drain_command(target: Target, brokers: tuple[str, ...], timeout: int, no_wai
 @BROKERS
 @target_options
 def undrain_command(target: Target, brokers: tuple[str, ...]) -> None:
-    """Let messages be sent to brokers again: brokerPermission=6."""
+    """Allow sends to brokers again: brokerPermission=6."""
 
     from rmq.operate.placement import undrain
 
@@ -200,10 +200,10 @@ def undrain_command(target: Target, brokers: tuple[str, ...]) -> None:
 @CONTROLLERS
 @target_options
 def handover(target: Target, broker: str, number: int | None, timeout: int, controllers: str) -> None:
-    """Have another replica in sync as the master of BROKER, a set under controllers, and wait for it.
+    """Move the master of BROKER, a set with controllers, to another in-sync replica, and wait for it.
 
-    The master takes no more messages, hands over when all that it took is in sync, and follows then. Sends
-    wait for the new master, mostly less than a second, and go on there; none is lost.
+    The master accepts no more messages, hands over when all of its messages are in sync, and then follows.
+    Sends wait for the new master, mostly less than a second, and go on; none is lost.
     """
     hand_over(target, controllers, broker, number or 0, timeout / 1000)
 

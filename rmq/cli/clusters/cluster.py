@@ -52,8 +52,8 @@ cluster.add_command(balance)
 def list_clusters(target: Target, output: Format) -> None:
     """List all brokers: role, address, kind (rmq or java), rates, how full the disk is.
 
-    `link` is a slave's word of its link to its master, and of a master how many slaves are linked to it;
-    `lag_bytes` how much of its master's log a slave lacks.
+    `link` is a slave's link to its master, or the number of slaves that are linked to a master; `lag_bytes`
+    are the bytes of the master's log that a slave lacks.
     """
     show(run_admin(target, lambda admin: _brokers(admin, "")), output, columns=COLUMNS)
 

@@ -38,7 +38,7 @@ NUMBER: Final = click.argument("number", type=click.IntRange(1))
 
 @click.group("controller")
 def operations() -> None:
-    """Look after the controllers. BROKER is the name of a broker set, NUMBER a replica of the set, ADDRESS
+    """Administer the controllers. BROKER is the name of a broker set, NUMBER a replica of the set, ADDRESS
     the host:port of a controller.
 
     Without --controllers the name servers are asked, which may be controllers too, else those that brokers
@@ -116,15 +116,14 @@ def _row(one: ControlledSet, replica: Replica) -> dict[str, Any]:
     "--unclean",
     "is_unclean",
     is_flag=True,
-    help="Elect a replica that is not in sync, if no in-sync replica lives: messages that only those had "
-    "are LOST.",
+    help="Elect a replica that is not in sync, if no in-sync replica lives: messages that it lacks are LOST.",
 )
 @yes_option
 @target_options
 def elect(target: Target, broker: str, number: int, controllers: str, is_unclean: bool, yes: bool) -> None:
-    """Have a replica that is in sync be the next master of its set.
+    """Make an in-sync replica the next master of its set.
 
-    The present master gets no lease any more, and is followed when its last one is over.
+    The present master gets no further lease; the replica is elected when the last lease has ended.
     """
     if is_unclean:
         question = (
@@ -159,7 +158,7 @@ def remove(target: Target, broker: str, number: int, controllers: str, yes: bool
 )
 @target_options
 def add(target: Target, address: str, controllers: str, seconds: float) -> None:
-    """Make a controller a member that was started with controllerJoins=true.
+    """Add a controller that was started with controllerJoins=true.
 
     The new controller gets the log first, and counts once its log is complete. Members change singly.
     """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     type=click.IntRange(0),
     default=10_000,
     show_default=True,
-    help="Messages left that are wrong.",
+    help="Backlog of a group that counts as wrong.",
 )
 @CONTROLLERS
 @click.option(

@@ -212,7 +212,7 @@ def lag(target: Target, group: str, topic: str, output: Format) -> None:
 @output_option
 @target_options
 def reset(target: Target, group: str, topic: str, place: Position, yes: bool, output: Format) -> None:
-    """Let a group go on at another offset of a topic: messages in between are consumed again, or skipped.
+    """Move a group to another offset of a topic: messages in between are consumed again, or skipped.
 
     Running members are informed and go on from the new offset at once.
     """
@@ -234,7 +234,7 @@ def reset(target: Target, group: str, topic: str, place: Position, yes: bool, ou
 @output_option
 @target_options
 def skip(target: Target, group: str, topic: str, yes: bool, output: Format) -> None:
-    """Let a group go on at the end: it skips its unconsumed messages for good."""
+    """Move a group to the end: it skips its unconsumed messages for good."""
     question = f"Let group {group} skip all that it has not consumed of topic {topic}?"
     _move(target, question, (group, topic, TO_THE_END), yes, output)
 
@@ -310,7 +310,7 @@ def members(target: Target, group: str, stack: bool, output: Format) -> None:
 @yes_option
 @target_options
 def clone(target: Target, source: str, copy: str, topic: str, yes: bool) -> None:
-    """Let group COPY go on where group SOURCE is."""
+    """Copy the offsets of group SOURCE to group COPY."""
 
     from rmq.operate import groups
 

@@ -26,7 +26,7 @@ def migrate() -> None:
 @output_option
 @target_options
 def check(target: Target, address: str, as_json: bool, output: Format) -> None:
-    """Say what would differ if the cluster of RocketMQ 4.x or 5.x at ADDRESS moved to rmq.
+    """Show what would differ if the cluster of RocketMQ 4.x or 5.x at ADDRESS moved to rmq.
 
     ADDRESS is name servers as host:port, several joined by ; (or -n, or a context). The command looks at
     versions, settings, topics and their attributes, static topics, waiting messages, groups, accounts and

@@ -65,7 +65,7 @@ def move(
 @output_option
 @target_options
 def plan(target: Target, cluster: str, output: Format) -> None:
-    """Say which topics to move so that the masters of CLUSTER, or all, get about as many messages each.
+    """Propose moves of topics so that the masters of CLUSTER, or all, get about as many messages each.
 
     The command counts the stored messages, and changes nothing: `rmq topic move` does. A topic that is on all
     brokers is spread by its producers already.

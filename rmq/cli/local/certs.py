@@ -65,7 +65,7 @@ def certs() -> None:
 @days_option(CA_DAYS)
 @FORCE
 def ca_command(folder: pathlib.Path, days: int, force: bool) -> None:
-    """Make an authority: DIR/ca.pem, which everybody trusts, and DIR/ca.key, which stays here."""
+    """Create an authority: DIR/ca.pem for all machines, and DIR/ca.key, which you keep."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _named("rmq development authority")
     made = _begun(subject, subject, key, days).add_extension(x509.BasicConstraints(True, 0), critical=True)
@@ -110,7 +110,7 @@ def issue(
 @certs.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=pathlib.Path))
 def show(file: pathlib.Path) -> None:
-    """Say whom the certificates of a PEM file are for, and until when."""
+    """Show the subjects and the expiry dates of the certificates of a PEM file."""
     try:
         found = x509.load_pem_x509_certificates(file.read_bytes())
     except ValueError:

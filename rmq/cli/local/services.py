@@ -72,7 +72,7 @@ def _taken(arguments: list[str], option: str, most: int) -> int:
 def broker(context: click.Context, arguments: tuple[str, ...]) -> None:
     """Run a broker; `rmq broker --help` lists the options.
 
-    With the name of an operation (`rmq broker status`), look after brokers that run.
+    With the name of an operation (`rmq broker status`), administer running brokers.
     """
     if arguments and not arguments[0].startswith("-"):
         from rmq.cli.clusters.broker import operations
@@ -99,7 +99,7 @@ def broker(context: click.Context, arguments: tuple[str, ...]) -> None:
 def controller(context: click.Context, arguments: tuple[str, ...]) -> None:
     """Run a controller; `rmq controller --help` lists the options.
 
-    With the name of an operation (`rmq controller status`), look after controllers that run.
+    With the name of an operation (`rmq controller status`), administer running controllers.
     """
     if arguments and not arguments[0].startswith("-"):
         from rmq.cli.clusters.controller import operations

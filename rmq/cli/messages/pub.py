@@ -403,7 +403,7 @@ def request(
     output: Style,
     **attributes: Any,
 ) -> None:
-    """Send BODY, or standard input, to TOPIC and print the reply of whoever consumes it.
+    """Send BODY, or standard input, to TOPIC and print the consumer's reply.
 
     Ends with 1 when nobody replied in time. `rmq reply` answers.
     """

@@ -106,9 +106,9 @@ def tail(
 ) -> None:
     """Show the messages of TOPIC as they come, from its end on.
 
-    Joins no group and stores no offset: nobody else notices. --from takes earliest, latest, -10m or a date
-    and time. Messages of one queue come in order; with --no-follow or --to those of all queues do, by the
-    time at which they were stored. Dead letters: rmq tail %DLQ%billing.
+    Joins no group and stores no offset, so consumers are not affected. --from takes earliest, latest, -10m or
+    a date and time. Messages of one queue come in order; with --no-follow or --to messages of all queues do,
+    by the time at which they were stored. Dead letters: rmq tail %DLQ%billing.
     """
     end = end or ("last" if no_follow else None)
     options = TailOptions(topic, start, expression(tags, sql), grep, end, output)

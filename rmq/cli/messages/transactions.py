@@ -18,7 +18,7 @@ LOOKED_AT = 100_000
 
 @click.group()
 def transactions() -> None:
-    """List half messages that the broker has given up, and start their check-backs anew."""
+    """List half messages that the broker has given up, and start their check-backs again."""
 
 
 @transactions.command("list")
@@ -52,7 +52,7 @@ def _row(half: DiscardedHalf) -> dict[str, Any]:
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @target_options
 def resume(target: Target, ids: tuple[str, ...]) -> None:
-    """Have producers asked about half messages again. Take each ID from `rmq transactions list`.
+    """Ask the producers of half messages again. Take each ID from `rmq transactions list`.
 
     Resume each once: a message that is resumed twice may be delivered twice.
     """

@@ -157,7 +157,7 @@ def profile_command(
     master: str,
     memory: str,
 ) -> None:
-    """What lies in topics: sizes, rates, keys, tags, queues, properties, forms of bodies.
+    """Profile topics: sizes, rates, keys, tags, queues, properties, forms of bodies.
 
     Writes FOLDER/report.html, and Parquet beside it.
     """
@@ -193,8 +193,8 @@ def lag_command(
 ) -> None:
     """Add samples of the lag of groups to FOLDER, and show all that are there over time.
 
-    Run it again and again, for instance by cron, or with --times. Ctrl-C keeps the samples that were taken;
-    --times 0 only makes the report anew: FOLDER/report.html. Spark is started for the report only.
+    Run it repeatedly, for instance by cron, or with --times. Ctrl-C keeps the samples that were taken;
+    --times 0 only writes the report again: FOLDER/report.html. Spark is started for the report only.
     """
 
     def work(spark: SparkSession, watch: Watch) -> LagSummary:
