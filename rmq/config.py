@@ -480,8 +480,8 @@ def evolve(config: C, changes: Mapping[str, str]) -> C:
         if field is None:
             raise ConfigError(key, text, "a setting that this service has; this one is not known")
         if not field.metadata.get("runtime"):
-            wanted = "no change while running: write it to the configuration file and restart"
-            raise ConfigError(java_key(field), text, wanted)
+            expected = "no change while running: write it to the configuration file and restart"
+            raise ConfigError(java_key(field), text, expected)
         if field.name in values:
             raise ConfigError(java_key(field), text, f"one value, not two, by the names {_names(field)}")
         value = values[field.name] = _value(cls, field, text, "the request")
@@ -490,12 +490,12 @@ def evolve(config: C, changes: Mapping[str, str]) -> C:
     return typing.cast(C, attrs.evolve(typing.cast(Any, config), **values))
 
 
-def with_changes(now: C, wanted: C) -> C:
-    """`now` with the values of `wanted` that may change at run time; the log names these, and the differing
-    settings that need a restart."""
+def with_changes(now: C, requested: C) -> C:
+    """`now` with the values of `requested` that may change at run time; the log names these, and the
+    differing settings that need a restart."""
     values, kept = {}, []
     for field in attrs.fields(typing.cast(Any, type(now))):
-        before, after = getattr(now, field.name), getattr(wanted, field.name)
+        before, after = getattr(now, field.name), getattr(requested, field.name)
         if not field.init or before == after:
             continue
         if field.metadata.get("runtime"):

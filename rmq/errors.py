@@ -209,8 +209,8 @@ class ResponseError(RmqError):
         self.address = self.broker = address
         if type(self) is ResponseError:
             self.hint = _HINTS.get(self.code, self.hint)
-        who = f"{address}: " if address else ""
-        super().__init__(f"{who}{type(self).__name__} ({self.code}): {self.remark or 'no reason given'}")
+        where = f"{address}: " if address else ""
+        super().__init__(f"{where}{type(self).__name__} ({self.code}): {self.remark or 'no reason given'}")
 
 
 _HINTS = {
@@ -527,15 +527,15 @@ class SendFailed(RmqError):
     def __init__(
         self, attempts: Sequence[tuple[str, BaseException, float]], counts: Sequence[int] | None = None
     ) -> None:
-        told: dict[tuple[str, str], tuple[tuple[str, BaseException, float], int]] = {}
+        latest: dict[tuple[str, str], tuple[tuple[str, BaseException, float], int]] = {}
         for attempt, count in zip(attempts, counts or [1] * len(attempts), strict=True):
             key = attempt[0], str(attempt[1])
-            told[key] = attempt, told.pop(key, (attempt, 0))[1] + count
-        self.attempts = [attempt for attempt, _ in told.values()]
-        self.counts = [count for _, count in told.values()]
+            latest[key] = attempt, latest.pop(key, (attempt, 0))[1] + count
+        self.attempts = [attempt for attempt, _ in latest.values()]
+        self.counts = [count for _, count in latest.values()]
         tries = "; ".join(
             f"{broker} {f'{count} times, last ' if count > 1 else ''}after {elapsed:.3f} s: {error}"
-            for (broker, error, elapsed), count in told.values()
+            for (broker, error, elapsed), count in latest.values()
         )
         super().__init__(f"not sent after {sum(self.counts)} attempt(s): {tries}")
         attempts = self.attempts

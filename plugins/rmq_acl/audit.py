@@ -76,7 +76,9 @@ class Audit:
     def login_refused(self, peer: str, user: str, reason: str) -> None:
         """The login of a door's peer was refused."""
         if self._takes("refused"):
-            self._say("refused", {"who": user, "from": peer, "action": "LOGIN", "on": "-", "result": reason})
+            self._write_words(
+                "refused", {"who": user, "from": peer, "action": "LOGIN", "on": "-", "result": reason}
+            )
 
     def _takes(self, kind: str) -> bool:
         budget = self._budgets[kind]
@@ -97,9 +99,9 @@ class Audit:
             "on": " ".join(_subjects(command, ext)) or "-",
             "result": result,
         }
-        self._say(kind, words)
+        self._write_words(kind, words)
 
-    def _say(self, kind: str, words: Mapping[str, str]) -> None:
+    def _write_words(self, kind: str, words: Mapping[str, str]) -> None:
         self._write(kind, " ".join(f"{name}={clean(text)}" for name, text in words.items()))
 
     def _write(self, kind: str, line: str) -> None:

@@ -48,8 +48,8 @@ def find(named: str, settings_file: str, environment: Mapping[str, str]) -> Path
     for place in places:
         if (place / FILE_NAME).exists() or (place / FOLDER_NAME).is_dir():
             return place / FILE_NAME
-    wanted = " or ".join(["a file of accounts", *(str(place / FILE_NAME) for place in places)])
-    raise ConfigError("aclFile", named, f"{wanted}; {HOW_TO_MAKE_ONE}")
+    expected = " or ".join(["a file of accounts", *(str(place / FILE_NAME) for place in places)])
+    raise ConfigError("aclFile", named, f"{expected}; {HOW_TO_MAKE_ONE}")
 
 
 @frozen
@@ -163,21 +163,21 @@ class AclFiles:
         All files are checked before the first is written. Raises AclFileError, and RemoteProtocolError for a
         text that `shared` has not made.
         """
-        wanted = self._named(text)
-        if wanted is None:
+        expected = self._named(text)
+        if expected is None:
             return None
         now = {str(path): self._bytes(path) for path in self._paths()}
-        if now == wanted:
+        if now == expected:
             return None
-        files = tuple(plainfile.read(path, data) for path, data in wanted.items())
+        files = tuple(plainfile.read(path, data) for path, data in expected.items())
         accounts = plainfile.merge(files)
         for path in now:
-            if now[path] != wanted.get(path):
+            if now[path] != expected.get(path):
                 _keep(path, now[path])
-        for path, data in wanted.items():
+        for path, data in expected.items():
             if now.get(path) != data:
                 _replace(path, data)
-        for path in now.keys() - wanted.keys():
+        for path in now.keys() - expected.keys():
             _remove(path)
         return State(files, accounts, self._stamp())
 

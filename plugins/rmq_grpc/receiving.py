@@ -58,7 +58,7 @@ def receive(session: Session, call: Call, request: Any, client: Client) -> None:
     if not is_sql and any(not tag.strip() for tag in expression.expression.split("||")[1:]):
         raise Refused("ILLEGAL_FILTER_EXPRESSION", f"{expression.expression!r} has an empty tag")
     # As at RocketMQ's proxy the queue of the request names the broker only: any of its queues will do.
-    wanted = TakeRequest(
+    take = TakeRequest(
         group,
         topic,
         max_msg_nums=max(1, min(request.batch_size, BATCH_MAX)),
@@ -73,7 +73,7 @@ def receive(session: Session, call: Call, request: Any, client: Client) -> None:
         elif call.is_over:
             client.gateway.release(group, topic, [one.handle for one in found])
         else:
-            _deliver(session, call, client, wanted, found, renews=request.auto_renew)
+            _deliver(session, call, client, take, found, renews=request.auto_renew)
 
     def go_on(parts: Sequence[TopicAtBroker] | Exception) -> None:
         if isinstance(parts, Exception):
@@ -82,7 +82,7 @@ def receive(session: Session, call: Call, request: Any, client: Client) -> None:
         if broker not in [one.broker_name for one in parts]:
             broker = ""
         if not call.is_over:
-            call.on_cancel = client.gateway.receive(broker, wanted, taken, seconds)
+            call.on_cancel = client.gateway.receive(broker, take, taken, seconds)
 
     client.gateway.topic(topic, session.guarded(call, go_on))
 
@@ -110,7 +110,7 @@ def _deliver(
     session: Session,
     call: Call,
     client: Client,
-    wanted: TakeRequest,
+    take: TakeRequest,
     found: Sequence[TakenMessage],
     *,
     renews: bool,
@@ -122,10 +122,10 @@ def _deliver(
     now = anyio.current_time()
     for one in found:
         message = to_client(
-            one.message, handle=one.handle, attempt=one.attempt, invisible_ms=wanted.invisible_ms
+            one.message, handle=one.handle, attempt=one.attempt, invisible_ms=take.invisible_ms
         )
         if renews and len(client.leases) < LEASES_MAX:
-            group, topic = wanted.consumer_group, wanted.topic
+            group, topic = take.consumer_group, take.topic
             until = now + RENEWED_SECONDS
             client.leases[one.handle] = Lease(group, topic, one.handle, now + RENEW_SECONDS, until)
         call.send(schema.within(_MESSAGE, message.SerializeToString()))

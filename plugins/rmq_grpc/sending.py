@@ -47,13 +47,13 @@ def send(session: Session, call: Call, request: Any, client: Client) -> None:
     client.gateway.topic(made[0].topic, session.guarded(call, go_on))
 
 
-def _check_types(name: str, wanted: str, messages: Sequence[Any]) -> None:
+def _check_types(name: str, expected: str, messages: Sequence[Any]) -> None:
     """Raise Refused for a message of a type that its topic does not accept."""
-    if wanted in ("", "MIXED"):
+    if expected in ("", "MIXED"):
         return
     for message in messages:
-        if (kind := kind_of(message)) != wanted:
-            text = f"topic {name} takes messages of type {wanted}, not {kind}"
+        if (kind := kind_of(message)) != expected:
+            text = f"topic {name} takes messages of type {expected}, not {kind}"
             raise Refused("MESSAGE_PROPERTY_CONFLICT_WITH_TYPE", text)
 
 

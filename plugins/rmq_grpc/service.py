@@ -333,11 +333,11 @@ def _be_producer(client: Client, topics: Sequence[str]) -> None:
 
 
 def _be_consumer(client: Client, group: str, entries: Any) -> None:
-    wanted = {}
+    subscribed = {}
     for entry in entries:
         is_sql = entry.expression.type == FilterType["SQL"]
-        wanted[topic_of(entry.topic)] = "*" if is_sql else entry.expression.expression or "*"
-    client.gateway.join(group, client.client_id, wanted, client.ask)
+        subscribed[topic_of(entry.topic)] = "*" if is_sql else entry.expression.expression or "*"
+    client.gateway.join(group, client.client_id, subscribed, client.ask)
     client.group = group
 
 

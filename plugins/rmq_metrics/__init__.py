@@ -62,8 +62,8 @@ class MetricsPlugin(Plugin):
         try:
             self._process = ProcessMetrics()
         except ImportError:
-            wanted = "no `metrics` until prometheus-client is installed: pip install 'rmq[metrics]'"
-            raise ConfigError("plugins", "metrics", wanted) from None
+            expected = "no `metrics` until prometheus-client is installed: pip install 'rmq[metrics]'"
+            raise ConfigError("plugins", "metrics", expected) from None
 
     def listens(self) -> dict[str, str]:
         """The address for scrapes, and whether it needs a token."""

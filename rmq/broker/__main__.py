@@ -167,9 +167,9 @@ def _reload(broker: Broker, options: argparse.Namespace) -> None:
     """Read the settings again and apply the changed ones, all or none. The log names settings that need a
     restart."""
     try:
-        wanted, wanted_store, _ = settings(options)
-        config = with_changes(broker.settings.broker, wanted)
-        store_config = with_changes(broker.settings.store, wanted_store)
+        requested, requested_store, _ = settings(options)
+        config = with_changes(broker.settings.broker, requested)
+        store_config = with_changes(broker.settings.store, requested_store)
     except (ConfigError, OSError) as error:
         log.error("the settings are refused, nothing changed: %s", error)
         return

@@ -49,7 +49,7 @@ from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
-    from rmq.broker.consume.long_polling import Reading, Wanted
+    from rmq.broker.consume.long_polling import Reading, ReadRequest
     from rmq.broker.membership.members import MemberConnection
     from rmq.protocol.auth.server_auth import ServerAuth
     from rmq.protocol.command import Command
@@ -182,7 +182,7 @@ class Broker(Endpoint):
             now_ms=self.now_ms,
             clock=self.clock,
             on_topics_change=self._on_topics_change,
-            on_groups_change=self._tell_slaves,
+            on_groups_change=self._wake_slaves,
             when_offsets_replicated=partial(self._when_replicated, OFFSETS) if waits else at_once,
             when_locks_replicated=partial(self._when_replicated, LOCKS) if waits else at_once,
         )
@@ -511,7 +511,7 @@ class Broker(Endpoint):
     def _on_topics_change(self) -> None:
         self.append.topics_changed()
         self.wake.register()
-        self._tell_slaves()
+        self._wake_slaves()
 
     def _on_topic_deleted(self, topic: str, queue_ids: Collection[int]) -> None:
         self.parked_pulls.finish_where(lambda pull: pull.header.topic == topic)
@@ -521,14 +521,14 @@ class Broker(Endpoint):
     def _gauges(self) -> Mapping[str, str]:
         return gauges_of(self)
 
-    def _tell_slaves(self) -> None:
+    def _wake_slaves(self) -> None:
         self.acknowledgement.replicas.grown()
 
-    def _on_pulled(self, wanted: Wanted, result: GetResult, reading: Reading) -> None:
+    def _on_pulled(self, request: ReadRequest, result: GetResult, reading: Reading) -> None:
         if self.hooks.quotas:
             self.quotas.consumed(reading, result.count, result.size)
         if self.hooks.pulled:
             seconds = self.work_clock() - self.chunk.began
-            place = wanted.topic, wanted.consumer_group, wanted.queue_id
+            place = request.topic, request.consumer_group, request.queue_id
             event = PulledEvent(*place, result.count, result.size, reading, seconds)
             self.hooks.observe(self.hooks.pulled, event)

@@ -343,7 +343,7 @@ class Transactions:
         self._put(record)
         self._end(record.queue_offset, half_offset, decision)
         if len(self._ended) >= DRAIN_AT:
-            self._pass_settled(self._next)
+            self._skip_decided(self._next)
 
     def _end(self, op_offset: int, half_offset: int, decision: int, *, is_passed: bool = False) -> None:
         self._done[half_offset] = decision or self._done.get(half_offset, 0)
@@ -366,7 +366,7 @@ class Transactions:
             # The clock may have been set back: no pass is further away than the interval.
             self._pass_at = min(self._pass_at, now_ms + self._settings.broker.transaction_check_interval)
             if now_ms < self._pass_at:
-                self._pass_settled(self._next)
+                self._skip_decided(self._next)
                 return self._pass_at
             self._pass_end = self._store.max_offset(TRANS_HALF_TOPIC, 0)
             self._cursor, self._left = self._next, None
@@ -424,7 +424,7 @@ class Transactions:
         self._cursor, self._left = offset, left
         for half, record in check.renewed:
             self._replace(_first_of(half), record.queue_offset)
-        self._pass_settled(offset if left is None else left)
+        self._skip_decided(offset if left is None else left)
         for half, record in check.asks:
             self._ask_producer(half, record)
         return offset < end
@@ -517,8 +517,8 @@ class Transactions:
                 half.message_id,
             )
 
-    def _pass_settled(self, up_to: int) -> None:
-        """Move the settled part of the queues on: to `up_to`, and over every ended message behind it. An
+    def _skip_decided(self, up_to: int) -> None:
+        """Move the decided part of the queues on: to `up_to`, and over every ended message behind it. An
         uncommitted end may be rolled back and is not passed."""
         # What a pass left behind may have ended, and been passed, since the pass came by it.
         offset, ended, replaced = max(up_to, self._next), self._ended, self._replaced
@@ -636,10 +636,10 @@ def _names_another(header: EndTransactionRequestHeader, half: StoredMessage) -> 
     """Whether an end's message id is the unique key of another message than `half`: RocketMQ's clients send
     that key. Ids of other forms, and offset ids (of the place that the end names), say nothing.
     """
-    told, own = header.msg_id, half.properties.get(PROPERTY_UNIQUE_KEY, "")
-    if not told or told.upper() == own.upper() or not (_has_id_form(told) and _has_id_form(own)):
+    named, own = header.msg_id, half.properties.get(PROPERTY_UNIQUE_KEY, "")
+    if not named or named.upper() == own.upper() or not (_has_id_form(named) and _has_id_form(own)):
         return False
-    return parse_offset_message_id(told)[1] != header.commit_log_offset
+    return parse_offset_message_id(named)[1] != header.commit_log_offset
 
 
 def _has_id_form(text: str) -> bool:

@@ -135,8 +135,8 @@ def list_contexts(output: Format) -> None:
 def show_context(name: str | None, output: Format) -> None:
     """Show a cluster, by default the current cluster."""
     contexts = _read()
-    wanted = name or contexts.current
-    if not wanted:
+    shown = name or contexts.current
+    if not shown:
         fail(
             ConfigError(
                 "context",
@@ -144,8 +144,8 @@ def show_context(name: str | None, output: Format) -> None:
                 "a NAME, since no context is current; `rmq context use NAME` sets the current context",
             )
         )
-    _known(contexts, wanted)
-    show({"name": wanted, **contexts.contexts[wanted].shown()}, output)
+    _known(contexts, shown)
+    show({"name": shown, **contexts.contexts[shown].shown()}, output)
 
 
 @context.command()

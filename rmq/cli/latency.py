@@ -69,10 +69,10 @@ class Meter:
 
     def percentile(self, share: float) -> float:
         """The ms below which `share` (0 to 1) of the latencies lie; 0.0 when there are none."""
-        before, wanted = 0, int(self.count * share)
+        before, rank = 0, int(self.count * share)
         for micros in sorted(self.latencies):
             before += self.latencies[micros]
-            if before > wanted:
+            if before > rank:
                 return micros / 1000
         return self.longest * 1000
 

@@ -442,12 +442,12 @@ class Client(AsyncResource):
             per_message=per_message,
             lease=lease,
         )
-        wanted = full_topics(topics, self.config.namespace)
+        subscribed = full_topics(topics, self.config.namespace)
         if per_message:
             leased = LeasedConsumer(
                 self._entered(),
                 self._full(group),
-                wanted,
+                subscribed,
                 in_order=ordered,
                 from_first=consume_from == "first",
                 on_error=on_error,
@@ -455,7 +455,7 @@ class Client(AsyncResource):
                 lease=lease,
             )
             return self._making(leased)
-        return self._making(Consumer(self._entered(), self._full(group), wanted, options))
+        return self._making(Consumer(self._entered(), self._full(group), subscribed, options))
 
     def simple_consumer(
         self,
@@ -474,11 +474,11 @@ class Client(AsyncResource):
         """
         if consume_from not in ("first", "last"):
             raise ConfigError("consume_from", consume_from, "'first' or 'last'")
-        wanted = full_topics(topics, self.config.namespace)
+        subscribed = full_topics(topics, self.config.namespace)
         made = SimpleConsumer(
             self._entered(),
             self._full(group),
-            wanted,
+            subscribed,
             in_order=in_order,
             from_first=consume_from == "first",
         )

@@ -164,14 +164,14 @@ def decorator(
     check_known(options, ConsumerSettings.__annotations__, "App.consumer")
     check_number("concurrency", concurrency, 1)
     check_type("topics", topics, (str, Mapping), "the name of a topic, or topics as Client.consumer takes")
-    wanted = {topics: "*"} if isinstance(topics, str) else dict(topics)
-    subscriptions(wanted, group, 0, retry=False)
+    subscribed = {topics: "*"} if isinstance(topics, str) else dict(topics)
+    subscriptions(subscribed, group, 0, retry=False)
     ConsumerOptions(**{**DEFAULTS, **options})
     validate_group(group)
     codec = None if model is None else codec_of(model)
     check_on_invalid(on_invalid)
     kind = MessageDecorator if codec is None else BodyDecorator
-    return kind(registered, group, wanted, codec, concurrency, options, on_invalid, middlewares)
+    return kind(registered, group, subscribed, codec, concurrency, options, on_invalid, middlewares)
 
 
 def check_middlewares(middlewares: Sequence[Middleware]) -> tuple[Middleware, ...]:

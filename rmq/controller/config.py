@@ -88,11 +88,11 @@ def check_reach(config: Any, tls: Any) -> None:
     is_mutual = tls.tls_mode == "enforcing" and tls.tls_client_auth == "require"
     is_guarded = config.cluster_secret_file or is_mutual or config.controller_open
     if not is_guarded and not is_loopback(config.bind_address):
-        wanted = (
+        expected = (
             "127.0.0.1, or a clusterSecretFile (`rmq certs secret FILE` makes one): without a secret, "
             "every machine on the network could elect masters; controllerOpen=true allows that"
         )
-        raise ConfigError("bindAddress", config.bind_address, wanted)
+        raise ConfigError("bindAddress", config.bind_address, expected)
 
 
 def own_address(config: ControllerSettings, bind_address: str, port: int) -> tuple[str, list[str]]:
@@ -115,8 +115,10 @@ def own_address(config: ControllerSettings, bind_address: str, port: int) -> tup
     mine = _mine(known, bind_address, port)
     if len(mine) != 1:
         found = " and ".join(mine) or "none of them"
-        wanted = f"one address of this machine with its port {port} (it could be {found}), or controllerSelf"
-        raise ConfigError("controllers", config.controllers, wanted)
+        expected = (
+            f"one address of this machine with its port {port} (it could be {found}), or controllerSelf"
+        )
+        raise ConfigError("controllers", config.controllers, expected)
     return mine[0], known
 
 

@@ -92,7 +92,7 @@ Reply = Callable[[Answer | NotLeader], None]
 
 
 class Controller:
-    """See the module. `sets` must be the machine of `raft`; the owner calls `settle` after each call of
+    """See the module. `sets` must be the machine of `raft`; the owner calls `advance` after each call of
     `raft`, and sends its messages."""
 
     def __init__(self, raft: Raft, sets: BrokerSets, elections: Elections) -> None:
@@ -109,7 +109,7 @@ class Controller:
 
     def submit(self, question: Request, reply: Reply, now: float) -> None:
         """Answer, now or later; each question is answered once, unless this controller stops before."""
-        self.settle(now)
+        self.advance(now)
         if not self.raft.is_leading(now):
             reply(self._not_leader())
             return
@@ -117,7 +117,7 @@ class Controller:
             case Heartbeat():
                 reply(self._heard(question, now))
             case ElectRequest():
-                reply(self._wanted(question, now))
+                reply(self._elect_on_request(question, now))
             case AddMember():
                 reply(self._add(question.address, now))
             case RemoveMember():
@@ -128,18 +128,18 @@ class Controller:
                     reply(Answer(refusal, self.sets.sets.get(question.name)))
                 else:
                     self._propose(question, reply, now)
-        self.settle(now)
+        self.advance(now)
 
     def step(self, now: float) -> float:
         """Do what is due; return the time of the next call at the latest."""
         self.raft.step(now)
-        self.settle(now)
+        self.advance(now)
         due = self.raft.deadline
         if self._led:
             due = min(due, self.elections.deadline(self.sets.sets, now))
         return due
 
-    def settle(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Answer the requests whose entries were applied, and hold the elections that are due."""
         for done in self.raft.take_applied():
             self._applied(done.index, done.term, done.result)
@@ -170,7 +170,7 @@ class Controller:
                 self._waiting.add(index, (term, count))
         for points in evidence.unsaved(self.sets.sets, now):
             self.raft.propose(encode(Confirmed(points)), now)
-        lease_s = self.elections.wanted_lease(now)
+        lease_s = self.elections.due_lease(now)
         if lease_s is not None and self._leasing <= self.raft.applied:
             before_s = self.elections.agreed_s
             log.warning("leases of masters last %g s (controllerLeaseMs), no longer %g s", lease_s, before_s)
@@ -195,39 +195,41 @@ class Controller:
         if heartbeat.number not in known.replicas:
             return Answer(f"replica {heartbeat.number} of {heartbeat.name} was removed: register", known)
         is_leased = self.elections.hear(heartbeat, known, now)
-        hands_over = known.master == heartbeat.number and self.elections.is_wanted_away(known)
+        hands_over = known.master == heartbeat.number and self.elections.is_handing_over(known)
         lease_s, members = self.elections.lease_s, self._members()
         leaving = self.elections.leaving(known)
         return Answer(
             "", known, heartbeat.number, is_leased, lease_s, hands_over, members, leaving, is_behind
         )
 
-    def _wanted(self, want: ElectRequest, now: float) -> Answer:
-        known = self.sets.sets.get(want.name)
+    def _elect_on_request(self, request: ElectRequest, now: float) -> Answer:
+        known = self.sets.sets.get(request.name)
         if known is None:
             names = ", ".join(sorted(self.sets.sets)) or "none"
-            return Answer(f"the controllers know no broker set {want.name}; they know: {names}")
-        if want.is_unclean:
-            refusal = self._refused_unclean(known, want.number, now)
+            return Answer(f"the controllers know no broker set {request.name}; they know: {names}")
+        if request.is_unclean:
+            refusal = self._refused_unclean(known, request.number, now)
             if not refusal:
-                self.elections.want_uncleanly(known, want.number)
-            return Answer(refusal, known, NOBODY if refusal else want.number)
-        if self.elections.evidence.doubts(want.name):
+                self.elections.choose_unclean_successor(known, request.number)
+            return Answer(refusal, known, NOBODY if refusal else request.number)
+        if self.elections.evidence.doubts(request.name):
             why = (
-                f"the controllers' journal was damaged: {want.name} gets a master without this "
+                f"the controllers' journal was damaged: {request.name} gets a master without this "
                 "command, once all of its replicas have answered; --unclean elects a replica now, and "
                 "loses the messages that it lacks"
             )
             return Answer(why, known)
-        if self.elections.evidence.has_lost(want.name, want.number):
-            return Answer(f"replica {want.number} of {want.name} lacks messages that were confirmed", known)
-        if want.number not in known.in_sync:
+        if self.elections.evidence.has_lost(request.name, request.number):
+            return Answer(
+                f"replica {request.number} of {request.name} lacks messages that were confirmed", known
+            )
+        if request.number not in known.in_sync:
             there = ", ".join(map(str, known.in_sync))
-            return Answer(f"{want.name} has no replica {want.number} in sync; in sync: {there}", known)
-        if not self.elections.lives(want.name, want.number, now):
-            return Answer(f"replica {want.number} of {want.name} was not heard of", known)
-        self.elections.want(known, want.number)
-        return Answer("", known, want.number)
+            return Answer(f"{request.name} has no replica {request.number} in sync; in sync: {there}", known)
+        if not self.elections.lives(request.name, request.number, now):
+            return Answer(f"replica {request.number} of {request.name} was not heard of", known)
+        self.elections.choose_successor(known, request.number)
+        return Answer("", known, request.number)
 
     def _refused_unclean(self, known: BrokerSet, number: int, now: float) -> str:
         """Why a replica that is not in sync is not to be the master; empty when it may."""
@@ -344,22 +346,22 @@ class Controller:
             evidence.is_inherited(known.name) and now < self.elections.are_earlier_over_at + evidence.gather_s
         )
 
-    def _refused_adoption(self, known: BrokerSet, told: BrokerSet, now: float) -> str:
+    def _refused_adoption(self, known: BrokerSet, reported: BrokerSet, now: float) -> str:
         """Why the table does not adopt a replica's later version of a set; empty when it does. Within an
         epoch the later version holds. Beyond a later epoch an even later epoch may exist, whose master may
         have a lease."""
         elections = self.elections
-        if told.epoch == known.epoch:
+        if reported.epoch == known.epoch:
             log.error(
                 "%s: the controllers have version %d of epoch %d, replicas were told version %d: the table is"
                 " an old one, and takes theirs",
-                *(known.name, known.version, known.epoch, told.version),
+                *(known.name, known.version, known.epoch, reported.version),
             )
             return ""
-        if now < elections.are_earlier_over_at or not elections.evidence.all_heard(known, told):
+        if now < elections.are_earlier_over_at or not elections.evidence.all_heard(known, reported):
             return (
-                f"{known.name} is at epoch {known.epoch} here, and was at {told.epoch}: all of its replicas"
-                " must be heard before that is believed"
+                f"{known.name} is at epoch {known.epoch} here, and was at {reported.epoch}: all of its"
+                " replicas must be heard before that is believed"
             )
         elections.expect_master(known.name, now)
         return ""

@@ -40,8 +40,8 @@ class Elections:
         self._heard: dict[tuple[str, int], tuple[float, Heartbeat]] = {}
         self._leased: dict[str, float] = {}  # set -> until when its last lease lasts
         self._began: dict[str, str] = {}  # set -> `BrokerSet.began` of the set that all the rest is about
-        self._wanted: dict[str, tuple[int, int]] = {}  # set -> epoch, and who shall be master after it
-        self._wanted_uncleanly: dict[str, tuple[int, int]] = {}  # the same of one that is not in sync
+        self._successors: dict[str, tuple[int, int]] = {}  # set -> epoch, and who shall be master after it
+        self._unclean_successors: dict[str, tuple[int, int]] = {}  # the same of one that is not in sync
         # set -> epoch and version that an election, proposed but maybe not agreed on yet, ends
         self._ending: dict[str, tuple[int, int]] = {}
 
@@ -59,7 +59,7 @@ class Elections:
         """When all leases are over that earlier leaders granted."""
         return self._since + max(self.setting_s, self.agreed_s)
 
-    def wanted_lease(self, now: float) -> float | None:
+    def due_lease(self, now: float) -> float | None:
         """The length of a lease to propose now; None when the log has it, or when it may not be shortened
         yet."""
         is_due = self.setting_s > self.agreed_s or now >= self._earlier_over
@@ -76,8 +76,8 @@ class Elections:
         self.evidence.begin(now, is_new_term=is_new_term, inherited=inherited or {})
         if is_new_term:
             self._ending = {}
-        self._heard, self._leased, self._wanted = {}, {}, {}
-        self._wanted_uncleanly = {}
+        self._heard, self._leased, self._successors = {}, {}, {}
+        self._unclean_successors = {}
 
     def meet(self, broker_set: BrokerSet) -> None:
         """Forget all facts about an earlier set of this name, which was removed: they say nothing about this
@@ -95,7 +95,7 @@ class Elections:
                 self._forget(name)
 
     def _forget(self, name: str) -> None:
-        for table in (self._began, self._leased, self._wanted, self._wanted_uncleanly, self._ending):
+        for table in (self._began, self._leased, self._successors, self._unclean_successors, self._ending):
             table.pop(name, None)
         for key in [key for key in self._heard if key[0] == name]:
             del self._heard[key]
@@ -132,7 +132,7 @@ class Elections:
         if is_master and heartbeat.resigned:
             self._leased[broker_set.name] = now
             return False
-        if not is_master or is_ending or self._wants(broker_set) != NOBODY:
+        if not is_master or is_ending or self._successor(broker_set) != NOBODY:
             return False
         if self.evidence.is_behind(broker_set):
             return False  # in the later version another may be the master
@@ -144,22 +144,22 @@ class Elections:
         """Elect no master for the length of a lease: the master that the table is about to name lives."""
         self._leased[name] = max(now + self.lease_s, self.leased_until(name))
 
-    def want(self, broker_set: BrokerSet, number: int) -> None:
+    def choose_successor(self, broker_set: BrokerSet, number: int) -> None:
         """Make a replica the next master. The present master gets no lease any more, and the successor is
         elected when the master has stepped down or its last lease is over. The wish is dropped when the
         replica is not in sync or not alive by that time."""
-        self._wanted[broker_set.name] = broker_set.epoch, number
+        self._successors[broker_set.name] = broker_set.epoch, number
 
-    def want_uncleanly(self, broker_set: BrokerSet, number: int) -> None:
+    def choose_unclean_successor(self, broker_set: BrokerSet, number: int) -> None:
         """A replica shall be the next master though it is not in sync, unless one in sync lives again."""
-        self._wanted_uncleanly[broker_set.name] = broker_set.epoch, number
+        self._unclean_successors[broker_set.name] = broker_set.epoch, number
 
-    def is_wanted_away(self, broker_set: BrokerSet) -> bool:
+    def is_handing_over(self, broker_set: BrokerSet) -> bool:
         """Whether another replica than the present master shall be master."""
-        return self._wants(broker_set) != NOBODY
+        return self._successor(broker_set) != NOBODY
 
-    def _wants(self, broker_set: BrokerSet) -> int:
-        epoch, number = self._wanted.get(broker_set.name, (0, NOBODY))
+    def _successor(self, broker_set: BrokerSet) -> int:
+        epoch, number = self._successors.get(broker_set.name, (0, NOBODY))
         return number if epoch == broker_set.epoch and number != broker_set.master else NOBODY
 
     def leased_until(self, name: str) -> float:
@@ -231,11 +231,11 @@ class Elections:
         # Who waits for its disk can neither lead nor have what others wait for, until its disk is back.
         is_any_left = bool(in_sync)
         in_sync = [number for number in in_sync if not self._heard[name, number][1].hangs]
-        wanted = self._wants(broker_set)
-        self._wanted.pop(name, None)
-        if wanted in in_sync and evidence.was_seen(broker_set, wanted):
-            return self._elect(broker_set, wanted, in_sync)
-        if evidence.doubts(name) and (wish := self._wanted_anyhow(broker_set, living)):
+        successor = self._successor(broker_set)
+        self._successors.pop(name, None)
+        if successor in in_sync and evidence.was_seen(broker_set, successor):
+            return self._elect(broker_set, successor, in_sync)
+        if evidence.doubts(name) and (wish := self._unclean_choice(broker_set, living)):
             return self._elect_uncleanly(broker_set, wish)
         if self._has_stepped_down(broker_set):
             in_sync = [number for number in in_sync if number != broker_set.master] or in_sync
@@ -258,16 +258,16 @@ class Elections:
     def _next_unclean(self, broker_set: BrokerSet, living: list[int], now: float) -> Elect | None:
         """No replica in sync lives: elect one that may lack messages, if a setting or an operator asks so."""
         best = self._best(broker_set.name, living)
-        if wish := self._wanted_anyhow(broker_set, living):
+        if wish := self._unclean_choice(broker_set, living):
             return self._elect_uncleanly(broker_set, wish)
         if self.is_unclean:
             return self._elect_uncleanly(broker_set, best)
         self.evidence.complain_of_stranded(broker_set, best, now)
         return None
 
-    def _wanted_anyhow(self, broker_set: BrokerSet, living: list[int]) -> int:
+    def _unclean_choice(self, broker_set: BrokerSet, living: list[int]) -> int:
         """The replica that an operator wants as the master though messages may be lost, or NOBODY."""
-        epoch, number = self._wanted_uncleanly.pop(broker_set.name, (0, NOBODY))
+        epoch, number = self._unclean_successors.pop(broker_set.name, (0, NOBODY))
         return number if epoch == broker_set.epoch and number in living else NOBODY
 
     def _elect_uncleanly(self, broker_set: BrokerSet, number: int) -> Elect:

@@ -31,8 +31,8 @@ class ControllerEndpoint(Endpoint):
     """Endpoint of a controller: `requests` answers each admitted request.
 
     A request of a server must be signed with the cluster secret, if a secret is set; plug-ins admit the other
-    requests. `on_wanted()` is called when `deferred_saves` has a file to write; without `on_wanted` files are
-    written at once.
+    requests. `on_pending()` is called when `deferred_saves` has a file to write; without `on_pending` files
+    are written at once.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ControllerEndpoint(Endpoint):
         cluster: ServerAuth | None = None,
         acceptors: Mapping[str, Acceptor] | None = None,
         budget: MemoryBudget | None = None,
-        on_wanted: Callable[[], None] | None = None,
+        on_pending: Callable[[], None] | None = None,
     ) -> None:
         self.config = config
         self.requests = requests
@@ -53,7 +53,7 @@ class ControllerEndpoint(Endpoint):
         self._handlers: dict[int, Any] = dict(requests.handlers())
         self._hooks = Hooks()
         holders_of = by_account_and_address(Gateways(config.trusted_gateways))
-        self.deferred_saves = DeferredSaves(self._respond, _error_response, on_wanted, holders_of)
+        self.deferred_saves = DeferredSaves(self._respond, _error_response, on_pending, holders_of)
 
     def host(self, wall_ms: Callable[[], int]) -> PluginHost:
         """The controller as plug-ins see it."""

@@ -56,7 +56,7 @@ class Replica:
 
     # ---- what the controllers say ----
 
-    def tell(self, broker_set: BrokerSet) -> bool:
+    def take_set(self, broker_set: BrokerSet) -> bool:
         """Take a set of the controllers. Return whether it has a new epoch, which `lead` or `follow` must
         begin.
 
@@ -167,13 +167,13 @@ class Replica:
         known = self.broker_set
         if known is None or not self.is_master(now):
             return None
-        wanted = {self.number}
+        needed = {self.number}
         for number in known.replicas:
             is_behind = now - self._caught_up_at.get(number, -math.inf) > self._lag_s
             has_all = self._reach.get(number, -1) >= max(self.acknowledged, self.high_watermark or 0)
             if not is_behind and (number in known.in_sync or has_all):
-                wanted.add(number)
-        found = tuple(sorted(wanted))
+                needed.add(number)
+        found = tuple(sorted(needed))
         if found == known.in_sync and not self._proposed:
             return None
         self._proposed.add(found)

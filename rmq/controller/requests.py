@@ -158,7 +158,7 @@ class ControllerRequests:
 
             def receive() -> None:
                 controller.raft.receive(request.body, now)
-                controller.settle(now)
+                controller.advance(now)
 
             self._guarded(receive)
         return request.reply()

@@ -271,7 +271,7 @@ async def run(
         cluster=ServerAuth(secret, wall_clock_ms) if secret is not None else None,
         acceptors={CLIENTS: acceptor(config)},
         budget=MemoryBudget(config.connection_buffer_bytes),
-        on_wanted=None if saving is None else saving.set,
+        on_pending=None if saving is None else saving.set,
     )
     hooks = load(named(config), plugin_settings or {}, endpoint.host(wall_clock_ms))
     endpoint.use_plugins(hooks)

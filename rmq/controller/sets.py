@@ -335,26 +335,28 @@ class BrokerSets:
             changed = evolve(changed, confirmed=(0, 0))
         return self._done(changed)
 
-    def _adopt(self, told: BrokerSet) -> Outcome:
-        known = self.sets.get(told.name)
-        if known is None or (known.cluster, known.began) != (told.cluster, told.began):
-            return Outcome(f"{told.name} is another set here, or none", known)
-        if (told.epoch, told.version) <= (known.epoch, known.version):
-            return Outcome(f"{told.name} is at epoch {known.epoch}, version {known.version}", known)
+    def _adopt(self, reported: BrokerSet) -> Outcome:
+        known = self.sets.get(reported.name)
+        if known is None or (known.cluster, known.began) != (reported.cluster, reported.began):
+            return Outcome(f"{reported.name} is another set here, or none", known)
+        if (reported.epoch, reported.version) <= (known.epoch, known.version):
+            return Outcome(f"{reported.name} is at epoch {known.epoch}, version {known.version}", known)
         is_sound = (
-            told.in_sync and set(told.in_sync) <= set(told.replicas) and len(told.replicas) <= REPLICAS_MAX
+            reported.in_sync
+            and set(reported.in_sync) <= set(reported.replicas)
+            and len(reported.replicas) <= REPLICAS_MAX
         )
-        if not is_sound or told.master not in (NOBODY, *told.in_sync):
+        if not is_sound or reported.master not in (NOBODY, *reported.in_sync):
             return Outcome("those in sync are replicas of the set, the master among them", known)
-        is_same = told.epoch == known.epoch
+        is_same = reported.epoch == known.epoch
         adopted = evolve(
-            told,
-            replicas=_joined(known.replicas, told.replicas),
-            next_number=max(known.next_number, told.next_number),
+            reported,
+            replicas=_joined(known.replicas, reported.replicas),
+            next_number=max(known.next_number, reported.next_number),
             # In the older table it may have been started again since: it leads no more.
-            master=NOBODY if is_same and known.master == NOBODY else told.master,
-            led=told.led or told.master or (known.led if is_same else NOBODY),
-            confirmed=max(known.confirmed, told.confirmed) if is_same else told.confirmed,
+            master=NOBODY if is_same and known.master == NOBODY else reported.master,
+            led=reported.led or reported.master or (known.led if is_same else NOBODY),
+            confirmed=max(known.confirmed, reported.confirmed) if is_same else reported.confirmed,
         )
         return self._done(adopted)
 
@@ -387,15 +389,17 @@ class BrokerSets:
         return Outcome("", changed, number)
 
 
-def _joined(known: dict[int, Replica], told: dict[int, Replica]) -> dict[int, Replica]:
+def _joined(known: dict[int, Replica], reported: dict[int, Replica]) -> dict[int, Replica]:
     """The replicas of the later version of a set, with the registrations that this table has too. A replica
     whose number differs between both versions registers again."""
-    identities = {one.identity for one in told.values()}
+    identities = {one.identity for one in reported.values()}
     rest = {
-        number: one for number, one in known.items() if number not in told and one.identity not in identities
+        number: one
+        for number, one in known.items()
+        if number not in reported and one.identity not in identities
     }
-    joined = dict(told)
-    for number, one in told.items():
+    joined = dict(reported)
+    for number, one in reported.items():
         mine = known.get(number)
         if mine is not None and mine.identity == one.identity and mine.incarnation > one.incarnation:
             joined[number] = mine

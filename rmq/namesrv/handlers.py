@@ -93,7 +93,7 @@ class NameServer(Endpoint):
     up, and returns whether it will. With `cluster` only servers that have its secret register; `masters`
     knows the masters before this start. `clock` is in seconds, for the time of a chunk. `acceptors` let peers
     in, by the names of their ports; `budget` bounds the bytes that peers may make the server hold.
-    `on_wanted()` is called when `deferred_saves` has a file to write; without it files are written at once.
+    `on_pending()` is called when `deferred_saves` has a file to write; without it files are written at once.
     `on_deadline()` is called when `step` is due earlier than its last result; without it a broker whose name
     is taken is refused at once.
     """
@@ -111,7 +111,7 @@ class NameServer(Endpoint):
         acceptors: Mapping[str, Acceptor] | None = None,
         budget: MemoryBudget | None = None,
         masters: Masters | None = None,
-        on_wanted: Callable[[], None] | None = None,
+        on_pending: Callable[[], None] | None = None,
         on_deadline: Callable[[], None] | None = None,
         certificate: ServerCertificate | None = None,
     ) -> None:
@@ -139,7 +139,7 @@ class NameServer(Endpoint):
         self.controller_metrics: Callable[[], list[Metric]] = list
         self._hooks = Hooks()
         holders_of = by_account_and_address(Gateways(config.trusted_gateways))
-        self.deferred_saves = DeferredSaves(self._respond, _error_response, on_wanted, holders_of)
+        self.deferred_saves = DeferredSaves(self._respond, _error_response, on_pending, holders_of)
         self._clashes = Clashes(
             self._register_again, self._refuse, on_deadline, lambda peer: of_address(peer.peer_address)
         )
@@ -270,32 +270,32 @@ class NameServer(Endpoint):
         header = request.read(headers.RegisterBrokerRequestHeader)
         if header.body_crc32 and zlib.crc32(request.body) & CRC_BITS != header.body_crc32:
             raise SystemFailure(None, "crc32 not match")
-        who = _registrant(request)
+        broker = _registrant(request)
         # A broker sends its whole table every 30 s; the digest spares reading the same again.
         digest = hashlib.blake2b(
             request.body, digest_size=16, person=str(header.compressed).encode()
         ).digest()
         is_to_save = False
-        result = self.routes.renew(who, digest, connection, now_ms)
+        result = self.routes.renew(broker, digest, connection, now_ms)
         if result is None:
             body = RegisterBrokerBody()
             if request.body:
                 body = RegisterBrokerBody.decode(request.body, compressed=header.compressed)
             is_whole = request.ext.get(headers.ALL_TOPICS) == "true"
-            was_here = who.broker_addr in self.routes.broker_live_table
+            was_here = broker.broker_addr in self.routes.broker_live_table
             try:
-                self._masters.check(who, now_ms)
-                result = self.routes.register(who, body, connection, now_ms, digest, is_whole=is_whole)
+                self._masters.check(broker, now_ms)
+                result = self.routes.register(broker, body, connection, now_ms, digest, is_whole=is_whole)
             except Clash as clash:
                 if self._clashes.wait(clash, request, connection, now_ms):
                     return None
-                self._missing.refused(who, clash.remark, now_ms)
+                self._missing.refused(broker, clash.remark, now_ms)
                 raise
             except SystemFailure as error:
-                self._missing.refused(who, error.remark, now_ms)
+                self._missing.refused(broker, error.remark, now_ms)
                 raise
-            self._missing.came(who, was_here=was_here)
-            is_to_save = self._masters.registered(who)
+            self._missing.came(broker, was_here=was_here)
+            is_to_save = self._masters.registered(broker)
         order = self.kv_configs.namespace(NAMESPACE_ORDER_TOPIC_CONFIG)
         response = request.reply(
             header=headers.RegisterBrokerResponseHeader(result.ha_server_addr, result.master_addr),
@@ -319,17 +319,17 @@ class NameServer(Endpoint):
         """The response, once the master is saved."""
         return self.deferred_saves.answer(request, connection, self._masters.save, lambda _: response)
 
-    def _left(self, who: Registration, why: str, writable: Sequence[str]) -> None:
-        self._missing.left(who, why, writable, self._now_ms(), is_stopped=why == UNREGISTERED)
+    def _left(self, broker: Registration, why: str, writable: Sequence[str]) -> None:
+        self._missing.left(broker, why, writable, self._now_ms(), is_stopped=why == UNREGISTERED)
 
     def _unregister(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
         header = request.read(headers.UnRegisterBrokerRequestHeader)
-        who = Registration(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
-        if self.routes.unregister(who):
-            if self._masters.unregistered(who):
+        broker = Registration(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
+        if self.routes.unregister(broker):
+            if self._masters.unregistered(broker):
                 return self._with_masters(request, connection, request.reply())
         else:
-            log.info("%s unregisters a broker that is not known: %s", connection.peer_address, who)
+            log.info("%s unregisters a broker that is not known: %s", connection.peer_address, broker)
         return request.reply()
 
     def _query_data_version(self, request: Command, connection: Connection, now_ms: int) -> Command:
@@ -375,11 +375,13 @@ class NameServer(Endpoint):
         """Brokers that left without a drain, also masters of before this start that have not come back."""
         now_ms = self._now_ms()
         missing = {one.broker_addr: one for one in self._missing.missing(now_ms)}
-        for who in self._masters.awaited():
+        for broker in self._masters.awaited():
             why = "it was the master when this name server stopped, and has not registered since"
             age = now_ms - self._started_ms
-            awaited = MissingBroker(who.cluster, who.broker_name, who.broker_id, who.broker_addr, age, why)
-            missing.setdefault(who.broker_addr, awaited)
+            awaited = MissingBroker(
+                broker.cluster, broker.broker_name, broker.broker_id, broker.broker_addr, age, why
+            )
+            missing.setdefault(broker.broker_addr, awaited)
         return list(missing.values())
 
     def refused_brokers(self) -> list[RefusedBroker]:

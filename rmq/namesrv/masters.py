@@ -41,14 +41,14 @@ class Masters:
         self._last: dict[str, str] = table
         self._waited_for = set(table)
 
-    def check(self, who: Registration, now_ms: int) -> None:
+    def check(self, broker: Registration, now_ms: int) -> None:
         """Raises SystemFailure for a master whose name had another master when the name server stopped, while
         that master may still come back. A master elected by controllers is always accepted."""
-        last = self._last.get(key := _key(who))
+        last = self._last.get(key := _key(broker))
         if (
-            who.epoch
-            or who.broker_id != MASTER_ID
-            or last in (None, who.broker_addr)
+            broker.epoch
+            or broker.broker_id != MASTER_ID
+            or last in (None, broker.broker_addr)
             or key not in self._waited_for
         ):
             return
@@ -56,8 +56,8 @@ class Masters:
             left = (self._fenced_until - now_ms) / 1000
             raise SystemFailure(
                 None,
-                f"master of {who.broker_name} was {last} when this name server stopped: it has {left:.0f} s"
-                f" to come back; if it leads now, start {who.broker_addr} as its slave",
+                f"master of {broker.broker_name} was {last} when this name server stopped: it has"
+                f" {left:.0f} s to come back; if it leads now, start {broker.broker_addr} as its slave",
             )
 
     def awaited(self) -> list[Registration]:
@@ -70,23 +70,23 @@ class Masters:
 
     def forget(self, broker_name: str) -> bool:
         """Wait no more for the last master of a name, which is gone for good; whether that is to be saved."""
-        gone = [key for key in self._waited_for & self._last.keys() if key.endswith(f"/{broker_name}")]
-        self._last = {key: address for key, address in self._last.items() if key not in gone}
-        return bool(gone)
+        forgotten = [key for key in self._waited_for & self._last.keys() if key.endswith(f"/{broker_name}")]
+        self._last = {key: address for key, address in self._last.items() if key not in forgotten}
+        return bool(forgotten)
 
-    def registered(self, who: Registration) -> bool:
+    def registered(self, broker: Registration) -> bool:
         """This broker has registered; whether that is to be saved."""
-        if who.broker_id == MASTER_ID and self._save is not None:
-            self._waited_for.discard(key := _key(who))
-            if self._last.get(key) != who.broker_addr:
-                self._last = {**self._last, key: who.broker_addr}
+        if broker.broker_id == MASTER_ID and self._save is not None:
+            self._waited_for.discard(key := _key(broker))
+            if self._last.get(key) != broker.broker_addr:
+                self._last = {**self._last, key: broker.broker_addr}
                 return True
         return False
 
-    def unregistered(self, who: Registration) -> bool:
+    def unregistered(self, broker: Registration) -> bool:
         """This broker was stopped in good order: another broker may be master of its name at once. Return
         whether that is to be saved."""
-        if self._last.get(key := _key(who)) == who.broker_addr:
+        if self._last.get(key := _key(broker)) == broker.broker_addr:
             self._last = {name: address for name, address in self._last.items() if name != key}
             return self._save is not None
         return False
@@ -100,5 +100,5 @@ class Masters:
                 log.error("cannot save the masters: %s", error)
 
 
-def _key(who: Registration) -> str:
-    return f"{who.cluster}/{who.broker_name}"
+def _key(broker: Registration) -> str:
+    return f"{broker.cluster}/{broker.broker_name}"

@@ -31,7 +31,7 @@ SHOWN_TOPICS: Final = 100
 
 @frozen
 class _Missing:
-    who: Registration
+    broker: Registration
     left_ms: int
     why: str
     is_stopped: bool
@@ -41,7 +41,7 @@ class _Missing:
 
 @frozen
 class _Refused:
-    who: Registration
+    broker: Registration
     at_ms: int
     reason: str
 
@@ -54,45 +54,49 @@ class MissingBrokers:
         self._refused: dict[tuple[str, int, str], _Refused] = {}
 
     def left(
-        self, who: Registration, why: str, writable: Iterable[str], now_ms: int, *, is_stopped: bool
+        self, broker: Registration, why: str, writable: Iterable[str], now_ms: int, *, is_stopped: bool
     ) -> None:
         """Note a broker that left. `writable` are the topics that took messages at this master, `is_stopped`
         says that the broker unregistered. A drained master that unregisters is not missing: no client sends
         to a drained master."""
         names = sorted(writable)
-        if is_stopped and who.broker_id == MASTER_ID and not names:
-            self._missing.pop(who.broker_addr, None)
+        if is_stopped and broker.broker_id == MASTER_ID and not names:
+            self._missing.pop(broker.broker_addr, None)
             return
-        self._missing.pop(who.broker_addr, None)  # the newest comes last
-        self._missing[who.broker_addr] = _Missing(
-            who, now_ms, why, is_stopped, tuple(names[:SHOWN_TOPICS]), len(names)
+        self._missing.pop(broker.broker_addr, None)  # the newest comes last
+        self._missing[broker.broker_addr] = _Missing(
+            broker, now_ms, why, is_stopped, tuple(names[:SHOWN_TOPICS]), len(names)
         )
         _bound(self._missing)
 
-    def came(self, who: Registration, *, was_here: bool) -> None:
+    def came(self, broker: Registration, *, was_here: bool) -> None:
         """Forget a broker that registers. Another address in the same place replaces a missing broker, unless
         the newcomer had another place before (`was_here`, or missing itself): a slave that became master does
         not make its former master come back."""
-        own = self._missing.pop(who.broker_addr, None)
-        for key in [key for key in self._refused if key[2] == who.broker_addr]:  # by another id or name, too
+        own = self._missing.pop(broker.broker_addr, None)
+        for key in [
+            key for key in self._refused if key[2] == broker.broker_addr
+        ]:  # by another id or name, too
             del self._refused[key]
         if own is None and not was_here:
             for address, one in list(self._missing.items()):
-                if _place(one.who) == _place(who):
+                if _place(one.broker) == _place(broker):
                     del self._missing[address]
 
-    def refused(self, who: Registration, reason: str, now_ms: int) -> None:
+    def refused(self, broker: Registration, reason: str, now_ms: int) -> None:
         """Note a registration that was refused."""
-        self._refused.pop(_key(who), None)
-        self._refused[_key(who)] = _Refused(who, now_ms, reason)
+        self._refused.pop(_key(broker), None)
+        self._refused[_key(broker)] = _Refused(broker, now_ms, reason)
         _bound(self._refused)
 
     def forget(self, broker_name: str) -> int:
         """Forget the missing brokers of a name, which are gone for good; returns their number."""
-        gone = [address for address, one in self._missing.items() if one.who.broker_name == broker_name]
-        for address in gone:
+        forgotten = [
+            address for address, one in self._missing.items() if one.broker.broker_name == broker_name
+        ]
+        for address in forgotten:
             del self._missing[address]
-        return len(gone)
+        return len(forgotten)
 
     def missing(self, now_ms: int) -> Iterator[MissingBroker]:
         """The missing brokers, the last that left at the end."""
@@ -101,11 +105,11 @@ class MissingBrokers:
             if age > KEPT_MS:
                 del self._missing[address]
                 continue
-            who = one.who
+            broker = one.broker
             yield MissingBroker(
-                who.cluster,
-                who.broker_name,
-                who.broker_id,
+                broker.cluster,
+                broker.broker_name,
+                broker.broker_id,
                 address,
                 age,
                 one.why,
@@ -121,16 +125,18 @@ class MissingBrokers:
             if age > REFUSED_MS:
                 del self._refused[key]
                 continue
-            who = one.who
-            yield RefusedBroker(who.cluster, who.broker_name, who.broker_id, who.broker_addr, age, one.reason)
+            broker = one.broker
+            yield RefusedBroker(
+                broker.cluster, broker.broker_name, broker.broker_id, broker.broker_addr, age, one.reason
+            )
 
 
-def _key(who: Registration) -> tuple[str, int, str]:
-    return who.broker_name, who.broker_id, who.broker_addr
+def _key(broker: Registration) -> tuple[str, int, str]:
+    return broker.broker_name, broker.broker_id, broker.broker_addr
 
 
-def _place(who: Registration) -> tuple[str, str, int]:
-    return who.cluster, who.broker_name, who.broker_id
+def _place(broker: Registration) -> tuple[str, str, int]:
+    return broker.cluster, broker.broker_name, broker.broker_id
 
 
 def _bound(table: dict[K, V]) -> None:

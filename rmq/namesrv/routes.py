@@ -102,7 +102,7 @@ class Clash(SystemFailure):
         self.held = held
 
 
-def _nobody_asks(who: Registration, why: str, writable: Sequence[str]) -> None:
+def _ignore_leaving(broker: Registration, why: str, writable: Sequence[str]) -> None:
     return
 
 
@@ -117,7 +117,7 @@ class RouteTable:
         self,
         limits: RouteLimits | None = None,
         holders_of: Callable[[Any], Holders] = lambda source: NOBODY,
-        on_left: Callable[[Registration, str, Sequence[str]], None] = _nobody_asks,
+        on_left: Callable[[Registration, str, Sequence[str]], None] = _ignore_leaving,
     ) -> None:
         self.limits = limits or RouteLimits()
         self._holders_of = holders_of
@@ -141,7 +141,7 @@ class RouteTable:
 
     def register(
         self,
-        who: Registration,
+        broker: Registration,
         body: RegisterBrokerBody,
         source: Any,
         now_ms: int,
@@ -157,12 +157,12 @@ class RouteTable:
         address. A known broker of the name may take the id of another: a slave that became master.
         """
         # All checks come first: from here on nothing may fail, or the five tables would not fit each other.
-        self._check(who, body, source, now_ms)
-        held = self.broker_live_table.get(who.broker_addr)
-        if held is not None and _identity(held.registration) != _identity(who):
-            self._remove(who.broker_addr, "it registered under another name")
+        self._check(broker, body, source, now_ms)
+        held = self.broker_live_table.get(broker.broker_addr)
+        if held is not None and _identity(held.registration) != _identity(broker):
+            self._remove(broker.broker_addr, "it registered under another name")
             held = None
-        first = self._place(who)
+        first = self._place(broker)
         wrapper = body.topic_config_serialize_wrapper
         # Of a slave only the version was taken, and not the topics.
         changed = (
@@ -170,38 +170,38 @@ class RouteTable:
             or held.registration.broker_id != MASTER_ID
             or held.data_version != wrapper.data_version
         )
-        if who.broker_id == MASTER_ID and (changed or first):
+        if broker.broker_id == MASTER_ID and (changed or first):
             if is_whole:
                 self._keep_topics(
-                    who.broker_name, {t.topic_name for t in wrapper.topic_config_table.values()}
+                    broker.broker_name, {t.topic_name for t in wrapper.topic_config_table.values()}
                 )
-            self._take_topics(who.broker_name, wrapper.topic_config_table.values(), source)
+            self._take_topics(broker.broker_name, wrapper.topic_config_table.values(), source)
         self._follow(held.source if held is not None else None, source)
-        self.broker_live_table[who.broker_addr] = BrokerLiveInfo(
-            who, wrapper.data_version, source, now_ms, digest
+        self.broker_live_table[broker.broker_addr] = BrokerLiveInfo(
+            broker, wrapper.data_version, source, now_ms, digest
         )
-        self._take_filter_servers(who.broker_addr, body.filter_server_list)
+        self._take_filter_servers(broker.broker_addr, body.filter_server_list)
         if held is None:
-            log.info("broker registered: %s", who)
-        return self._master_of(who)
+            log.info("broker registered: %s", broker)
+        return self._master_of(broker)
 
-    def renew(self, who: Registration, digest: bytes, source: Any, now_ms: int) -> Registered | None:
+    def renew(self, broker: Registration, digest: bytes, source: Any, now_ms: int) -> Registered | None:
         """Repeat a registration, known by the digest of its body; None when the digest is new."""
-        held = self.broker_live_table.get(who.broker_addr)
-        if held is None or held.digest != digest or held.registration != who:
+        held = self.broker_live_table.get(broker.broker_addr)
+        if held is None or held.digest != digest or held.registration != broker:
             return None
         self._follow(held.source, source)
         held.source, held.last_update_ms = source, now_ms
-        return self._master_of(who)
+        return self._master_of(broker)
 
-    def unregister(self, who: Registration) -> bool:
+    def unregister(self, broker: Registration) -> bool:
         """Forget a broker; false when it is not known under this name and address."""
-        held = self.broker_live_table.get(who.broker_addr)
-        if held is None or _identity(held.registration) != _identity(who):
+        held = self.broker_live_table.get(broker.broker_addr)
+        if held is None or _identity(held.registration) != _identity(broker):
             return False
-        if held.registration.broker_id != who.broker_id:
+        if held.registration.broker_id != broker.broker_id:
             return False  # another replica that has this address by mistake, or the master as it was
-        self._remove(who.broker_addr, UNREGISTERED)
+        self._remove(broker.broker_addr, UNREGISTERED)
         return True
 
     def touch(self, broker_addr: str, now_ms: int) -> None:
@@ -231,61 +231,62 @@ class RouteTable:
         return min(last, now_ms) + self.expiry_ms + 1
 
     def _remove_where(self, condition: Callable[[BrokerLiveInfo], bool], why: str) -> list[BrokerLiveInfo]:
-        gone = [held for held in self.broker_live_table.values() if condition(held)]
-        for held in gone:
+        removed = [held for held in self.broker_live_table.values() if condition(held)]
+        for held in removed:
             self._remove(held.registration.broker_addr, why)
-        return gone
+        return removed
 
     # Checks before a registration.
 
-    def _check(self, who: Registration, body: RegisterBrokerBody, source: Any, now_ms: int) -> None:
-        _check_words(who)
+    def _check(self, broker: Registration, body: RegisterBrokerBody, source: Any, now_ms: int) -> None:
+        _check_words(broker)
         _check_topics(body.topic_config_serialize_wrapper.topic_config_table)
         if len(body.filter_server_list) > self.limits.filter_servers:
             raise SystemFailure(None, f"more than {self.limits.filter_servers} filter servers of one broker")
-        self._check_address(who, source, now_ms)
-        self._check_id(who, source, now_ms)
-        self._check_room(who, source, body.topic_config_serialize_wrapper.topic_config_table)
+        self._check_address(broker, source, now_ms)
+        self._check_id(broker, source, now_ms)
+        self._check_room(broker, source, body.topic_config_serialize_wrapper.topic_config_table)
 
-    def _check_address(self, who: Registration, source: Any, now_ms: int) -> None:
-        held = self.broker_live_table.get(who.broker_addr)
-        if held is None or _identity(held.registration) == _identity(who):
+    def _check_address(self, broker: Registration, source: Any, now_ms: int) -> None:
+        held = self.broker_live_table.get(broker.broker_addr)
+        if held is None or _identity(held.registration) == _identity(broker):
             return
         if self._defends(held, source, now_ms):
             other = held.registration
             raise Clash(
                 held,
-                f"address {who.broker_addr} belongs to live broker {other.broker_name} of cluster"
-                f" {other.cluster}; check brokerIP1 and listenPort of {who.broker_name}",
+                f"address {broker.broker_addr} belongs to live broker {other.broker_name} of cluster"
+                f" {other.cluster}; check brokerIP1 and listenPort of {broker.broker_name}",
             )
 
-    def _check_id(self, who: Registration, source: Any, now_ms: int) -> None:
-        data = self.broker_addr_table.get(who.broker_name)
+    def _check_id(self, broker: Registration, source: Any, now_ms: int) -> None:
+        data = self.broker_addr_table.get(broker.broker_name)
         if data is None:
             return
-        holder = data.broker_addrs.get(who.broker_id, who.broker_addr)
-        if holder != who.broker_addr and who.broker_addr not in data.broker_addrs.values():
+        holder = data.broker_addrs.get(broker.broker_id, broker.broker_addr)
+        if holder != broker.broker_addr and broker.broker_addr not in data.broker_addrs.values():
             held = self.broker_live_table.get(holder)
-            is_newer = held is not None and who.epoch > held.registration.epoch
+            is_newer = held is not None and broker.epoch > held.registration.epoch
             if held is not None and not is_newer and self._defends(held, source, now_ms):
                 raise Clash(
                     held,
-                    f"broker {who.broker_name} id {who.broker_id} is {holder}, heard"
-                    f" {now_ms - held.last_update_ms} ms ago; give {who.broker_addr} another brokerName or"
+                    f"broker {broker.broker_name} id {broker.broker_id} is {holder}, heard"
+                    f" {now_ms - held.last_update_ms} ms ago; give {broker.broker_addr} another brokerName or"
                     " brokerId, or stop the other one",
                 )
-        others = set(data.broker_addrs.values()) - {holder, who.broker_addr}
-        if data.cluster != who.cluster and others:
+        others = set(data.broker_addrs.values()) - {holder, broker.broker_addr}
+        if data.cluster != broker.cluster and others:
             raise SystemFailure(
-                None, f"broker name {who.broker_name} belongs to cluster {data.cluster}, not {who.cluster}"
+                None,
+                f"broker name {broker.broker_name} belongs to cluster {data.cluster}, not {broker.cluster}",
             )
 
     @staticmethod
     def _defends(held: BrokerLiveInfo, source: Any, now_ms: int) -> bool:
         return held.source is not source and now_ms - held.last_update_ms < CLASH_MS
 
-    def _check_room(self, who: Registration, source: Any, topics: Iterable[str]) -> None:
-        held = self.broker_live_table.get(who.broker_addr)
+    def _check_room(self, broker: Registration, source: Any, topics: Iterable[str]) -> None:
+        held = self.broker_live_table.get(broker.broker_addr)
         holders = self._holders_of(source)
         if held is None and (full := self._brokers.full(holders)):
             raise SystemFailure(None, f"no more brokers may register: {full}, see maxBrokers")
@@ -293,9 +294,9 @@ class RouteTable:
         if moves and self._brokers_of[source] >= self.limits.brokers_of_source:
             most = self.limits.brokers_of_source
             raise SystemFailure(None, f"{most} brokers have registered over this connection, no more may")
-        if who.broker_id != MASTER_ID:
+        if broker.broker_id != MASTER_ID:
             return
-        table, name = self.topic_queue_table, who.broker_name
+        table, name = self.topic_queue_table, broker.broker_name
         new = sum(1 for topic in topics if name not in table.get(topic, ()))
         if full := self._entries.full(self._makers.get(name, holders), new):
             raise SystemFailure(None, f"no more topics may register: {full}, see maxQueueEntries")
@@ -320,32 +321,32 @@ class RouteTable:
             if not self._brokers_of[before]:
                 del self._brokers_of[before]
 
-    def _place(self, who: Registration) -> bool:
+    def _place(self, broker: Registration) -> bool:
         """Put the address where it belongs; true when the name had no broker of that id."""
         self.changes += 1
-        data = self.broker_addr_table.get(who.broker_name)
+        data = self.broker_addr_table.get(broker.broker_name)
         if data is None:
-            data = self.broker_addr_table[who.broker_name] = BrokerData(who.cluster, who.broker_name)
-        elif data.cluster != who.cluster:
-            self._leave_cluster(data.cluster, who.broker_name)
-            data.cluster = who.cluster
-        self.cluster_addr_table.setdefault(who.cluster, set()).add(who.broker_name)
+            data = self.broker_addr_table[broker.broker_name] = BrokerData(broker.cluster, broker.broker_name)
+        elif data.cluster != broker.cluster:
+            self._leave_cluster(data.cluster, broker.broker_name)
+            data.cluster = broker.cluster
+        self.cluster_addr_table.setdefault(broker.cluster, set()).add(broker.broker_name)
         for broker_id, address in list(data.broker_addrs.items()):
-            if address == who.broker_addr and broker_id != who.broker_id:
+            if address == broker.broker_addr and broker_id != broker.broker_id:
                 del data.broker_addrs[broker_id]
                 self._note_last_master(broker_id, self.broker_live_table.get(address))
-        if who.broker_id == MASTER_ID:
-            self._last_masters.pop(who.broker_name, None)
-        before = data.broker_addrs.get(who.broker_id)
-        data.broker_addrs[who.broker_id] = who.broker_addr
+        if broker.broker_id == MASTER_ID:
+            self._last_masters.pop(broker.broker_name, None)
+        before = data.broker_addrs.get(broker.broker_id)
+        data.broker_addrs[broker.broker_id] = broker.broker_addr
         assert len(set(data.broker_addrs.values())) == len(data.broker_addrs), (
             "an address can have only one id"
         )
-        if before is not None and before != who.broker_addr:
-            log.info("broker moved from %s: %s", before, who)
-            gone = self.broker_live_table.pop(before, None)
-            if gone is not None:
-                self._follow(gone.source, None)
+        if before is not None and before != broker.broker_addr:
+            log.info("broker moved from %s: %s", before, broker)
+            removed = self.broker_live_table.pop(before, None)
+            if removed is not None:
+                self._follow(removed.source, None)
             self.filter_server_table.pop(before, None)
         return before is None
 
@@ -362,10 +363,10 @@ class RouteTable:
     def _keep_topics(self, broker_name: str, topics: Set[str]) -> None:
         """Take the broker out of the routes of all other topics."""
         table = self.topic_queue_table
-        gone = [topic for topic, queues in table.items() if broker_name in queues and topic not in topics]
-        if gone:
-            log.info("broker %s has no topic any more of: %s", broker_name, ", ".join(gone[:SHOWN_TOPICS]))
-            self._drop_queues(broker_name, gone)
+        removed = [topic for topic, queues in table.items() if broker_name in queues and topic not in topics]
+        if removed:
+            log.info("broker %s has no topic any more of: %s", broker_name, ", ".join(removed[:SHOWN_TOPICS]))
+            self._drop_queues(broker_name, removed)
 
     def _take_filter_servers(self, broker_addr: str, servers: list[str]) -> None:
         if servers:
@@ -373,10 +374,10 @@ class RouteTable:
         else:
             self.filter_server_table.pop(broker_addr, None)
 
-    def _master_of(self, who: Registration) -> Registered:
-        if who.broker_id == MASTER_ID:
+    def _master_of(self, broker: Registration) -> Registered:
+        if broker.broker_id == MASTER_ID:
             return Registered()
-        master = self.broker_addr_table[who.broker_name].broker_addrs.get(MASTER_ID)
+        master = self.broker_addr_table[broker.broker_name].broker_addrs.get(MASTER_ID)
         held = self.broker_live_table.get(master) if master else None
         return Registered(held.registration.ha_server_addr, master) if held else Registered()
 
@@ -397,11 +398,11 @@ class RouteTable:
             self._leave_cluster(data.cluster, name)
             self._drop_queues(name, list(self.topic_queue_table))
 
-    def _writable(self, who: Registration) -> list[str]:
+    def _writable(self, broker: Registration) -> list[str]:
         """The topics that take messages at a master."""
-        if who.broker_id != MASTER_ID:
+        if broker.broker_id != MASTER_ID:
             return []
-        name = who.broker_name
+        name = broker.broker_name
         return [
             topic
             for topic, queues in self.topic_queue_table.items()
@@ -515,31 +516,34 @@ class RouteTable:
         """The topics to which units subscribe and that are no unit topics themselves."""
         return self._topics_by_flag(lambda flag: bool(flag & TOPIC_UNIT_SUB) and not flag & TOPIC_UNIT)
 
-    def _topics_by_flag(self, wanted: Callable[[int], bool]) -> TopicList:
+    def _topics_by_flag(self, accepts: Callable[[int], bool]) -> TopicList:
         return TopicList(
             sorted(
                 topic
                 for topic, queues in self.topic_queue_table.items()
-                if wanted(next(iter(queues.values())).topic_sys_flag)
+                if accepts(next(iter(queues.values())).topic_sys_flag)
             )
         )
 
 
-def _identity(who: Registration) -> tuple[str, str]:
-    return who.cluster, who.broker_name
+def _identity(broker: Registration) -> tuple[str, str]:
+    return broker.cluster, broker.broker_name
 
 
-def _check_words(who: Registration) -> None:
-    for kind, name in (("clusterName", who.cluster), ("brokerName", who.broker_name)):
+def _check_words(broker: Registration) -> None:
+    for kind, name in (("clusterName", broker.cluster), ("brokerName", broker.broker_name)):
         if not _NAME.fullmatch(name):
             rule = "1 to 127 characters, no blanks and none of ; : , \" ' { } \\ /"
             raise SystemFailure(None, f"{kind} {name[:80]!r}: {rule}")
-    if not _ADDRESS.fullmatch(who.broker_addr) or not 0 < int(who.broker_addr.rpartition(":")[2]) < 65536:
-        raise SystemFailure(None, f"brokerAddr {who.broker_addr[:80]!r}: host:port expected")
-    if len(who.ha_server_addr) > 300:
-        raise SystemFailure(None, f"haServerAddr {who.ha_server_addr[:80]!r} is too long")
-    if who.broker_id < 0:
-        raise SystemFailure(None, f"brokerId {who.broker_id}: 0 for the master, more for a slave")
+    if (
+        not _ADDRESS.fullmatch(broker.broker_addr)
+        or not 0 < int(broker.broker_addr.rpartition(":")[2]) < 65536
+    ):
+        raise SystemFailure(None, f"brokerAddr {broker.broker_addr[:80]!r}: host:port expected")
+    if len(broker.ha_server_addr) > 300:
+        raise SystemFailure(None, f"haServerAddr {broker.ha_server_addr[:80]!r} is too long")
+    if broker.broker_id < 0:
+        raise SystemFailure(None, f"brokerId {broker.broker_id}: 0 for the master, more for a slave")
 
 
 def _check_topics(topics: dict[str, TopicConfig]) -> None:

@@ -193,7 +193,7 @@ def _name_server(
     config: NamesrvConfig,
     on_lookup: Callable[[Lookup], bool] | None,
     clients: Acceptor,
-    on_wanted: Callable[[], None] | None,
+    on_pending: Callable[[], None] | None,
     on_deadline: Callable[[], None],
     certificate: ServerCertificate,
 ) -> NameServer:
@@ -211,7 +211,7 @@ def _name_server(
         acceptors={CLIENTS: clients},
         budget=MemoryBudget(config.connection_buffer_bytes),
         masters=_masters(config),
-        on_wanted=on_wanted,
+        on_pending=on_pending,
         on_deadline=on_deadline,
         certificate=certificate,
     )

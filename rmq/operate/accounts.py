@@ -167,10 +167,10 @@ def _lost(kind: str, old: Sequence[str], new: Sequence[str], was: str, becomes: 
     """Rights on topics or groups, of single names and of all others, that are there before and not after."""
     before, after = dict(map(_named, old)), dict(map(_named, new))
     for name in dict.fromkeys((*before, *after)):
-        if gone := _words(before.get(name, was)) - _words(after.get(name, becomes)):
-            yield f"{'|'.join(sorted(gone))} of {kind} {name}"
-    if gone := _words(was) - _words(becomes):
-        yield f"{'|'.join(sorted(gone))} of all other {kind}s"
+        if lost := _words(before.get(name, was)) - _words(after.get(name, becomes)):
+            yield f"{'|'.join(sorted(lost))} of {kind} {name}"
+    if lost := _words(was) - _words(becomes):
+        yield f"{'|'.join(sorted(lost))} of all other {kind}s"
 
 
 def _words(permission: str) -> frozenset[str]:

@@ -15,7 +15,7 @@ from attrs import asdict, define, field
 
 from rmq.errors import ConfigError, RmqError
 from rmq.files import read_file, replace_file
-from rmq.operate.placement import Move, Step, Tell, moved
+from rmq.operate.placement import Move, Report, Step, moved
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
@@ -96,7 +96,7 @@ async def balance(
     delete: bool = False,
     in_order: bool = False,
     parallel: int = 4,
-    tell: Tell = _skip,
+    report: Report = _skip,
     step: Step = _skip,
 ) -> list[PlannedMove]:
     """Do the moves of a plan that are left, `parallel` at a time and each as `placement.moved` does it,
@@ -111,20 +111,20 @@ async def balance(
         for one in waiting:
             one.state = MOVING
             plan.save()
-            tell(f"{one.topic}: from {one.source} to {one.goal}")
+            report(f"{one.topic}: from {one.source} to {one.goal}")
             try:
                 one.note = await moved(
                     *(admin, one.topic, one.source, one.goal, seconds),
                     delete=delete,
                     in_order=in_order,
-                    tell=partial(_tell_of, tell, one.topic),
+                    report=partial(_report_topic, report, one.topic),
                 )
             except RmqError as error:
                 one.note = str(error)
             else:
                 one.state = DONE
             plan.save()
-            tell(f"{one.topic}: {one.state}: {one.note}")
+            report(f"{one.topic}: {one.state}: {one.note}")
             step(1)
 
     plan.save()
@@ -134,5 +134,5 @@ async def balance(
     return plan.left
 
 
-def _tell_of(tell: Tell, topic: str, line: str) -> None:
-    tell(f"{topic}: {line}")
+def _report_topic(report: Report, topic: str, line: str) -> None:
+    report(f"{topic}: {line}")

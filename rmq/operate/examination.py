@@ -200,15 +200,15 @@ async def _controllers(admin: Admin, facts: Facts, given: Sequence[str]) -> Sequ
     return [one for one in states if not (one.address in servers and one.error)]
 
 
-async def _expectation(admin: Admin, wanted: Manifest, tables: _Tables) -> Expectation:
+async def _expectation(admin: Admin, manifest: Manifest, tables: _Tables) -> Expectation:
     info = await admin.cluster_info()
     present = Manifest(tables.topics, tables.groups, brokers=broker_entries(info))
-    if wanted.accounts:
+    if manifest.accounts:
         for address in (await admin.acl_servers())[:1]:
             present.accounts = await accounts(admin, address)
-    topics = {topic for found in wanted.offsets.values() for topic in found}
+    topics = {topic for found in manifest.offsets.values() for topic in found}
     ends = await ask_each(sorted(topics), lambda topic: queue_ends(admin, topic))
-    return Expectation(wanted, present, tables.masters, ends)
+    return Expectation(manifest, present, tables.masters, ends)
 
 
 async def _broker(admin: Admin, place: BrokerFacts, now_ms: Callable[[], int]) -> BrokerFacts:
@@ -258,7 +258,7 @@ async def _group(admin: Admin, name: str, masters: Sequence[str]) -> GroupFacts:
         ids = [one.client_id for one in (await admin.consumer_connection(name)).connection_set]
         if len(ids) > 1:
             asked = await ask_each(ids, lambda client_id: _subscriptions_of(admin, name, client_id))
-            subscriptions = {member: wanted for member, wanted in asked.items() if wanted}
+            subscriptions = {member: subscribed for member, subscribed in asked.items() if subscribed}
     except ConsumerNotOnline:
         pass
     except RmqError as error:

@@ -376,8 +376,8 @@ async def preview_clone(admin: Admin, source: str, target: str, topic: str = "")
     validate_group(target)
     given = await admin.consumer_progress(source, topic)
     known = await _offsets(admin, target, topic)
-    wanted = [row for row in given if row.message_queue.topic != retry_topic(source)]
-    rows = ((row.message_queue, known.get(row.message_queue), row.consumer_offset) for row in wanted)
+    selected = [row for row in given if row.message_queue.topic != retry_topic(source)]
+    rows = ((row.message_queue, known.get(row.message_queue), row.consumer_offset) for row in selected)
     return ClonePreview(source, target, tuple(rows))
 
 

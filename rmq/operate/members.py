@@ -57,8 +57,8 @@ class Member:
         """Topic -> expression, by topic."""
         if self.info is None:
             return None
-        wanted = sorted(self.info.subscription_set, key=lambda data: data.topic)
-        return {data.topic: data.sub_string for data in wanted}
+        subscribed = sorted(self.info.subscription_set, key=lambda data: data.topic)
+        return {data.topic: data.sub_string for data in subscribed}
 
     @property
     def stack(self) -> str | None:
@@ -152,14 +152,14 @@ def _member(
 def conflicts(found: Iterable[Member]) -> list[Conflict]:
     """Compare what members that answered subscribe to; retry topics do not count."""
     answered = {one.client_id: one.subscriptions for one in found if one.subscriptions is not None}
-    topics = sorted({topic for wanted in answered.values() for topic in wanted})
+    topics = sorted({topic for subscribed in answered.values() for topic in subscribed})
     differing = []
     for topic in topics:
         if topic.startswith(RETRY_PREFIX):
             continue
         expressions: dict[str, list[str]] = {}
-        for client_id, wanted in answered.items():
-            expressions.setdefault(wanted.get(topic, ""), []).append(client_id)
+        for client_id, subscribed in answered.items():
+            expressions.setdefault(subscribed.get(topic, ""), []).append(client_id)
         if len(expressions) > 1:
             differing.append(Conflict(topic, {text: tuple(ids) for text, ids in expressions.items()}))
     return differing
@@ -167,7 +167,7 @@ def conflicts(found: Iterable[Member]) -> list[Conflict]:
 
 def same_subscriptions(infos: Iterable[ConsumerRunningInfo]) -> bool:
     """Whether all members subscribe to the same topics by the same expressions; retry topics do not count."""
-    wanted = {
+    subscribed = {
         frozenset(
             (data.topic, data.sub_string, data.expression_type)
             for data in info.subscription_set
@@ -175,7 +175,7 @@ def same_subscriptions(infos: Iterable[ConsumerRunningInfo]) -> bool:
         )
         for info in infos
     }
-    return len(wanted) <= 1
+    return len(subscribed) <= 1
 
 
 @frozen

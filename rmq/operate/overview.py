@@ -185,18 +185,18 @@ def _link(metrics: Mapping[str, str], broker_id: int) -> str:
 
 def _set(brokers: list[Broker]) -> BrokerSet:
     first = brokers[0]
-    told = next((one.runtime for one in brokers if "setReplicas" in one.runtime), None)
-    if told is None:
+    runtime = next((one.runtime for one in brokers if "setReplicas" in one.runtime), None)
+    if runtime is None:
         return BrokerSet(first.cluster, first.name, tuple(brokers))
     return BrokerSet(
         first.cluster,
         first.name,
         tuple(brokers),
-        _number(told, "controllerEpoch"),
-        _numbers(told.get("setReplicas", "")),
-        _numbers(told.get("inSyncReplicas", "")),
-        told.get("setRefuses", ""),
-        _number(told, "controllerSilentSeconds"),
+        _number(runtime, "controllerEpoch"),
+        _numbers(runtime.get("setReplicas", "")),
+        _numbers(runtime.get("inSyncReplicas", "")),
+        runtime.get("setRefuses", ""),
+        _number(runtime, "controllerSilentSeconds"),
     )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rmq.client.admin import Admin
     from rmq.protocol.bodies import TopicConfig
 
-Tell = Callable[[str], object]
+Report = Callable[[str], object]
 """Called with a line on the progress, when it has changed."""
 Step = Callable[[int], object]
 
@@ -58,10 +58,10 @@ def _skip(count: object) -> None:
 # --- waiting until nobody needs what a broker has ---
 
 
-async def emptied(admin: Admin, broker: str, topic: str, seconds: float, tell: Tell = _skip) -> str:
+async def emptied(admin: Admin, broker: str, topic: str, seconds: float, report: Report = _skip) -> str:
     """Wait until no message has come to `broker` for `STILL_SECONDS`, and every group has consumed its
     backlog; of a topic, or of all when it is "". Return the rest after `seconds`, in words; empty when
-    nothing is left. `tell` gets a line when the obstacles have changed. Raises as `client.admin`."""
+    nothing is left. `report` gets a line when the obstacles have changed. Raises as `client.admin`."""
     began = anyio.current_time()
     before, since = -1, began
     shown = ""
@@ -82,7 +82,7 @@ async def emptied(admin: Admin, broker: str, topic: str, seconds: float, tell: T
             return ", ".join(waits)
         if (text := ", ".join(waits)) != shown:
             shown = text
-            tell(f"{broker}: {text}")
+            report(f"{broker}: {text}")
         await anyio.sleep(SCAN_SECONDS)
 
 
@@ -111,7 +111,7 @@ async def matching(admin: Admin, patterns: Sequence[str]) -> list[str]:
     return list(named)
 
 
-async def drain(admin: Admin, brokers: Sequence[str], seconds: float, tell: Tell = _skip) -> str:
+async def drain(admin: Admin, brokers: Sequence[str], seconds: float, report: Report = _skip) -> str:
     """Stop sends to brokers, and wait until their groups have consumed everything; return the rest after
     `seconds`, in words, empty when nothing is left. `seconds` 0 does not wait.
 
@@ -122,7 +122,7 @@ async def drain(admin: Admin, brokers: Sequence[str], seconds: float, tell: Tell
         await admin.update_broker_config(READ_ONLY, broker=broker)
     if not seconds:
         return ""
-    left = await ask_each(brokers, lambda broker: emptied(admin, broker, "", seconds, tell), len(brokers))
+    left = await ask_each(brokers, lambda broker: emptied(admin, broker, "", seconds, report), len(brokers))
     if len(brokers) == 1:
         return left[brokers[0]]
     return "; ".join(f"{broker}: {text}" for broker, text in left.items() if text)
@@ -149,7 +149,7 @@ async def moved(
     *,
     delete: bool,
     in_order: bool = False,
-    tell: Tell = _skip,
+    report: Report = _skip,
 ) -> str:
     """Move a topic; return the result, in words. `seconds` 0 does not wait. May be called again after any
     part of the move. Raises NotMoved when the topic cannot be moved, or not in time, and as
@@ -191,7 +191,7 @@ async def moved(
     if not seconds:
         later = ", and are delivered when the move is called again and waits" if in_order else ""
         return f"new messages of {topic} go to {goal}{later}"
-    if left := await emptied(admin, source, topic, seconds, tell):
+    if left := await emptied(admin, source, topic, seconds, report):
         raise NotMoved(f"new messages of {topic} go to {goal}, but {source} is still needed: {left}")
     if in_order:
         await _open(admin, topic, goal)

@@ -19,9 +19,9 @@ async def ask_each(keys: Iterable[K], ask: Callable[[K], Awaitable[T]], at_once:
 
     The first error cancels the other calls and is raised as it is. Cancelled: the calls are cancelled too.
     """
-    wanted = list(dict.fromkeys(keys))
+    unique = list(dict.fromkeys(keys))
     found: dict[K, T] = {}
-    waiting = iter(wanted)
+    waiting = iter(unique)
 
     async def work() -> None:
         for key in waiting:
@@ -29,11 +29,11 @@ async def ask_each(keys: Iterable[K], ask: Callable[[K], Awaitable[T]], at_once:
 
     try:
         async with anyio.create_task_group() as tasks:
-            for _ in range(min(at_once, len(wanted))):
+            for _ in range(min(at_once, len(unique))):
                 tasks.start_soon(work)
     except BaseExceptionGroup as group:
         error: BaseException = group
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         raise error from error.__cause__
-    return {key: found[key] for key in wanted}
+    return {key: found[key] for key in unique}

@@ -33,7 +33,7 @@ from rmq.remoting.loop import unwrap_groups
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.transports.tls import TlsConfig
 from rmq.server.health import Health
-from rmq.server.http import served_pages, tell_supervisor
+from rmq.server.http import report_to_supervisor, served_pages
 from rmq.server.main import EXIT_FAILED, EXIT_SETTINGS, EXIT_TAKEN
 from rmq.server.signals import PARENT, obey
 from rmq.store.config import StoreConfig
@@ -63,7 +63,7 @@ _HEALTH: Final = re.compile(r"  health +http://(\S+)/ready")
 _FAMILY: Final = re.compile(r"# (?:HELP|TYPE) (\S+)")
 _SAMPLE: Final = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{)?")
 
-Say = Callable[[str], object]
+PrintLine = Callable[[str], object]
 
 log = logging.getLogger("rmq.processes")
 
@@ -97,11 +97,11 @@ def members(
     """
     last = config.listen_port + PORTS * (count - 1)
     if not config.listen_port or last >= 65535:
-        wanted = f"a port with {PORTS * (count - 1) + 1} ports above it, for {count} processes"
-        raise ConfigError("listenPort", config.listen_port, wanted)
+        expected = f"a port with {PORTS * (count - 1) + 1} ports above it, for {count} processes"
+        raise ConfigError("listenPort", config.listen_port, expected)
     if store_config.ha_master_address:
-        wanted = "empty with --processes: the slaves learn their masters' addresses from the name servers"
-        raise ConfigError("haMasterAddress", store_config.ha_master_address, wanted)
+        expected = "empty with --processes: the slaves learn their masters' addresses from the name servers"
+        raise ConfigError("haMasterAddress", store_config.ha_master_address, expected)
     made = []
     for number in range(count):
         name = f"{config.broker_name}-{number}"
@@ -201,7 +201,7 @@ class Fleet:
     """Ends all."""
     spread: TopicFanout
     """Creates a topic at all brokers that a send has created at any of the brokers."""
-    say: Say
+    print_line: PrintLine
     """Takes the lines that the processes print."""
     processes: dict[str, trio.Process] = field(factory=dict)
     pages: dict[str, str] = field(factory=dict)
@@ -248,8 +248,8 @@ class Fleet:
         environment = {**os.environ, **member.secrets}
         environment |= {PARENT: str(os.getpid()), "NOTIFY_SOCKET": str(address)}
         environment.pop("WATCHDOG_USEC", None)
-        with trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_DGRAM) as told:
-            await told.bind(str(address))
+        with trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_DGRAM) as notify_socket:
+            await notify_socket.bind(str(address))
             async with trio.open_nursery() as nursery:
                 with ExitStack() as ends:
                     inherited: list[int] = []
@@ -270,32 +270,32 @@ class Fleet:
                 _pin(process.pid, member)
                 if stop.is_set():  # while it was being started
                     process.terminate()
-                nursery.start_soon(self._listen, member, told)
+                nursery.start_soon(self._listen, member, notify_socket)
                 async with trio.open_nursery() as reading:
-                    reading.start_soon(_lines, process.stdout, partial(self._said, member))
+                    reading.start_soon(_lines, process.stdout, partial(self._forward_line, member))
                     reading.start_soon(_lines, process.stderr, partial(relay, member.name))
                     status = await process.wait()
                 nursery.cancel_scope.cancel()
         del self.processes[member.name]
         return status
 
-    def _said(self, member: Member, line: str) -> None:
+    def _forward_line(self, member: Member, line: str) -> None:
         """A line of its banner."""
         if found := _HEALTH.match(line):
             self.pages[member.name] = found[1]
-        self.say(f"{member.name} | {line}")
+        self.print_line(f"{member.name} | {line}")
 
-    async def _listen(self, member: Member, told: trio.socket.SocketType) -> None:
+    async def _listen(self, member: Member, notify_socket: trio.socket.SocketType) -> None:
         """Take the notices of a process on its health."""
         while True:
-            for line in (await told.recv(LINE_BYTES)).decode("utf-8", "replace").splitlines():
+            for line in (await notify_socket.recv(LINE_BYTES)).decode("utf-8", "replace").splitlines():
                 key, _, value = line.partition("=")
                 if key == "STATUS" and value == "ready":
                     self.health.has(member.name)
                 elif key == "STATUS":
                     self.health.lacks(member.name, value)
 
-    def tell(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Pass a signal on to all that run."""
         for process in list(self.processes.values()):
             process.send_signal(number)
@@ -375,17 +375,20 @@ async def _lines(stream: trio.abc.ReceiveStream | None, take: Callable[[str], No
         take(rest.decode("utf-8", "replace"))
 
 
-async def supervise(brokers: list[Member], beside: list[Member], config: BrokerConfig, say: Say) -> int:
+async def supervise(
+    brokers: list[Member], beside: list[Member], config: BrokerConfig, print_line: PrintLine
+) -> int:
     """Keep brokers running, and the processes of `beside` for longer, until SIGTERM or SIGINT.
 
     Return the exit status: the status of a broker, and 1 when a broker did not end cleanly.
-    `config` has the settings of all; `say` is called with each line that a process prints. Raises PortInUse.
+    `config` has the settings of all; `print_line` is called with each line that a process prints. Raises
+    PortInUse.
     """
     health, stop, brokers_ended = Health(), trio.Event(), trio.Event()
     pages: dict[str, Page] = {}
     with tempfile.TemporaryDirectory(prefix="rmq-") as folder, unwrap_groups():
         fleet = Fleet(
-            health, pathlib.Path(folder), stop, TopicFanout([member.name for member in brokers]), say
+            health, pathlib.Path(folder), stop, TopicFanout([member.name for member in brokers]), print_line
         )
         for member in (*beside, *brokers):
             health.lacks(member.name, "it starts")
@@ -394,9 +397,9 @@ async def supervise(brokers: list[Member], beside: list[Member], config: BrokerC
         async with served_pages(TcpNetwork(), config, health) as served, trio.open_nursery() as watch:
             served.pages.update(pages if METRICS in config.plugins else {})
             watch.start_soon(
-                partial(obey, config, stop, reload=partial(fleet.tell, signal.SIGHUP), parts=parts)
+                partial(obey, config, stop, reload=partial(fleet.send_signal, signal.SIGHUP), parts=parts)
             )
-            watch.start_soon(tell_supervisor, health)
+            watch.start_soon(report_to_supervisor, health)
             watch.start_soon(fleet.end_at, stop, brokers)
             watch.start_soon(fleet.end_at, brokers_ended, beside)
             async with trio.open_nursery() as last:

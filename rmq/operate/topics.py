@@ -279,18 +279,18 @@ def unread_text(unread: Mapping[str, Sequence[QueueProgress]]) -> str:
     )
 
 
-async def change(admin: Admin, wanted: TopicChange, *, hide_unread: bool = False) -> list[str]:
+async def change(admin: Admin, planned: TopicChange, *, hide_unread: bool = False) -> list[str]:
     """Make a previewed change; return the addresses of the brokers.
 
     Raises ResponseError when the topic would hide unread messages, unless `hide_unread`. The first error ends
     it; earlier brokers have changed, and a second call goes on.
     """
-    for address, config in wanted.after.items():
-        before = wanted.before.get(address)
+    for address, config in planned.after.items():
+        before = planned.before.get(address)
         had = {} if before is None else before.attributes or {}
         dropped = had.keys() - (config.attributes or {}).keys()
         await admin.put_topic(config, broker=address, hide_unread=hide_unread, drop_attributes=dropped)
-    return list(wanted.after)
+    return list(planned.after)
 
 
 async def create(

@@ -23,16 +23,16 @@ VARIABLE: Final = "RMQ_ENGINE"
 STALE: Final = "it was built from other sources, build it again"
 
 
-def choose(wanted: str) -> ModuleType | None:
+def choose(choice: str) -> ModuleType | None:
     """The compiled engine, or None for the pure engine. Raises ConfigError when it is required and
     missing."""
-    if wanted not in ("auto", "pure", "compiled"):
-        raise ConfigError(VARIABLE, wanted, "auto, pure or compiled", "the environment")
-    if wanted == "pure":
+    if choice not in ("auto", "pure", "compiled"):
+        raise ConfigError(VARIABLE, choice, "auto, pure or compiled", "the environment")
+    if choice == "pure":
         return None
     module, reason = _found()
-    if module is None and wanted == "compiled":
-        raise ConfigError(VARIABLE, wanted, f"the compiled engine: {reason}", "the environment")
+    if module is None and choice == "compiled":
+        raise ConfigError(VARIABLE, choice, f"the compiled engine: {reason}", "the environment")
     return module
 
 

@@ -265,9 +265,9 @@ class Decoder:
         "_lanes",
         "_long",
         "_most",
+        "_needed",
         "_pieces",
         "_unread",
-        "_wanted",
         "buffered",
         "has_more",
         "head",
@@ -301,7 +301,7 @@ class Decoder:
         self._ask_from = ask_from
         self._lanes = lanes
         self._pieces: list[bytes | bytearray] = []  # of the unfinished frame
-        self._wanted = 0  # bytes that it needs to be looked at again: all, or those of its header
+        self._needed = 0  # bytes that it needs to be looked at again: all, or those of its header
         self._is_shown = False  # the header of the unfinished frame was
         self._unread = 0  # bytes of a skipped frame that are still to come
         self._long: LongHeader | None = None  # of the skipped frame, until its header has come
@@ -319,7 +319,7 @@ class Decoder:
         self.has_more = False
         if self._pieces:
             self._add(data)
-            if self.buffered < self._wanted:
+            if self.buffered < self._needed:
                 return []
             # One join, however many pieces there are: a large frame is copied once.
             data = b"".join(self._pieces)
@@ -378,13 +378,13 @@ class Decoder:
         self.buffered = len(rest)
         self._is_shown = False
         if len(rest) < 8:
-            self._wanted = 8
+            self._needed = 8
             return
-        self._wanted = max(8, frame_size(rest, 0))  # less than `rest` has when `has_more`
-        if self._wanted > max(self._ask_from, len(rest)):
+        self._needed = max(8, frame_size(rest, 0))  # less than `rest` has when `has_more`
+        if self._needed > max(self._ask_from, len(rest)):
             head = head_size(rest)
             if len(rest) < head:
-                self._wanted = head
+                self._needed = head
             else:
                 self._show(rest)
 

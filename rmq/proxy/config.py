@@ -54,15 +54,15 @@ def account_of_proxy(config: ProxyConfig) -> Credentials | None:
     if not config.proxy_access_key:
         return None
     if not config.acl_enable:
-        wanted = (
+        expected = (
             "empty, or aclEnable=true with the accounts of the clients: otherwise every client would use "
             "the proxy's permissions"
         )
-        raise ConfigError("proxyAccessKey", config.proxy_access_key, wanted)
+        raise ConfigError("proxyAccessKey", config.proxy_access_key, expected)
     try:
         with open(os.path.expanduser(config.proxy_secret_file), encoding="utf-8") as file:
             secret = file.readline(SECRET_CHARS_MAX).strip()
     except (OSError, UnicodeDecodeError) as error:
-        wanted = f"a file whose first line is the secret of {config.proxy_access_key}: {error}"
-        raise ConfigError("proxySecretFile", config.proxy_secret_file, wanted) from None
+        expected = f"a file whose first line is the secret of {config.proxy_access_key}: {error}"
+        raise ConfigError("proxySecretFile", config.proxy_secret_file, expected) from None
     return Credentials(config.proxy_access_key, secret)

@@ -69,11 +69,11 @@ class ProxyClient(Client):
 class ProxyServer:
     """A proxy, as its plug-ins need it."""
 
-    def __init__(self, config: ProxyConfig, on_wanted: Callable[[], None] | None) -> None:
+    def __init__(self, config: ProxyConfig, on_pending: Callable[[], None] | None) -> None:
         self.config = config
         self.budget = MemoryBudget(config.connection_buffer_bytes)
         self.acceptors: dict[str, Acceptor] = {}
-        self.deferred_saves = DeferredSaves(_nothing_to_answer, _nothing_to_answer, on_wanted)
+        self.deferred_saves = DeferredSaves(_nothing_to_answer, _nothing_to_answer, on_pending)
         self.cluster: ProxiedCluster | None = None
 
     def metrics(self) -> list[Metric]:

@@ -206,14 +206,14 @@ class Takes:
         """Have a message come again `invisible_ms` after now; returns the new handle."""
         handle = parse_handle(text)
         response = await self._change(group, topic, handle, invisible_ms, {})
-        told = response.read(ChangeInvisibleTimeResponseHeader)
+        fields = response.read(ChangeInvisibleTimeResponseHeader)
         return str(
             evolve(
                 handle,
                 start=handle.offset,
-                taken_ms=told.pop_time,
-                invisible_ms=told.invisible_time,
-                revive=told.revive_qid,
+                taken_ms=fields.pop_time,
+                invisible_ms=fields.invisible_time,
+                revive=fields.revive_qid,
             )
         )
 
@@ -255,16 +255,16 @@ POP_SPAN: Final = 100_000
 
 def _messages_of(response: Command, broker: str, topic: str) -> list[TakenMessage]:
     """The messages of a pop's answer. Raises CorruptRecord, RemoteProtocolError."""
-    told = response.read(PopMessageResponseHeader)
-    starts = parse_start_offsets(told.start_offset_info)
+    fields = response.read(PopMessageResponseHeader)
+    starts = parse_start_offsets(fields.start_offset_info)
     taken = []
     for message in decode_records(response.body):
         queue_id, offset = message.queue_id, message.queue_offset
         handle = _named(message) or Handle(
             starts.get(queue_id, offset),
-            told.pop_time,
-            told.invisible_time,
-            told.revive_qid,
+            fields.pop_time,
+            fields.invisible_time,
+            fields.revive_qid,
             "0",
             broker,
             queue_id,

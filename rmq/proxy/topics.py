@@ -96,8 +96,8 @@ class Topics:
             body = await self._ask(broker, Command.request(codes.GET_TOPIC_CONFIG, header))
             if body is None:
                 continue
-            told = json.loads(body)
-            attributes = told.get("attributes") if isinstance(told, dict) else None
+            listed = json.loads(body)
+            attributes = listed.get("attributes") if isinstance(listed, dict) else None
             if isinstance(attributes, dict):
                 word = attributes.get(MESSAGE_TYPE, "")
                 return word if isinstance(word, str) else ""

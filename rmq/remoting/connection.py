@@ -65,7 +65,7 @@ _SLOTS: Final = (
     "_rest",
     "_signer",
     "_silence",
-    "_wanted",
+    "_read_bytes",
     "fell_silent",
     "has_received",
     "is_signing",
@@ -115,7 +115,7 @@ class Connection(SendingSide):
             ask_from=self._limits.ask_bytes,
             lanes=endpoint.lanes,
         )
-        self._wanted = min(FIRST_READ_BYTES, self._limits.receive_bytes)
+        self._read_bytes = min(FIRST_READ_BYTES, self._limits.receive_bytes)
         self._at_end = False  # the poller has read to the stream's end
         self._rest: list[Command] = []  # requests of the last chunk whose turn has not come
         self._budget = budget or MemoryBudget(1 << 62)
@@ -323,7 +323,7 @@ class Connection(SendingSide):
                         break
                     continue
                 # The data gets no name: while we wait, nobody need hold the chunk that was read before.
-                if not self._received(await receive(self._wanted)):
+                if not self._received(await receive(self._read_bytes)):
                     break
             self._end("closed by the peer", None)
         except disconnect_or_close_errors() as error:
@@ -336,7 +336,7 @@ class Connection(SendingSide):
 
     def _on_readable(self) -> bool:
         """Read and handle a chunk now; False when something is left that the reader has to wait for."""
-        data = self._stream.receive_now(self._wanted)
+        data = self._stream.receive_now(self._read_bytes)
         if data is None:
             return True
         if not self._received(data):
@@ -369,7 +369,7 @@ class Connection(SendingSide):
         if not data:
             return False
         most = self._limits.receive_bytes
-        self._wanted = most if len(data) == self._wanted else min(FIRST_READ_BYTES, most)
+        self._read_bytes = most if len(data) == self._read_bytes else min(FIRST_READ_BYTES, most)
         if self._poller is not None:
             self._poller.note(self._stream.descriptor)
         self.active_at = self._heard_at = now = self._now()

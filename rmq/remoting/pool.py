@@ -197,7 +197,7 @@ class Pool:
                 return
             link.dialled = anyio.Event()
             if link.connection is not None:  # its task has not got to its end yet
-                self._tell_lost(link, link.connection)
+                self._report_lost(link, link.connection)
             link.connection = None
             # In the context of our own tasks: the connection outlives the call that needs it first.
             self._context.copy().run(self._tasks.start_soon, self._keep, link)
@@ -216,12 +216,12 @@ class Pool:
                     signer=self.signer(),
                     poller=self._poller,
                 )
-                self._tell(link)
+                self._end_dial(link)
                 began = self._now()
                 link.reported = connection
                 self._on_change(link.address, None)
                 await connection.run()
-            self._tell_lost(link, connection)
+            self._report_lost(link, connection)
             link.error, link.was_open = connection.reason, True
             lasted = self._now() - began > HEALTHY_SECONDS and not connection.fell_silent
             if connection.has_received or lasted:
@@ -234,7 +234,7 @@ class Pool:
             self._not_made(link, error)
         finally:
             if connection is None:
-                self._tell(link)
+                self._end_dial(link)
             elif link.connection is connection:
                 link.connection = None
 
@@ -246,7 +246,7 @@ class Pool:
         target = with_scheme(address, self._scheme)
         return open_stream(self._network, target, tls=self._tls, limits=self._limits)
 
-    def _tell_lost(self, link: _Link, connection: Connection) -> None:
+    def _report_lost(self, link: _Link, connection: Connection) -> None:
         if link.reported is connection:
             link.reported = None
             self._on_change(link.address, connection.reason or "it was closed")
@@ -265,7 +265,7 @@ class Pool:
         link.retry_at = self._now() + pause * self._chance.uniform(0.5, 1.0)
         log.log(level, "no connection to %s, %d failure(s) in a row: %s", link.address, link.failures, cause)
 
-    def _tell(self, link: _Link) -> None:
+    def _end_dial(self, link: _Link) -> None:
         if link.dialled is not None:
             link.dialled.set()
             link.dialled = None

@@ -245,7 +245,7 @@ class DeferredSaves:
     """Files that are written beside the event loop, in order, and the responses that wait for the writes: a
     sync of the disk may take a second, and other requests go on.
 
-    `respond` sends a response, `refusal` makes the response to an error, and `on_wanted()` is called when a
+    `respond` sends a response, `refusal` makes the response to an error, and `on_pending()` is called when a
     file is to be written; without it a file is written at once. `holders_of` gives the names under which the
     rows of a peer count.
     """
@@ -254,12 +254,12 @@ class DeferredSaves:
         self,
         respond: Callable[[Command, Command, Any], None],
         refusal: Callable[[Command, Exception], Command],
-        on_wanted: Callable[[], None] | None = None,
+        on_pending: Callable[[], None] | None = None,
         holders_of: HoldersOf | None = None,
     ) -> None:
         self._respond = respond
         self._refusal = refusal
-        self._on_wanted = on_wanted
+        self._on_pending = on_pending
         self._holders_of = holders_of or by_account_and_address()
         self._rows: Deferred[str, Waiting] = Deferred(FILES_MAX, "the changes that wait to be saved")
 
@@ -272,7 +272,7 @@ class DeferredSaves:
         Raises the errors of both if the file is written at once, and ResponseError when too many requests
         wait.
         """
-        if self._on_wanted is None:
+        if self._on_pending is None:
             return then(write())
 
         def fail(error: Exception) -> None:
@@ -288,7 +288,7 @@ class DeferredSaves:
         """As `answer`, without a request: `fail` gets the error of either. Raises ResponseError when too many
         wait."""
         one = Waiting(write, then, fail)
-        if self._on_wanted is not None:
+        if self._on_pending is not None:
             self._wait(one, NOBODY)
             return
         try:
@@ -299,10 +299,10 @@ class DeferredSaves:
             self.written(one, result)
 
     def _wait(self, one: Waiting, holders: Holders) -> None:
-        assert self._on_wanted is not None
+        assert self._on_pending is not None
         self._rows.check(holders)
         self._rows.add("", one, holders=holders)
-        self._on_wanted()
+        self._on_pending()
 
     def next(self) -> Waiting | None:
         """The next file to be written, after which `written` or `failed` is called; None when none waits."""

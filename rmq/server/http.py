@@ -57,7 +57,7 @@ def health_pages(health: Health, token: bytes = b"") -> dict[str, Page]:
     return dict(zip(PROBES, (alive, ready), strict=True))
 
 
-async def tell_supervisor(health: Health) -> None:
+async def report_to_supervisor(health: Health) -> None:
     """Report the server's state to systemd, for as long as the event loop runs, as its watchdog wants.
     Returns at once without systemd."""
     supervisor = Supervisor()
@@ -65,7 +65,7 @@ async def tell_supervisor(health: Health) -> None:
         return
     try:
         while True:
-            supervisor.tell(health)
+            supervisor.report(health)
             await anyio.sleep(supervisor.period)
     finally:
         supervisor.stopping()

@@ -22,7 +22,7 @@ from rmq.remoting.loop import unwrap_groups
 from rmq.remoting.serving.acceptor import raise_descriptor_limit
 from rmq.remoting.transports.tls import TlsConfig, with_file
 from rmq.server.health import Health
-from rmq.server.http import tell_supervisor
+from rmq.server.http import report_to_supervisor
 from rmq.server.log_limit import FORM, LogFormat, start_log
 from rmq.server.process import check_installation, check_paths, return_large_blocks
 from rmq.server.profile import applied, protect_files
@@ -225,7 +225,7 @@ async def run_until_signalled(
             nursery.start_soon(
                 partial(obey, config, stop, reload=reload, parts=lambda: parts() + health.text())
             )
-            nursery.start_soon(tell_supervisor, health)
+            nursery.start_soon(report_to_supervisor, health)
             nursery.start_soon(stop_without_parent, stop)
             nursery.start_soon(_call_at, stop, on_stop)
             for task in beside:

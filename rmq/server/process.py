@@ -151,29 +151,29 @@ class Supervisor:
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
         self._watched = bool(environment.get("WATCHDOG_USEC"))
-        self._told = ""
+        self._status = ""
         usec = environment.get("WATCHDOG_USEC", "")
         self.period = min(1.0, int(usec) / 3e6) if usec.isdecimal() else 1.0
-        """Seconds between two calls of `tell`."""
+        """Seconds between two calls of `report`."""
 
     @property
     def is_asking(self) -> bool:
         """Whether systemd asked for reports."""
         return bool(self._address)
 
-    def tell(self, health: Health) -> None:
+    def report(self, health: Health) -> None:
         """Report the server's state. Does not block; a failed report is repeated with the next."""
         lines = ["WATCHDOG=1"] if self._watched else []
         status = "; ".join(f"{part}: {why}" for part, why in health.lacking.items()) or "ready"
-        if status != self._told:
+        if status != self._status:
             lines.append(f"STATUS={status}")
-        if health.is_ready and self._told != "ready":
+        if health.is_ready and self._status != "ready":
             lines.append("READY=1")
         if not health.is_ready:
             # A store may take minutes to open: as long as this comes, that is no reason to be killed.
             lines.append("EXTEND_TIMEOUT_USEC=30000000")
         if self._send("\n".join(lines)):
-            self._told = status
+            self._status = status
 
     def stopping(self) -> None:
         """Report that the server stops."""

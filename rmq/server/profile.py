@@ -29,8 +29,10 @@ def applied(config: C, tls: TlsConfig) -> tuple[C, TlsConfig]:
     if config.profile != SECURE:
         return config, tls
     if tls.tls_mode == "permissive" or tls.tls_insecure_skip_verify or tls.tls_test_mode:
-        wanted = "without tlsMode=permissive, tlsInsecureSkipVerify and tlsTestMode, which weaken the profile"
-        raise ConfigError("profile", SECURE, wanted)
+        expected = (
+            "without tlsMode=permissive, tlsInsecureSkipVerify and tlsTestMode, which weaken the profile"
+        )
+        raise ConfigError("profile", SECURE, expected)
     missing = _missing(config, tls)
     if missing:
         raise ConfigError("profile", SECURE, "these too: " + "; ".join(missing))
@@ -126,11 +128,11 @@ def cluster_secret(path: str, key: str = "clusterSecretFile") -> ClusterSecret |
             value, *others = [line.strip() for line in file.read().split(b"\n") if line.strip()] or [b""]
             mode = os.fstat(file.fileno()).st_mode
     except OSError as error:
-        wanted = f"a file that can be read ({error.strerror}); `rmq certs secret FILE` makes one"
-        raise ConfigError(key, path, wanted) from None
+        expected = f"a file that can be read ({error.strerror}); `rmq certs secret FILE` makes one"
+        raise ConfigError(key, path, expected) from None
     if min(map(len, (value, *others))) < SECRET_BYTES_MIN:
-        wanted = f"a file with {SECRET_BYTES_MIN} bytes or more; `rmq certs secret FILE` makes one"
-        raise ConfigError(key, path, wanted)
+        expected = f"a file with {SECRET_BYTES_MIN} bytes or more; `rmq certs secret FILE` makes one"
+        raise ConfigError(key, path, expected)
     if mode & _READ_BY_OTHERS:
         log.warning("%s: other users of this machine can read %s; run chmod 600 on it", key, path)
     return ClusterSecret(value, tuple(others))

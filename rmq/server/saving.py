@@ -26,8 +26,8 @@ async def write_files(answers: DeferredSaves, run: RunBlocking = anyio.to_thread
             answers.written(one, result)
 
 
-async def keep_writing(answers: DeferredSaves, wanted: Wakeup) -> NoReturn:
-    """`write_files`, and again whenever `wanted` is set. Cancelled: as that."""
+async def keep_writing(answers: DeferredSaves, pending: Wakeup) -> NoReturn:
+    """`write_files`, and again whenever `pending` is set. Cancelled: as that."""
     while True:
         await write_files(answers)
-        await wanted.wait()
+        await pending.wait()

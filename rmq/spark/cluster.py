@@ -144,7 +144,7 @@ class Cluster:
         """Brokers whose slaves may have given some answer of the present query."""
         self._given_up: set[str] = set()
         """Brokers whose masters were waited for in vain; a later query does not wait for them again."""
-        self._tell_no_places: set[str] = set()
+        self._without_places: set[str] = set()
         """Brokers whose answers about queues lack store times, or that do not give them."""
         self._skipped: set[str] = set()
         """Brokers that are away and were named in a warning."""
@@ -181,10 +181,10 @@ class Cluster:
         missing topic of the options, when `patient` or when brokers are expected only after a while. With
         `skips` the others are not waited for.
         """
-        wanted = frozenset(brokers) | self._options.required_brokers
+        required = frozenset(brokers) | self._options.required_brokers
         if self._options.require_masters:
-            self._required |= wanted
-        return self._loop.call(self._queues, frozenset(expected), wanted, patient, skips)
+            self._required |= required
+        return self._loop.call(self._queues, frozenset(expected), required, patient, skips)
 
     def bounds(
         self,
@@ -200,8 +200,8 @@ class Cluster:
         is that of the slave, or `reached`. Raises BrokersAway where a required broker has no master. With
         `skips` the result lacks the queues of brokers that do not answer.
         """
-        wanted = list(queues)
-        found = self._by_masters(lambda: self._loop.call(self._all_bounds, wanted, skips), reached)
+        required = list(queues)
+        found = self._by_masters(lambda: self._loop.call(self._all_bounds, required, skips), reached)
         if reached is None:
             return found
         slaves = self._by_slaves
@@ -309,7 +309,7 @@ class Cluster:
             # A broker that is registered and, by a look at the routes after that, has no such queue is not
             # away: there the topic was deleted, or made smaller.
             info = await self._patiently(self._client.admin.cluster_info)
-            found = await self._known_queues(waits_for, asks_anew=True)
+            found = await self._known_queues(waits_for, asks_again=True)
             away = (missing & _missing(found, expected, brokers)) - info.broker_addr_table.keys()
             if not away:
                 break
@@ -321,14 +321,14 @@ class Cluster:
             await anyio.sleep(PAUSE_SECONDS)
         return found
 
-    async def _known_queues(self, waits_for: Any, *, asks_anew: bool = False) -> list[MessageQueue]:
+    async def _known_queues(self, waits_for: Any, *, asks_again: bool = False) -> list[MessageQueue]:
         options = self._options
         topics: Iterable[str] = options.topics
         if options.topic_pattern:
             topics = _matching(options.topic_pattern, await self._patiently(self._consumer.topics))
         found: list[MessageQueue] = []
         for topic in topics:
-            look = self._route_now if asks_anew else self._consumer.message_queues
+            look = self._route_now if asks_again else self._consumer.message_queues
             found += await self._patiently(look, topic, waits_for=waits_for)
         if options.queues:
             return [queue for queue in options.queues if queue in found]
@@ -375,15 +375,15 @@ class Cluster:
     async def _place(self, queue: MessageQueue, offset: int) -> QueueOffset | None:
         """Where a message stands. Our brokers say so by themselves; of others the message is pulled."""
         master = self._consumer.master(queue)
-        if master is not None and queue.broker_name not in self._tell_no_places:
+        if master is not None and queue.broker_name not in self._without_places:
             try:
                 found = await self._client.admin.consume_queue(queue, offset, 1, broker=master)
                 for unit in found.queue_data:
                     if unit.rmq_store_timestamp is not None:
                         return unit.physic_offset, unit.rmq_store_timestamp
-                    self._tell_no_places.add(queue.broker_name)
+                    self._without_places.add(queue.broker_name)
             except (RequestCodeNotSupported, AccessDenied):
-                self._tell_no_places.add(queue.broker_name)
+                self._without_places.add(queue.broker_name)
             except (ResponseError, RemoteProtocolError):
                 pass  # an unknown queue, or a queue without the message
         answer = await self._consumer.pull_raw(queue, offset, max_messages=1)

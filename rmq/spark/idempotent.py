@@ -118,8 +118,8 @@ def note_write(folder: Path, batch: MicroBatch, label: str) -> None:
             if path.stat().st_mtime < time.time() - KEPT_SECONDS:
                 path.unlink(missing_ok=True)
     except OSError as error:
-        wanted = f"a folder of the driver to note the writes of a batch in ({error.strerror})"
-        raise ConfigError("TMPDIR", str(folder), wanted) from None
+        expected = f"a folder of the driver to note the writes of a batch in ({error.strerror})"
+        raise ConfigError("TMPDIR", str(folder), expected) from None
 
 
 # --- brokers of rows ---

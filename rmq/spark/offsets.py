@@ -102,8 +102,8 @@ def offsets_of(tree: Any, source: str = "offsets", *, specials: bool = False) ->
     if isinstance(tree, dict) and "v" in tree:
         parts = {VERSION: {"v", "topics"}, WITH_PLACES: {"v", "topics", "places"}}
         if type(tree["v"]) is not int or tree.keys() - {AWAY} != parts.get(tree["v"]):
-            wanted = f"offsets of version {VERSION} or {WITH_PLACES}, with v and topics"
-            raise ConfigError(source, _shown(tree), wanted)
+            expected = f"offsets of version {VERSION} or {WITH_PLACES}, with v and topics"
+            raise ConfigError(source, _shown(tree), expected)
         topics = tree["topics"]
     offsets = {queue: _offset(value, source, specials) for queue, value in _leaves(topics, source)}
     return {queue: offsets[queue] for queue in _in_order(offsets)}
@@ -312,13 +312,13 @@ def _range(
     return _clipped(QueueRange(queue, start, end), *bounds)
 
 
-def _clipped(wanted: QueueRange, least: int, most: int) -> tuple[QueueRange, str]:
-    kept = evolve(wanted, start=max(wanted.start, least), stop=min(wanted.stop, most))
+def _clipped(expected: QueueRange, least: int, most: int) -> tuple[QueueRange, str]:
+    kept = evolve(expected, start=max(expected.start, least), stop=min(expected.stop, most))
     kept = evolve(kept, stop=max(kept.start, kept.stop))
-    if len(kept) == len(wanted):
+    if len(kept) == len(expected):
         return kept, ""
     return kept, (
-        f"messages {wanted.start} to {wanted.stop - 1} are wanted, the broker has {least} to {most - 1}"
+        f"messages {expected.start} to {expected.stop - 1} are wanted, the broker has {least} to {most - 1}"
     )
 
 

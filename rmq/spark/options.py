@@ -86,8 +86,8 @@ class ConnectOptions:
                 with open(self.secret_key_file, encoding="utf-8") as file:
                     secret = file.read().strip()
             except OSError as error:
-                wanted = f"a readable file ({error.strerror})"
-                raise ConfigError("secretKeyFile", self.secret_key_file, wanted) from None
+                expected = f"a readable file ({error.strerror})"
+                raise ConfigError("secretKeyFile", self.secret_key_file, expected) from None
         return Credentials(self.access_key, secret)
 
     def tls_config(self) -> TlsConfig | None:
@@ -428,8 +428,8 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     if "/" in options.run_id or not options.run_id.isprintable():
         raise ConfigError("runId", options.run_id, "printable text without /")
     if options.exactly_once == "true" and not options.required_brokers:
-        wanted = "the brokers that shall have the rows: which one gets a row rests on their names"
-        raise ConfigError("requireBrokers", "", f"{wanted} (exactlyOnce=true)")
+        expected = "the brokers that shall have the rows: which one gets a row rests on their names"
+        raise ConfigError("requireBrokers", "", f"{expected} (exactlyOnce=true)")
     validate_group(options.producer_group)
     if options.dead_letter_group:
         validate_group(options.dead_letter_group)
@@ -479,8 +479,8 @@ def _check_selection(options: ReadOptions) -> None:
     try:
         re.compile(options.topic_pattern)
     except re.error as error:
-        wanted = f"a regular expression ({error})"
-        raise ConfigError("topicPattern", options.topic_pattern, wanted) from None
+        expected = f"a regular expression ({error})"
+        raise ConfigError("topicPattern", options.topic_pattern, expected) from None
 
 
 def _check_range(options: ReadOptions, streaming: bool) -> None:
@@ -492,8 +492,8 @@ def _check_range(options: ReadOptions, streaming: bool) -> None:
         by_queue = getattr(options, f"{edge}_offsets_by_timestamp")
         others = getattr(options, f"{edge}_offsets"), getattr(options, f"{edge}_timestamp")
         if by_queue and others != ("", None):
-            wanted = f"no {edge}Offsets or {edge}Timestamp beside it"
-            raise ConfigError(f"{edge}OffsetsByTimestamp", by_queue[:200], wanted)
+            expected = f"no {edge}Offsets or {edge}Timestamp beside it"
+            raise ConfigError(f"{edge}OffsetsByTimestamp", by_queue[:200], expected)
     first, last = options.starting_timestamp, options.ending_timestamp
     if first is not None and last is not None and first > last:
         raise ConfigError("endingTimestamp", last, f"a time from startingTimestamp ({first}) on")
@@ -524,8 +524,8 @@ def _check_stream(options: ReadOptions, start: str | int | Offsets) -> None:
             "minOffsetsPerTrigger", options.min_offsets_per_trigger, f"at most {most}, the maximum"
         )
     if options.ending_offsets or options.ending_times is not None:
-        wanted = "none: a stream has no end; use trigger(availableNow=True) or a batch"
-        raise ConfigError("endingOffsets", options.ending_offsets or options.ending_times, wanted)
+        expected = "none: a stream has no end; use trigger(availableNow=True) or a batch"
+        raise ConfigError("endingOffsets", options.ending_offsets or options.ending_times, expected)
     moves = start == LATEST or options.starting_times is not None
     moves = moves or (isinstance(start, dict) and LATEST in start.values())
     if moves and not (options.state_location or options.group_id):
@@ -569,7 +569,7 @@ def _bound(key: str, text: str) -> int | Offsets:
 
 
 def _assigned(text: str) -> tuple[MessageQueue, ...]:
-    wanted = 'JSON such as {"topic":{"broker-a":[0,1]}}'
+    expected = 'JSON such as {"topic":{"broker-a":[0,1]}}'
     try:
         tree = json.loads(text)
         found = [
@@ -579,7 +579,7 @@ def _assigned(text: str) -> tuple[MessageQueue, ...]:
             for queue_id in queue_ids
         ]
     except (ValueError, AttributeError, TypeError):
-        raise ConfigError("assign", text, wanted) from None
+        raise ConfigError("assign", text, expected) from None
     if not found or any(type(queue.queue_id) is not int or queue.queue_id < 0 for queue in found):
-        raise ConfigError("assign", text, wanted)
+        raise ConfigError("assign", text, expected)
     return tuple(dict.fromkeys(found))

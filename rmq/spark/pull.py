@@ -59,7 +59,7 @@ than before makes another client."""
 
 
 def read_ranges(
-    options: ReadOptions, wanted: Sequence[QueueRange], schema: pa.Schema
+    options: ReadOptions, piece: Sequence[QueueRange], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """The messages of ranges of a broker, in order, as batches of this schema.
 
@@ -71,11 +71,11 @@ def read_ranges(
     tags = pa.array(sorted(options.tags)) if options.tags else None
     is_worker = prepare_worker()
     with _consumer(options, is_kept=is_worker) as (loop, consumer):
-        reading = loop.portal.wrap_async_context_manager(RangeReader(consumer, wanted, options))
+        reading = loop.portal.wrap_async_context_manager(RangeReader(consumer, piece, options))
         with reading as reader:
             while (records := loop.call(reader.next)) is not None:
                 data, starts = records
-                for batch in _decoded(data, starts, options, decoded, wanted[0].queue.broker_name):
+                for batch in _decoded(data, starts, options, decoded, piece[0].queue.broker_name):
                     if tags is not None:
                         batch = batch.filter(pc.is_in(batch.column("tags"), value_set=tags))
                     yield batch.select(schema.names) if hidden else batch
@@ -163,9 +163,9 @@ class RangeReader:
     untaken, including the possible result of pulls under way, is within the budget.
     """
 
-    def __init__(self, consumer: PullConsumer, wanted: Sequence[QueueRange], options: ReadOptions) -> None:
+    def __init__(self, consumer: PullConsumer, piece: Sequence[QueueRange], options: ReadOptions) -> None:
         self._consumer = consumer
-        self._rest = deque(wanted)
+        self._rest = deque(piece)
         self._options = options
         self._budget = BUDGET_BATCHES * options.batch_bytes
         self._held = 0
@@ -229,9 +229,9 @@ class RangeReader:
         length = self._stride * (FILTERED_SLICE if self._filtered else 1)
         most = self._options.pulls_in_flight if self._answer_bytes else 1
         while self._rest and len(self._slices) < most:
-            wanted = self._rest.popleft()
-            one = _Slice(wanted.queue, wanted.start, min(wanted.start + length, wanted.stop))
-            self._requeue(wanted.queue, one.stop, wanted.stop)
+            piece = self._rest.popleft()
+            one = _Slice(piece.queue, piece.start, min(piece.start + length, piece.stop))
+            self._requeue(piece.queue, one.stop, piece.stop)
             if one.start < one.stop:
                 self._slices.append(one)
                 self._tasks.start_soon(self._pull_slice, one)

@@ -75,8 +75,8 @@ def _check_chosen(queues: list[MessageQueue], options: ReadOptions) -> None:
     if missing := set(options.queues) - set(queues):
         raise ConfigError("assign", _listed(missing), "queues that their topics have")
     if not queues and options.topic_pattern and options.require_topics:
-        wanted = "a pattern that matches a topic (or requireTopics=false)"
-        raise ConfigError("topicPattern", options.topic_pattern, wanted)
+        expected = "a pattern that matches a topic (or requireTopics=false)"
+        raise ConfigError("topicPattern", options.topic_pattern, expected)
 
 
 def _listed(queues: Iterable[MessageQueue]) -> str:
@@ -106,15 +106,15 @@ def first_offsets(cluster: Cluster, options: ReadOptions) -> Offsets:
     Raises ConfigError when the folder cannot be used, or holds the offsets of another query."""
     if options.state_location:
         return _kept_in_file(cluster, options)
-    wanted = starting(options, streaming=True)
-    moves = wanted in (LATEST, "timestamp") or (isinstance(wanted, dict) and LATEST in wanted.values())
-    queues = _chosen(cluster, options, (wanted,))
+    expected = starting(options, streaming=True)
+    moves = expected in (LATEST, "timestamp") or (isinstance(expected, dict) and LATEST in expected.values())
+    queues = _chosen(cluster, options, (expected,))
     if not moves:
-        return _resolved(cluster, queues, wanted, None, options)
+        return _resolved(cluster, queues, expected, None, options)
     recorded = cluster.recorded(queues)
     kept = {queue: offset for queue, offset in recorded.items() if offset is not None}
     if len(kept) < len(queues):
-        found = _resolved(cluster, queues, wanted, options.starting_times, options)
+        found = _resolved(cluster, queues, expected, options.starting_times, options)
         fresh = {queue: offset for queue, offset in found.items() if queue not in kept}
         cluster.commit(fresh)
         kept |= fresh
@@ -124,23 +124,23 @@ def first_offsets(cluster: Cluster, options: ReadOptions) -> Offsets:
 def _resolved(
     cluster: Cluster,
     queues: list[MessageQueue],
-    wanted: str | int | Offsets,
+    expected: str | int | Offsets,
     times: int | Offsets | None,
     options: ReadOptions,
     edge: Edge = "starting",
 ) -> Offsets:
-    """`wanted` as offsets; `times`, where "timestamp" is wanted, are in ms since 1970. Errors name options
+    """`expected` as offsets; `times`, where "timestamp" is wanted, are in ms since 1970. Errors name options
     of this edge of the read."""
-    if wanted == "timestamp":
+    if expected == "timestamp":
         assert times is not None
         return _at_times(cluster, queues, times, options, edge)
-    if isinstance(wanted, dict):
-        _check_named(queues, wanted, f"{edge}Offsets")
+    if isinstance(expected, dict):
+        _check_named(queues, expected, f"{edge}Offsets")
     bounds = cluster.bounds(queues)
-    if wanted == "group":
+    if expected == "group":
         committed = cluster.committed(queues)
         return {queue: bounds[queue][0] if (at := committed[queue]) is None else at for queue in queues}
-    marks = wanted if isinstance(wanted, dict) else dict.fromkeys(queues, int(wanted))
+    marks = expected if isinstance(expected, dict) else dict.fromkeys(queues, int(expected))
     named = {EARLIEST: 0, LATEST: 1}
     return {queue: bounds[queue][named[at]] if at < 0 else at for queue, at in marks.items()}
 
@@ -160,8 +160,8 @@ def _at_times(
         found |= cluster.at_time([queue for queue in queues if times[queue] == time_ms], time_ms)
     late = [queue for queue in queues if found[queue] >= bounds[queue][1]]
     if late and options.timestamp_strategy == "error":
-        wanted = f"times at which {_listed(late)} had a message to come (or timestampStrategy=latest)"
-        raise ConfigError(name, times[late[0]], wanted)
+        expected = f"times at which {_listed(late)} had a message to come (or timestampStrategy=latest)"
+        raise ConfigError(name, times[late[0]], expected)
     return {queue: found[queue] for queue in queues}
 
 
@@ -182,10 +182,10 @@ def _kept_in_file(cluster: Cluster, options: ReadOptions) -> Offsets:
     path = _folder(options.state_location) / FILE_NAME
     kept = read_kept(path)
     if kept is None:
-        wanted = starting(options, streaming=True)
+        expected = starting(options, streaming=True)
         queues = cluster.queues(options.queues)
         _check_chosen(queues, options)
-        found = _resolved(cluster, queues, wanted, options.starting_times, options)
+        found = _resolved(cluster, queues, expected, options.starting_times, options)
         kept = keep(path, found)
         log.info("the first offsets are kept in %s", path)
     chosen = set(options.topics)

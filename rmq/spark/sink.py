@@ -154,7 +154,7 @@ class BatchSink(DataSourceArrowWriter):
         batches = {sent.batch for sent in messages if isinstance(sent, Sent) and sent.batch is not None}
         for batch in batches:
             note_write(notes_folder(), batch, self._label)
-        _tell(messages)
+        _log_written(messages)
 
 
 _KEYED: Final = "auto or false: rows of a batch with keys of their own or delays are written at least once"
@@ -187,7 +187,7 @@ class StreamSink(StreamWriter):
         return write_rows(self._options, batches, prefix, all_numbered=not self._options.run_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        _tell(messages)
+        _log_written(messages)
 
 
 def check_columns(schema: StructType, options: WriteOptions) -> None:
@@ -213,7 +213,7 @@ def _partition() -> int:
     return context.partitionId() if context is not None else 0
 
 
-def _tell(messages: Sequence[WriterCommitMessage | None]) -> None:
+def _log_written(messages: Sequence[WriterCommitMessage | None]) -> None:
     sent = [message for message in messages if isinstance(message, Sent)]
     log.info("%d rows written in %d requests", sum(m.rows for m in sent), sum(m.requests for m in sent))
     if bad := sum(message.bad for message in sent):

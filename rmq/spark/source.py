@@ -195,7 +195,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._polled_at = 0.0
         self._poll_seconds = POLL_SECONDS
         self._batch_at: float | None = None
-        self._told: set[str] = set()
+        self._logged_losses: set[str] = set()
         self._made: dict[str, Any] | None = None
         self._begins: Offsets = {}
         self._is_checked = False
@@ -247,8 +247,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for queue, at in end.items()
             if at > begin.get(queue, 0) or (queue in begins and at > bounds[queue][0])
         }
-        gone = moved.keys() | begins.keys()
-        kept = {queue: place for queue, place in places.items() if queue not in gone}
+        absent = moved.keys() | begins.keys()
+        kept = {queue: place for queue, place in places.items() if queue not in absent}
         self._made = offsets_tree(end, kept | (self._open().places(moved) if moved else {}))
         self._begins = begins
         return self._made
@@ -263,22 +263,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         first, last = offsets_of(start), offsets_of(end)
         was, now = places_of(start), places_of(end)
-        wanted = [
+        asked = [
             queue
             for queue, at in last.items()
             if (at, now.get(queue)) != (first.get(queue, 0), was.get(queue))
         ]
         try:
-            bounds = self._bounds(wanted, reached=last)
+            bounds = self._bounds(asked, reached=last)
         except BrokersAway:
             if self._options.fail_on_data_loss:
                 raise
             bounds = self._bounds(reached=last)  # what cannot be read is skipped, and logged
         begins = self._begins
         if end != self._made:  # the checkpoint's batch, which another process planned
-            begins = self._made_again(first, was, bounds, wanted)
+            begins = self._made_again(first, was, bounds, asked)
             # What it was to read is gone where its end is another message now; the next batch begins anew.
-            first |= {queue: last[queue] for queue in self._made_again(last, now, bounds, wanted)}
+            first |= {queue: last[queue] for queue in self._made_again(last, now, bounds, asked)}
         first |= {queue: at for queue, at in begins.items() if at <= last.get(queue, 0)}
         return _partitions(plan(first, last, bounds), self._options)
 
@@ -347,22 +347,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _end(self, known: Offsets, newest: Mapping[MessageQueue, int]) -> Offsets:
         """Where the queues end. One that is gone keeps its place: its broker may come back."""
-        gone = {queue: offset for queue, offset in known.items() if queue not in newest}
+        absent = {queue: offset for queue, offset in known.items() if queue not in newest}
         there = {(queue.topic, queue.broker_name) for queue in newest}
         lost_queues = [
-            queue for queue in gone if not self._options.skips or (queue.topic, queue.broker_name) in there
+            queue for queue in absent if not self._options.skips or (queue.topic, queue.broker_name) in there
         ]
         back = {queue: offset for queue, offset in known.items() if offset > newest.get(queue, offset)}
-        losses = [f"{queue} is gone, it was read up to {gone[queue]}" for queue in lost_queues]
+        losses = [f"{queue} is gone, it was read up to {absent[queue]}" for queue in lost_queues]
         losses += [
             f"{queue} was read up to {offset}, it ends at {newest[queue]}" for queue, offset in back.items()
         ]
         if losses and self._options.fail_on_data_loss:
             raise lost(losses)
-        for loss in set(losses) - self._told:
+        for loss in set(losses) - self._logged_losses:
             log.warning("skipped, since failOnDataLoss is false: %s", loss)
-        self._told = set(losses)
-        return {**gone, **newest}
+        self._logged_losses = set(losses)
+        return {**absent, **newest}
 
     def _made_again(
         self, offsets: Offsets, places: Places, bounds: Bounds, queues: Iterable[MessageQueue]

@@ -130,8 +130,8 @@ class StoreReader(DataSourceReader):
         chosen = starts
         if options.topics:
             topics = Records(buffer, starts, "").topics()
-            wanted = pc.is_in(topics, value_set=pa.array(options.topics))
-            chosen = starts[wanted.to_numpy(zero_copy_only=False)]
+            selected = pc.is_in(topics, value_set=pa.array(options.topics))
+            chosen = starts[selected.to_numpy(zero_copy_only=False)]
         if floors and len(chosen):
             chosen = chosen[kept(Records(buffer, chosen, ""), floors)]
         batch = decode_batch(

@@ -347,10 +347,12 @@ class StoreConfig:
         if self.broker_role is not BrokerRole.SLAVE or self.durability is Durability.replicated:
             self._agree("brokerRole", self.broker_role, _role(self))
 
-    def _agree(self, key: str, given: enum.Enum, wanted: enum.Enum) -> None:
+    def _agree(self, key: str, given: enum.Enum, implied: enum.Enum) -> None:
         """Raise ConfigError when a setting contradicts `durability`."""
-        if given is not wanted and self.durability is not None:
-            expected = f"{key}={wanted.name} or none with it, but {key}={given.name}: take one of the two out"
+        if given is not implied and self.durability is not None:
+            expected = (
+                f"{key}={implied.name} or none with it, but {key}={given.name}: take one of the two out"
+            )
             raise ConfigError("durability", self.durability.name, expected)
 
     @property

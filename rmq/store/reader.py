@@ -82,7 +82,7 @@ def outside(queue: ConsumeQueue | None, offset: int, correct: bool) -> GetResult
 
 
 @define
-class Wanted:
+class QueueRead:
     """One read: at most `count` messages and `size` bytes; filters may be None. A filter of records is asked
     about `looks` units at most.
     """
@@ -120,24 +120,24 @@ def readable_end(queue: ConsumeQueue, reach: int) -> int:
 
 
 def read_queue(
-    queue: ConsumeQueue, log: CommitLog, limits: Limits, wanted: Wanted, compiled: ModuleType | None = None
+    queue: ConsumeQueue, log: CommitLog, limits: Limits, read: QueueRead, compiled: ModuleType | None = None
 ) -> GetResult:
     """Read from an offset that the queue holds. Bounds and the next offset are Java's, unit by unit.
     `compiled` is the engine that does it, if not this module.
     """
-    scan = max(_SCAN_BYTES, wanted.count * UNIT) // UNIT
-    if wanted.matches is None and wanted.matches_record is None:
+    scan = max(_SCAN_BYTES, read.count * UNIT) // UNIT
+    if read.matches is None and read.matches_record is None:
         # Nothing is skipped but what is gone, so more units than the limits allow need not be looked at.
         scan = min(scan, max(limits.count_in_memory, limits.count_in_disk) + 1)
-    elif wanted.matches_record is not None:
-        scan = min(scan, wanted.looks)
-    end = min(queue.end, wanted.stop)
-    units = queue.units(wanted.offset, min(scan, end - wanted.offset))
-    result = GetResult(NO_MATCHED_MESSAGE, wanted.offset, queue.start, end, is_cut=end < queue.end)
+    elif read.matches_record is not None:
+        scan = min(scan, read.looks)
+    end = min(queue.end, read.stop)
+    units = queue.units(read.offset, min(scan, end - read.offset))
+    result = GetResult(NO_MATCHED_MESSAGE, read.offset, queue.start, end, is_cut=end < queue.end)
     if not units:
-        result.status, result.next_queue_offset = OFFSET_FOUND_NULL, queue.next_file(wanted.offset)
+        result.status, result.next_queue_offset = OFFSET_FOUND_NULL, queue.next_file(read.offset)
         return result
-    count, size, matches, matches_record = wanted.count, wanted.size, wanted.matches, wanted.matches_record
+    count, size, matches, matches_record = read.count, read.size, read.matches, read.matches_record
     log_end = log.end
     old = log_end - limits.memory  # records before it count as being on disk
     most = min(count, limits.count_in_memory), min(size, limits.bytes_in_memory)

@@ -175,7 +175,7 @@ class Recoverer:
             return segments.at(end) is not None
         return False
 
-    def _check_gone(self, checkpoint: Checkpoint, *, clean: bool) -> None:
+    def _check_always_empty(self, checkpoint: Checkpoint, *, clean: bool) -> None:
         """The log has no file: check before queues are removed that the log was always empty. Raises
         CorruptRecord."""
         if clean:
@@ -189,7 +189,7 @@ class Recoverer:
         segments = self.commit_log.segments
         segments.load()
         if not segments.bases:
-            self._check_gone(checkpoint, clean=clean)
+            self._check_always_empty(checkpoint, clean=clean)
         elif why := missing_start(checkpoint, segments):
             error = CorruptRecord(segments.path(segments.start), segments.start, f"{why}; {START_WAY_ON}")
             if not self.cut_damage:

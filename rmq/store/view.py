@@ -22,7 +22,7 @@ from rmq.store.reader import (
     Limits,
     Matches,
     MatchesRecord,
-    Wanted,
+    QueueRead,
     offset_by_time,
     outside,
     read_queue,
@@ -108,10 +108,10 @@ class StoreView:
             stop = readable_end(queue, reach)
             if queue_offset >= stop:
                 return GetResult(OFFSET_OVERFLOW_ONE, queue_offset, queue.start, queue_offset, is_cut=True)
-        wanted = Wanted(
+        queue_read = QueueRead(
             queue_offset, max_messages, max_bytes or 1 << 62, matches, matches_record, looks, stop
         )
-        result = read_queue(queue, self._log, self._limits, wanted, self._compiled)
+        result = read_queue(queue, self._log, self._limits, queue_read, self._compiled)
         self._served += result.size
         if self._served > _RELAX_BYTES:
             self._served = 0

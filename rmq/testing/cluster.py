@@ -249,20 +249,20 @@ class Cluster:
     ) -> None:
         """Create a topic on these brokers (default: all), or change it; when this returns the name servers
         know it. Raises ResponseError."""
-        wanted = dict.fromkeys(brokers or self.brokers, queues)
-        for name in wanted:
+        counts = dict.fromkeys(brokers or self.brokers, queues)
+        for name in counts:
             self[name].create_topic(topic, queues, perm)
         with anyio.fail_after(WAIT_SECONDS):
-            while not all(self._knows(front, topic, perm, wanted) for front in self.name_servers):
+            while not all(self._knows(front, topic, perm, counts) for front in self.name_servers):
                 await anyio.sleep(0.001)
 
-    def _knows(self, front: Front, topic: str, perm: int, wanted: Mapping[str, int]) -> bool:
+    def _knows(self, front: Front, topic: str, perm: int, counts: Mapping[str, int]) -> bool:
         answer = front.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic))
         if answer.code != ResponseCode.SUCCESS:
             return False
         queues = TopicRouteData.from_json(answer.body).queue_datas
         known = {one.broker_name: one.read_queue_nums for one in queues if one.perm == perm}
-        return wanted.items() <= known.items()
+        return counts.items() <= known.items()
 
     async def _start_name_server(self, number: int, front: Front, folder: str) -> None:
         network, host, port = self._place(f"10.0.0.{number}", 9876)

@@ -110,8 +110,8 @@ class MemoryNetwork:
             stream.break_off()
 
     def _streams_of(self, one: str | None, other: str | None) -> list[MemoryStream]:
-        wanted = {host for host in (one, other) if host is not None}
-        return [stream for stream in self._streams if wanted <= {stream.local_host, stream.peer_host}]
+        hosts = {host for host in (one, other) if host is not None}
+        return [stream for stream in self._streams if hosts <= {stream.local_host, stream.peer_host}]
 
     def black_hole(self, one: str | None = None, other: str | None = None) -> None:
         """Let nothing pass any more on the open connections (of a host, or between two). Neither end notices,
@@ -144,7 +144,7 @@ class MemoryNetwork:
         return listening.union(*({s.local_host, s.peer_host} for s in self._streams))
 
     def _wake(self) -> None:
-        self._changed.tell()
+        self._changed.notify()
         for stream in self._streams:
             stream.wake()
 
@@ -184,12 +184,12 @@ class MemoryHost:
         self.name = name
         self._life = network._lives[name]
 
-    def _is_gone(self) -> bool:
+    def _has_ended(self) -> bool:
         return self._life != self._network._lives[self.name]
 
     async def dial(self, address: str) -> MemoryStream:
         target = split_address(address)
-        if self._is_gone():
+        if self._has_ended():
             await anyio.sleep_forever()
         return await self._network._connect(self.name, self._own(target.host), target.port)
 
@@ -200,7 +200,7 @@ class MemoryHost:
         if (host, port) in self._network._listeners:
             raise PortInUse(join_address(host, port))
         listener = MemoryListener(self._network, host, port, held=held)
-        if not self._is_gone():
+        if not self._has_ended():
             self._network._listeners[host, port] = listener
         return listener
 
@@ -225,7 +225,7 @@ class MemoryListener:
 
     def offer(self, stream: MemoryStream) -> None:
         self._offered.append(stream)
-        self._changed.tell()
+        self._changed.notify()
 
     async def accept(self) -> MemoryStream:
         self.is_held = False
@@ -242,7 +242,7 @@ class MemoryListener:
         self._is_closed = True
         while self._offered:
             self._offered.popleft().break_off()
-        self._changed.tell()
+        self._changed.notify()
         await anyio.lowlevel.checkpoint()
 
 
@@ -254,7 +254,7 @@ class _Change:
     def __init__(self) -> None:
         self._waiters: list[Waiter] = []
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter.resolve(None)
@@ -287,7 +287,7 @@ class _Pipe:
         self.is_lost = False  # what is sent arrives nowhere, and nobody hears that
 
     def wake(self) -> None:
-        self._changed.tell()
+        self._changed.notify()
 
     @property
     def room(self) -> int:
@@ -411,7 +411,7 @@ class MemoryStream(ByteStream):
         self.local, self.peer = join_address(*local), join_address(*peer)
         self.local_host, self.peer_host = local[0], peer[0]
         self._network = network
-        self._is_gone = False
+        self._has_vanished = False
         self._incoming = incoming
         self._outgoing = outgoing
 
@@ -466,7 +466,7 @@ class MemoryStream(ByteStream):
         if not self._is_closed:
             self._is_closed = True
             self._network._streams.pop(self, None)
-            if not self._is_gone:
+            if not self._has_vanished:
                 self._outgoing.finish()
             self._incoming.unread = True
             self._incoming.wake()
@@ -485,7 +485,7 @@ class MemoryStream(ByteStream):
 
     def vanish(self) -> None:
         """Break at this end, without a word to the peer."""
-        self._is_gone = self._incoming.unread = True
+        self._has_vanished = self._incoming.unread = True
         self.wake()
 
     def wake(self) -> None:
@@ -495,5 +495,5 @@ class MemoryStream(ByteStream):
     def _check_open(self, pipe: _Pipe) -> None:
         if self._is_closed:
             raise closed("this side closed the stream")
-        if pipe.broken or self._is_gone:
+        if pipe.broken or self._has_vanished:
             raise broken("the connection was cut")

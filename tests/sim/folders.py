@@ -102,7 +102,7 @@ class FolderSimulation:
                 one.has_bad_disk = True
                 supervisors.start_soon(self._supervise, found, one)
                 await trio.sleep(self.chance.choice((0.0, 0.5, 5.0)))
-            await self._settle(found)
+            await self._wait_until_stable(found)
             supervisors.cancel_scope.cancel()
         for one in away:
             one.has_bad_disk = False
@@ -160,7 +160,7 @@ class FolderSimulation:
             await trio.sleep(1)
             found.start_later(node)
 
-    async def _settle(self, found: Set) -> None:
+    async def _wait_until_stable(self, found: Set) -> None:
         """Wait until all are in sync. Raises Violation."""
         with trio.move_on_after(SECONDS) as waiting:
             while len((await found.status())["inSync"]) < self.size or not found.acting():

@@ -262,7 +262,7 @@ class SetSimulation(Simulation):
         replica, known = broker.replica, answer.broker_set
         assert replica is not None
         assert known is not None
-        if replica.tell(known) and known.master == replica.number:
+        if replica.take_set(known) and known.master == replica.number:
             broker.flushed = len(broker.log)
             replica.lead(known.epoch, len(broker.log), broker.clock(self.now))
             broker.epochs, broker.known = replica.epochs, known.epoch

@@ -58,7 +58,7 @@ def test_systemd_is_told_how_a_server_is(tmp_path: pathlib.Path) -> None:
         assert (supervisor.is_asking, supervisor.period) == (True, 0.5)
 
         def told() -> list[str]:
-            supervisor.tell(health)
+            supervisor.report(health)
             return asked.recv(4096).decode().split("\n")
 
         waits = "EXTEND_TIMEOUT_USEC=30000000"
@@ -69,10 +69,10 @@ def test_systemd_is_told_how_a_server_is(tmp_path: pathlib.Path) -> None:
         assert told() == ["WATCHDOG=1"]
         supervisor.stopping()
         assert asked.recv(4096) == b"STOPPING=1"
-    supervisor.tell(health)  # nobody is there any more: no error
+    supervisor.report(health)  # nobody is there any more: no error
 
 
 def test_without_systemd_nothing_is_told() -> None:
     supervisor = Supervisor({})
     assert not supervisor.is_asking
-    supervisor.tell(Health())
+    supervisor.report(Health())

@@ -57,7 +57,7 @@ class _Route:
 
 
 class Assignments:
-    """Handles QUERY_ASSIGNMENT. `respond` sends a response; `on_wanted()` is called when a route is wanted,
+    """Handles QUERY_ASSIGNMENT. `respond` sends a response; `on_pending()` is called when a route is wanted,
     and without it only this broker's queues are known."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Assignments:
         *,
         clock: Callable[[], float],
         respond: Callable[[Command, Command, Any], None],
-        on_wanted: Callable[[], None] | None,
+        on_pending: Callable[[], None] | None,
     ) -> None:
         self._settings = settings
         self._topics = tables.topics
@@ -76,7 +76,7 @@ class Assignments:
         self._clients = clients
         self._clock = clock
         self._respond = respond
-        self._on_wanted = on_wanted
+        self._on_pending = on_pending
         self._routes: dict[str, _Route] = {}
         self._waiting: Deferred[str, _Asked] = Deferred(WAITING_MAX, "the requests that wait for routes")
 
@@ -89,18 +89,18 @@ class Assignments:
         known = self._routes.get(body.topic)
         if known is not None and known.until > self._clock():
             return request.reply(body=self._answer(body, known.queues))
-        if self._on_wanted is None or not self._settings.broker.namesrv_addr:
+        if self._on_pending is None or not self._settings.broker.namesrv_addr:
             return request.reply(body=self._answer(body, self._own(body.topic)))
         holders = self._settings.holders_of(connection)
         self._waiting.check(holders)
         request.shrink()
         self._waiting.add(body.topic, _Asked(request, connection, body), holders=holders)
-        self._on_wanted()
+        self._on_pending()
         return None
 
     # ---- routes ----
 
-    def wanted(self) -> list[str]:
+    def awaited_topics(self) -> list[str]:
         """The topics whose routes are awaited."""
         return self._waiting.waiting_keys()
 

@@ -141,15 +141,15 @@ class _Begun:
 
 
 class SlicedAnswers:
-    """The queue of responses that take longer than a slice. `on_wanted()` is called when a response joins the
-    queue, so that a task runs the slices of `finish` between other work; without `on_wanted` a response is
-    finished at once."""
+    """The queue of responses that take longer than a slice. `on_pending()` is called when a response joins
+    the queue, so that a task runs the slices of `finish` between other work; without `on_pending` a response
+    is finished at once."""
 
     def __init__(
-        self, on_wanted: Callable[[], None] | None = None, holders_of: HoldersOf | None = None
+        self, on_pending: Callable[[], None] | None = None, holders_of: HoldersOf | None = None
     ) -> None:
         self._holders_of = holders_of or by_account_and_address()
-        self._on_wanted = on_wanted or (lambda: run_to_end(self.finish()))
+        self._on_pending = on_pending or (lambda: run_to_end(self.finish()))
         self._line: Deferred[Connection, _Begun] = Deferred(LINE_MAX, "the long answers that are being made")
 
     def answer(self, request: Command, connection: Connection, work: Slices[bytes]) -> Command | None:
@@ -168,7 +168,7 @@ class SlicedAnswers:
             raise for_code(ResponseCode.SYSTEM_BUSY, remark)
         self._line.check(holders)
         self._line.add(connection, _Begun(request, connection, work), holders=holders)
-        self._on_wanted()
+        self._on_pending()
         return None
 
     def finish(self) -> Slices[None]:

@@ -73,7 +73,7 @@ def make_admin_parts(
             wake_clean=wake.clean,
         ),
         ConfigRequests(settings, tables, changes),
-        Assignments(settings, tables, tables.clients, clock=clock, respond=respond, on_wanted=wake.routes),
+        Assignments(settings, tables, tables.clients, clock=clock, respond=respond, on_pending=wake.routes),
         sliced_answers,
         ConsumeProgress(settings, store, tables, sliced_answers),
         Expiry(settings, store, tables),

@@ -51,8 +51,8 @@ class _Change:
 
 
 class PendingChanges:
-    """Changes that wait for their tables to be saved. `respond` sends a response; `on_wanted()` is called
-    when a change comes, and without `on_wanted` the table is saved at once. `when_replicated` waits for the
+    """Changes that wait for their tables to be saved. `respond` sends a response; `on_pending()` is called
+    when a change comes, and without `on_pending` the table is saved at once. `when_replicated` waits for the
     replicas of the set; None: there are none. `holders_of` gives the names under which the changes of a
     connection count."""
 
@@ -60,14 +60,14 @@ class PendingChanges:
         self,
         files: TableFiles,
         respond: Callable[[Command, Command, Connection], None],
-        on_wanted: Callable[[], None] | None,
+        on_pending: Callable[[], None] | None,
         when_replicated: WhenReplicated | None,
         holders_of: HoldersOf,
     ) -> None:
         self._when_replicated = when_replicated
         self._files = files
         self._respond = respond
-        self._on_wanted = on_wanted
+        self._on_pending = on_pending
         self._holders_of = holders_of
         self._changes: Deferred[str, _Change] = Deferred(CHANGES_MAX, "the changes that wait to be saved")
 
@@ -78,7 +78,7 @@ class PendingChanges:
     def check(self, connection: Connection) -> None:
         """Raises ResponseError (SYSTEM_BUSY) when no further change of this connection may wait. To be called
         before a change is made."""
-        if self._on_wanted is not None:
+        if self._on_pending is not None:
             self._changes.check(self._holders_of(connection))
 
     def answer(
@@ -121,10 +121,10 @@ class PendingChanges:
     ) -> bool:
         """Have a table saved; whether that is done later."""
         table = self._files.versioned[name]
-        if self._on_wanted is not None:
+        if self._on_pending is not None:
             holders = NOBODY if asked is None else self._holders_of(asked[1])
             self._changes.add(name, _Change(table.made, asked, undo, then), holders=holders)
-            self._on_wanted()
+            self._on_pending()
             return True
         made = table.made
         try:

@@ -147,9 +147,9 @@ class Registration:
         """
         if response.code != ResponseCode.SUCCESS:
             raise for_code(response.code, response.remark)
-        told = response.read(RegisterBrokerResponseHeader)
-        self.master_address = told.master_addr or self.master_address
-        self.master_ha_address = told.ha_server_addr or self.master_ha_address
+        answered = response.read(RegisterBrokerResponseHeader)
+        self.master_address = answered.master_addr or self.master_address
+        self.master_ha_address = answered.ha_server_addr or self.master_ha_address
         if take_order and response.body:
             self._topics.set_ordered(KVTable.from_json(response.body).table)
 

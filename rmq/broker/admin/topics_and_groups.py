@@ -171,8 +171,8 @@ class Admin:
             return self._changes.agreed("topics", request, connection, request.reply())
         undo, then = self._topics.change(topic, None, now), partial(self._forget_topic, topic)
         # Slaves that have heard of it have removed the queues: it is taken back nowhere then.
-        is_told = self._topics.changes.is_followed
-        return self._changes.answer("topics", request, connection, None if is_told else undo, then)
+        is_written = self._topics.changes.is_followed
+        return self._changes.answer("topics", request, connection, None if is_written else undo, then)
 
     def deleted_elsewhere(self, topics: Mapping[str, int]) -> None:
         """Delete topics that a replica of the set knows as deleted, if creation times (ms) are equal. The

@@ -41,7 +41,7 @@ they wait for half a minute."""
 _LONG: Final = 1024
 
 
-class Wanted(Protocol):
+class ReadRequest(Protocol):
     """The messages that a consumer asks for; the header of a pull is one such value."""
 
     @property
@@ -119,7 +119,7 @@ class ParkedRead:
     """
 
     connection: Reading
-    header: Wanted
+    header: ReadRequest
     offset: int
     deadline: float
     on_result: OnResult

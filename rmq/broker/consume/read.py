@@ -1,7 +1,7 @@
 """Reader: permissions and filters of a read, the read itself, and long polls.
 
 `Reader` knows neither requests nor answers: `Pull` is its shell for the wire, and doors use it by
-`rmq.broker.doors`. A consumer asks by a value (`long_polling.Wanted`), of which the header of a pull is one.
+`rmq.broker.doors`. A consumer asks by a `long_polling.ReadRequest`; the header of a pull is one.
 
 A read that finds nothing and may wait becomes a row of `ParkedPulls`. When the queue grows, the read is tried
 again from the top, so that a group that was disabled is refused. Messages that the filter refuses only
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from attrs import frozen
 
     from rmq.broker.config import BrokerConfig, Settings
-    from rmq.broker.consume.long_polling import Found, ParkedRead, Reading, Wanted
+    from rmq.broker.consume.long_polling import Found, ParkedRead, Reading, ReadRequest
     from rmq.broker.filtering.filters import Filter
     from rmq.broker.role import Role
     from rmq.broker.state import Tables
@@ -114,7 +114,7 @@ class Reader:
         now_ms: Callable[[], int],
         clock: Callable[[], float],
         on_deadline: Callable[[float], None],
-        on_pulled: Callable[[Wanted, GetResult, Reading], None],
+        on_pulled: Callable[[ReadRequest, GetResult, Reading], None],
         put: Callable[[Record], None],
         role: Role,
     ) -> None:
@@ -156,46 +156,53 @@ class Reader:
 
     # ---- who may read what ----
 
-    def admit(self, wanted: Wanted, reading: Reading) -> tuple[SubscriptionGroupConfig, SubscriptionPlan]:
+    def admit(
+        self, request: ReadRequest, reading: Reading
+    ) -> tuple[SubscriptionGroupConfig, SubscriptionPlan]:
         """The group of a consumer, and the plan of its reads. Raises ResponseError for a refusal.
 
         The result of the group's last read from the queue holds as long as the group, topic and subscription
         are unchanged.
         """
-        name, topic = wanted.consumer_group, wanted.topic
-        row = self._rows.get((name, topic, wanted.queue_id))
-        if row is not None and not wanted.sys_flag & PULL_SUBSCRIPTION:
+        name, topic = request.consumer_group, request.topic
+        row = self._rows.get((name, topic, request.queue_id))
+        if row is not None and not request.sys_flag & PULL_SUBSCRIPTION:
             members, plan = self._clients.consumer_group(name), row.plan
             if (
                 members is not None
                 and members.subscriptions.get(topic) is plan.subscription
                 and members.message_model == row.model
-                and wanted.sub_version <= plan.subscription.sub_version
+                and request.sub_version <= plan.subscription.sub_version
                 and self._groups.table.get(name) is row.group
                 and self._topics.table.get(topic) is row.topic
             ):
                 return row.group, plan
-        group = self._group(wanted, reading)
-        plan = self._plan(wanted, group, reading)
-        self._keep(wanted, group, plan)
+        group = self._group(request, reading)
+        plan = self._plan(request, group, reading)
+        self._keep(request, group, plan)
         return group, plan
 
-    def _keep(self, wanted: Wanted, group: SubscriptionGroupConfig, plan: SubscriptionPlan) -> None:
+    def _keep(self, request: ReadRequest, group: SubscriptionGroupConfig, plan: SubscriptionPlan) -> None:
         """Keep the plan for the next read, if a change of its inputs would be noticed."""
-        members = self._clients.consumer_group(wanted.consumer_group)
-        topic = self._topics.get(wanted.topic)
-        if wanted.sys_flag & PULL_SUBSCRIPTION or plan.filter is not None or members is None or topic is None:
+        members = self._clients.consumer_group(request.consumer_group)
+        topic = self._topics.get(request.topic)
+        if (
+            request.sys_flag & PULL_SUBSCRIPTION
+            or plan.filter is not None
+            or members is None
+            or topic is None
+        ):
             return
         if len(self._rows) >= _ROWS_MAX:
             self._rows.clear()
         row = Row(group, topic, members.message_model, plan)
-        self._rows[wanted.consumer_group, wanted.topic, wanted.queue_id] = row
+        self._rows[request.consumer_group, request.topic, request.queue_id] = row
 
-    def _group(self, wanted: Wanted, reading: Reading) -> SubscriptionGroupConfig:
+    def _group(self, request: ReadRequest, reading: Reading) -> SubscriptionGroupConfig:
         """The consumer group, if the broker, the group and the topic allow it to read this queue."""
         if not self._settings.broker.broker_permission & PERM_READ:
             raise _forbidden(f"the broker[{self._settings.broker.broker_ip1}] pulling message is forbidden")
-        name = wanted.consumer_group
+        name = request.consumer_group
         group = self._groups.table.get(name) or self._groups.get(name, self._settings.holders_of(reading))
         if group is None:
             raise self._groups.unknown(name, self._settings.holders_of(reading))
@@ -203,15 +210,15 @@ class Reader:
             raise _forbidden(f"subscription group no permission, {name}")
         return group
 
-    def admit_take(self, wanted: Wanted, reading: Reading) -> SubscriptionPlan:
+    def admit_take(self, request: ReadRequest, reading: Reading) -> SubscriptionPlan:
         """The plan for a consumer that takes single messages, of a queue or, with a negative queue id, of any
         queue. Raises ResponseError for a refusal."""
-        self._group(wanted, reading)
-        if wanted.queue_id < 0:
-            self._check_topic(wanted)
+        self._group(request, reading)
+        if request.queue_id < 0:
+            self._check_topic(request)
         else:
-            self._check_queue(wanted, reading)
-        return self._plan_of_request(wanted, reading)
+            self._check_queue(request, reading)
+        return self._plan_of_request(request, reading)
 
     def refuse_pulls(self, group: str, topic: str) -> None:
         """Refuse pulls of a group from a topic. Raises ResponseError while one waits."""
@@ -229,51 +236,53 @@ class Reader:
         """Allow pulls of a group from a topic again."""
         self._refused.discard((group, topic))
 
-    def _check_topic(self, wanted: Wanted) -> TopicConfig:
-        topic = self._topics.get(wanted.topic)
+    def _check_topic(self, request: ReadRequest) -> TopicConfig:
+        topic = self._topics.get(request.topic)
         if topic is None:
-            raise unknown_topic(wanted.topic)
+            raise unknown_topic(request.topic)
         if not topic.perm & PERM_READ:
-            raise _forbidden(f"the topic[{wanted.topic}] pulling message is forbidden")
+            raise _forbidden(f"the topic[{request.topic}] pulling message is forbidden")
         return topic
 
-    def _check_queue(self, wanted: Wanted, reading: Reading) -> None:
-        topic = self._check_topic(wanted)
-        if not 0 <= wanted.queue_id < topic.read_queue_nums:
+    def _check_queue(self, request: ReadRequest, reading: Reading) -> None:
+        topic = self._check_topic(request)
+        if not 0 <= request.queue_id < topic.read_queue_nums:
             raise for_code(
                 ResponseCode.SYSTEM_ERROR,
-                f"queueId[{wanted.queue_id}] is illegal, topic:[{wanted.topic}] "
+                f"queueId[{request.queue_id}] is illegal, topic:[{request.topic}] "
                 f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[{reading.peer_address}]",
             )
 
-    def _plan(self, wanted: Wanted, group: SubscriptionGroupConfig, reading: Reading) -> SubscriptionPlan:
-        self._check_queue(wanted, reading)
-        if self._refused and (wanted.consumer_group, wanted.topic) in self._refused:
+    def _plan(
+        self, request: ReadRequest, group: SubscriptionGroupConfig, reading: Reading
+    ) -> SubscriptionPlan:
+        self._check_queue(request, reading)
+        if self._refused and (request.consumer_group, request.topic) in self._refused:
             raise _forbidden(
-                f"group {wanted.consumer_group} takes messages of topic {wanted.topic} one by one: they "
+                f"group {request.consumer_group} takes messages of topic {request.topic} one by one: they "
                 "cannot be pulled as well. Pull by another group, or stop the consumers that take"
             )
-        if wanted.sys_flag & PULL_SUBSCRIPTION:
-            return self._plan_of_request(wanted, reading)
-        subscription = self._registered(wanted, group)
-        key = (wanted.topic, wanted.consumer_group, None)
+        if request.sys_flag & PULL_SUBSCRIPTION:
+            return self._plan_of_request(request, reading)
+        subscription = self._registered(request, group)
+        key = (request.topic, request.consumer_group, None)
         plan = self._plans.get(key)
         if is_tag_type(subscription.expression_type):
             if plan is None or plan.subscription is not subscription:
                 plan = self._remember(key, self._plan_of_tags(subscription))
             return plan
         self._check_switch(subscription)
-        known = self._filter(wanted, subscription, reading)
+        known = self._filter(request, subscription, reading)
         if plan is None or plan.filter is not known:
             plan = self._remember(key, self._plan_of_filter(subscription, known.matches, known))
         return plan
 
-    def _plan_of_request(self, wanted: Wanted, reading: Reading) -> SubscriptionPlan:
-        expression = wanted.subscription or ""
-        key = (wanted.topic, expression, wanted.expression_type or "TAG")
+    def _plan_of_request(self, request: ReadRequest, reading: Reading) -> SubscriptionPlan:
+        expression = request.subscription or ""
+        key = (request.topic, expression, request.expression_type or "TAG")
         plan = self._plans.get(key)
         if plan is None:
-            own = parse_subscription(wanted.topic, expression, wanted.expression_type)
+            own = parse_subscription(request.topic, expression, request.expression_type)
             if is_tag_type(own.expression_type):
                 plan = self._plan_of_tags(own)
             else:
@@ -282,30 +291,30 @@ class Reader:
             self._remember(key, plan)
         return plan
 
-    def _registered(self, wanted: Wanted, group: SubscriptionGroupConfig) -> SubscriptionData:
+    def _registered(self, request: ReadRequest, group: SubscriptionGroupConfig) -> SubscriptionData:
         """The subscription that the group's members announced by heartbeat."""
-        members = self._clients.known_subscriptions.of(wanted.consumer_group)
+        members = self._clients.known_subscriptions.of(request.consumer_group)
         if members is None:
             raise for_code(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                f"the consumer's group info not exist: no member of {wanted.consumer_group} is here",
+                f"the consumer's group info not exist: no member of {request.consumer_group} is here",
             )
         if not group.consume_broadcast_enable and members.message_model == "BROADCASTING":
-            raise _forbidden(f"the consumer group[{wanted.consumer_group}] can not consume by broadcast way")
-        subscription = members.subscriptions.get(wanted.topic)
+            raise _forbidden(f"the consumer group[{request.consumer_group}] can not consume by broadcast way")
+        subscription = members.subscriptions.get(request.topic)
         if subscription is None:
             raise for_code(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                f"the consumer's subscription not exist: group {wanted.consumer_group} does not subscribe to "
-                f"{wanted.topic}; all members of a group must have the same subscriptions",
+                f"the consumer's subscription not exist: group {request.consumer_group} does not subscribe "
+                f"to {request.topic}; all members of a group must have the same subscriptions",
             )
-        if subscription.sub_version < wanted.sub_version and self._filters.is_possible(wanted.sub_version):
+        if subscription.sub_version < request.sub_version and self._filters.is_possible(request.sub_version):
             raise for_code(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
         return subscription
 
-    def _filter(self, wanted: Wanted, subscription: SubscriptionData, reading: Reading) -> Filter:
+    def _filter(self, request: ReadRequest, subscription: SubscriptionData, reading: Reading) -> Filter:
         """The filter that the group's heartbeats brought, as new as the puller's."""
-        topic, group = wanted.topic, wanted.consumer_group
+        topic, group = request.topic, request.consumer_group
         had = self._filters.get(topic, group)
         is_newer = had is None or had.client_version < subscription.sub_version
         if is_newer and self._clients.consumer_group(group) is None:
@@ -316,7 +325,7 @@ class Reader:
                 ResponseCode.FILTER_DATA_NOT_EXIST,
                 "The broker's consumer filter data is not exist!Your expression may be wrong!",
             )
-        if known.client_version < wanted.sub_version and self._filters.is_possible(wanted.sub_version):
+        if known.client_version < request.sub_version and self._filters.is_possible(request.sub_version):
             raise for_code(
                 ResponseCode.FILTER_DATA_NOT_LATEST, "the consumer's consumer filter data not latest"
             )
@@ -334,12 +343,12 @@ class Reader:
         looks = min(SCANS, SCANS * _SHORT_EXPRESSION // max(1, len(subscription.sub_string)))
         return SubscriptionPlan(subscription, None, _of_record(accepts), known, looks)
 
-    def _check_switch(self, wanted: SubscriptionData) -> None:
+    def _check_switch(self, request: SubscriptionData) -> None:
         """Raise ResponseError where filters other than tags are not allowed: before anything is compiled."""
         if not self._settings.broker.enable_property_filter:
             raise for_code(
                 ResponseCode.SYSTEM_ERROR,
-                f"The broker does not support consumer to filter message by {wanted.expression_type}; "
+                f"The broker does not support consumer to filter message by {request.expression_type}; "
                 "set enablePropertyFilter=true on the broker",
             )
 
@@ -357,7 +366,7 @@ class Reader:
     # ---- reading ----
 
     def get(
-        self, wanted: Wanted, offset: int, plan: SubscriptionPlan, reading: Reading
+        self, request: ReadRequest, offset: int, plan: SubscriptionPlan, reading: Reading
     ) -> tuple[GetResult, int]:
         """The messages from an offset on, and the response code. Raises ResponseError if the consumer must
         not get another offset."""
@@ -367,10 +376,10 @@ class Reader:
         reach = self._role.high_watermark()
         began = clock()
         result = self._store.get(
-            wanted.topic,
-            wanted.queue_id,
+            request.topic,
+            request.queue_id,
             offset,
-            min(wanted.max_msg_nums, most),
+            min(request.max_msg_nums, most),
             limits.max_transfer_bytes_on_message_in_memory,
             plan.matches,
             plan.matches_record,
@@ -378,7 +387,7 @@ class Reader:
             reach,
         )
         if reach is not None and result.is_cut:
-            self._unconfirmed[wanted.topic, wanted.queue_id] = None
+            self._unconfirmed[request.topic, request.queue_id] = None
         self._stats.read((clock() - began) * 1000)
         code = _CODES.get(result.status, -1)
         if code < 0:
@@ -395,10 +404,10 @@ class Reader:
                 "this master has no lease of the controllers, its successor may have the message",
             )
 
-    def read(self, wanted: Wanted, reading: Reading) -> Found:
+    def read(self, request: ReadRequest, reading: Reading) -> Found:
         """Read now, whatever there is. Raises ResponseError for a refusal."""
-        group, plan = self.admit(wanted, reading)
-        result, code = self.get(wanted, wanted.queue_offset, plan, reading)
+        group, plan = self.admit(request, reading)
+        result, code = self.get(request, request.queue_offset, plan, reading)
         return group, result, code
 
     def hold(self, held: ParkedRead) -> None:
@@ -410,10 +419,10 @@ class Reader:
         self._stats.miss()
         self.parked_pulls.park_pull(held)
 
-    def handed_out(self, wanted: Wanted, result: GetResult, reading: Reading) -> None:
+    def handed_out(self, request: ReadRequest, result: GetResult, reading: Reading) -> None:
         """Count the messages that were given to a consumer."""
-        self._stats.get(wanted.consumer_group, wanted.topic, result.count, result.size)
-        self._on_pulled(wanted, result, reading)
+        self._stats.get(request.consumer_group, request.topic, result.count, result.size)
+        self._on_pulled(request, result, reading)
 
     def _check_room(self, reading: Reading, holders: Holders) -> None:
         """Raise ResponseError when as many pulls wait as may: in all, of a connection, of an account, or of
@@ -436,12 +445,12 @@ class Reader:
 
     def _resume(self, held: ParkedRead, last: bool) -> bool:
         """Try a held read again; return whether it was answered. A refusal is an answer."""
-        wanted, reading = held.header, held.connection
+        request, reading = held.header, held.connection
         try:
-            if self.is_of_another_topic(wanted):
-                raise unknown_topic(wanted.topic)
-            group = self._group(wanted, reading)
-            result, code = self.get(wanted, held.offset, self._plan(wanted, group, reading), reading)
+            if self.is_of_another_topic(request):
+                raise unknown_topic(request.topic)
+            group = self._group(request, reading)
+            result, code = self.get(request, held.offset, self._plan(request, group, reading), reading)
         except ResponseError as error:
             held.on_result(held, error)
             return True
@@ -454,39 +463,39 @@ class Reader:
         held.on_result(held, (group, result, code))
         return True
 
-    def is_of_another_topic(self, wanted: Wanted) -> bool:
+    def is_of_another_topic(self, request: ReadRequest) -> bool:
         """Whether the offset belongs to another topic of that name: to one that was deleted since."""
-        created_ms = wanted.topic_created_ms
+        created_ms = request.topic_created_ms
         if created_ms is None:
             return False
-        topic = self._topics.table.get(wanted.topic)
+        topic = self._topics.table.get(request.topic)
         return topic is not None and topic.created_ms != created_ms
 
-    def position_in_present_topic(self, wanted: Wanted) -> GetResult:
+    def position_in_present_topic(self, request: ReadRequest) -> GetResult:
         """The position of a group whose offset belongs to another topic: the group's offset in the present
         topic, else the first offset. A slave may be behind, and returns the requested offset.
 
         Raises ResponseError without a lease.
         """
         self._check_lease()
-        topic, queue_id = wanted.topic, wanted.queue_id
+        topic, queue_id = request.topic, request.queue_id
         start, end = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
-        at = wanted.queue_offset
+        at = request.queue_offset
         if self._settings.store.broker_role is not BrokerRole.SLAVE:
-            committed = self._offsets.get(wanted.consumer_group, topic, queue_id)
+            committed = self._offsets.get(request.consumer_group, topic, queue_id)
             at = committed if start <= committed <= end else start
             log.info(
                 "group %s asked for offset %d of an earlier topic %s: in queue %d of the present one it goes "
                 "on at %d",
-                wanted.consumer_group,
-                wanted.queue_offset,
+                request.consumer_group,
+                request.queue_offset,
                 topic,
                 queue_id,
                 at,
             )
         return GetResult("TOPIC_MADE_AGAIN", at, start, end)
 
-    def correct(self, wanted: Wanted, result: GetResult) -> int:
+    def correct(self, request: ReadRequest, result: GetResult) -> int:
         """The code for an offset out of range, with the correction put into the result. A slave that must not
         correct lets the consumer ask again."""
         limits = self._settings.store
@@ -494,26 +503,26 @@ class Reader:
         if is_slave and not limits.offset_check_in_slave:
             return RETRY
         if not is_slave and result.status == "OFFSET_OVERFLOW_BADLY":
-            place = wanted.topic, wanted.queue_id, wanted.queue_offset
+            place = request.topic, request.queue_id, request.queue_offset
             result.next_queue_offset = self._offsets.resume_at(*place)
         log.warning(
             "group %s asked for offset %d of %s queue %d, which holds %d to %d (%s)",
-            wanted.consumer_group,
-            wanted.queue_offset,
-            wanted.topic,
-            wanted.queue_id,
+            request.consumer_group,
+            request.queue_offset,
+            request.topic,
+            request.queue_id,
             result.min_offset,
             result.max_offset,
             result.status,
         )
         if not is_slave:
-            self._put_event(wanted, result.next_queue_offset)
+            self._put_event(request, result.next_queue_offset)
         return MOVED
 
-    def _put_event(self, wanted: Wanted, next_offset: int) -> None:
+    def _put_event(self, request: ReadRequest, next_offset: int) -> None:
         """Leave a message that a consumer asked out of range, as RocketMQ's monitoring expects."""
         name, host = self._settings.broker.broker_name, self._store.store_host
-        record = offset_moved_event(wanted, next_offset, name, now_ms=self._now_ms(), host=host)
+        record = offset_moved_event(request, next_offset, name, now_ms=self._now_ms(), host=host)
         try:
             self._put(record)
         except StoreError as error:
@@ -547,15 +556,15 @@ def _forbidden(remark: str) -> ResponseError:
 
 
 def offset_moved_event(
-    wanted: Wanted, next_offset: int, broker_name: str, *, now_ms: int, host: bytes
+    request: ReadRequest, next_offset: int, broker_name: str, *, now_ms: int, host: bytes
 ) -> Record:
     """The record for a pull that is sent on to `next_offset`; `host` is the broker's address in records."""
-    group = wanted.consumer_group
+    group = request.consumer_group
     event = {
         "consumerGroup": group,
-        "messageQueue": {"brokerName": broker_name, "queueId": wanted.queue_id, "topic": wanted.topic},
+        "messageQueue": {"brokerName": broker_name, "queueId": request.queue_id, "topic": request.topic},
         "offsetNew": next_offset,
-        "offsetRequest": wanted.queue_offset,
+        "offsetRequest": request.queue_offset,
     }
     properties = {PROPERTY_TAGS: group, PROPERTY_KEYS: group, PROPERTY_DELAY_LEVEL: "0"}
     return Record(

@@ -12,7 +12,7 @@ from rmq.broker.consume.read import Reader
 
 if TYPE_CHECKING:
     from rmq.broker.config import Settings
-    from rmq.broker.consume.long_polling import Reading, Wanted
+    from rmq.broker.consume.long_polling import Reading, ReadRequest
     from rmq.broker.consume.per_message.ledger import OnWritten
     from rmq.broker.role import Role
     from rmq.broker.state import Tables
@@ -54,7 +54,7 @@ def make_readers(
     now_ms: Callable[[], int],
     clock: Callable[[], float],
     on_deadline: Callable[[float], None],
-    on_pulled: Callable[[Wanted, GetResult, Reading], None],
+    on_pulled: Callable[[ReadRequest, GetResult, Reading], None],
     put: Callable[[Record], None],
     put_delivery: Callable[[Record, OnWritten | None], None],
     give_up: Callable[[str, memoryview, int, str], None],

@@ -180,11 +180,11 @@ class FilterTable:
             self._check_rate(known.expression, peer)
         return known if self._compile(known) else None
 
-    def compiled(self, wanted: SubscriptionData, peer: str) -> MessageFilter | None:
+    def compiled(self, subscription: SubscriptionData, peer: str) -> MessageFilter | None:
         """`message_filter` of an expression that a peer asks about. Raises ResponseError, also when its
         address has had too much compiled."""
-        self._check_rate(wanted.sub_string, peer)
-        return message_filter(wanted)
+        self._check_rate(subscription.sub_string, peer)
+        return message_filter(subscription)
 
     def _check_rate(self, expression: str, peer: str) -> None:
         address = network_of(peer)
@@ -216,70 +216,77 @@ class FilterTable:
 
     # --- what clients announce ---
 
-    def register(self, group: str, wanted: Iterable[SubscriptionData], holders: Holders = NOBODY) -> None:
+    def register(
+        self, group: str, subscriptions: Iterable[SubscriptionData], holders: Holders = NOBODY
+    ) -> None:
         """Take the subscriptions of a member; the group's filters for other topics are dead from now on."""
         topics = set()
-        for subscription in wanted:
+        for subscription in subscriptions:
             topics.add(subscription.topic)
             self.take(group, subscription, holders)
         for known in self._of(group):
             if known.topic not in topics:
                 self._die(known)
 
-    def take(self, group: str, wanted: SubscriptionData, holders: Holders = NOBODY) -> None:
+    def take(self, group: str, subscription: SubscriptionData, holders: Holders = NOBODY) -> None:
         """Take the group's subscription of a topic, unless it is by tags or filters are not allowed."""
-        has_filter = wanted.sub_string and not is_tag_type(wanted.expression_type)
+        has_filter = subscription.sub_string and not is_tag_type(subscription.expression_type)
         if has_filter and self._settings.broker.enable_property_filter:
-            self._register(group, wanted, holders)
+            self._register(group, subscription, holders)
 
     def unregister(self, group: str) -> None:
         """The group has no member left."""
         for known in self._of(group):
             self._die(known)
 
-    def _register(self, group: str, wanted: SubscriptionData, holders: Holders) -> None:
-        known = self.get(wanted.topic, group)
+    def _register(self, group: str, subscription: SubscriptionData, holders: Holders) -> None:
+        known = self.get(subscription.topic, group)
         if known is None:
-            self._put(group, wanted, holders)
+            self._put(group, subscription, holders)
             return
-        same = (known.expression, known.expression_type) == (wanted.sub_string, wanted.expression_type)
-        newer = wanted.sub_version - known.client_version if self.is_possible(known.client_version) else 1
+        same = (known.expression, known.expression_type) == (
+            subscription.sub_string,
+            subscription.expression_type,
+        )
+        newer = (
+            subscription.sub_version - known.client_version if self.is_possible(known.client_version) else 1
+        )
         if newer > 0 and not same:
-            self._put(group, wanted, holders)
+            self._put(group, subscription, holders)
         elif newer > 0 or (newer == 0 and known.is_dead):
-            known.client_version, known.dead_ms = wanted.sub_version, 0
+            known.client_version, known.dead_ms = subscription.sub_version, 0
             self.is_changed = True
         elif not same:
-            log.warning("group %s: a filter not newer than %s is ignored: %s", group, known, wanted)
+            log.warning("group %s: a filter not newer than %s is ignored: %s", group, known, subscription)
 
-    def _put(self, group: str, wanted: SubscriptionData, holders: Holders) -> None:
+    def _put(self, group: str, subscription: SubscriptionData, holders: Holders) -> None:
         """Put a filter in, compiled if filtering is enabled; a filter that cannot be compiled removes its
         predecessor."""
         self.is_changed = True
         made = Filter(
             group,
-            wanted.topic,
-            wanted.sub_string,
-            wanted.expression_type or "",
+            subscription.topic,
+            subscription.sub_string,
+            subscription.expression_type or "",
             None,
             False,
             self._now_ms(),
-            wanted.sub_version,
-            self._bits(group, wanted.topic),
+            subscription.sub_version,
+            self._bits(group, subscription.topic),
             holders=holders,
         )
-        before = self.get(wanted.topic, group)
+        before = self.get(subscription.topic, group)
         if before is not None:
             self._remove(before)
         characters = len(made.expression)
         full = self._filters.full(holders) or self._characters.full(holders, characters)
         if full:
             text = "the filter of group %s for %s is not kept: of filters or their characters %s"
-            log.warning(text, group, wanted.topic, full)
+            log.warning(text, group, subscription.topic, full)
             return
         self._filters.add(holders)
         self._characters.add(holders, characters)
-        self._table.setdefault(wanted.topic, {})[group] = made
+        self._table.setdefault(subscription.topic, {})[group] = made
         if not self._settings.broker.enable_property_filter or self._prepare(made):
             log.info("filter registered: %s", made)
 
@@ -294,9 +301,9 @@ class FilterTable:
     def _compile(self, made: Filter) -> bool:
         """Compile a filter, or remove a filter that cannot be compiled; return whether the filter exists
         now."""
-        wanted = SubscriptionData(made.topic, made.expression, expression_type=made.expression_type)
+        subscription = SubscriptionData(made.topic, made.expression, expression_type=made.expression_type)
         try:
-            made.matches, made.is_compiled = message_filter(wanted), True
+            made.matches, made.is_compiled = message_filter(subscription), True
         except ResponseError as error:
             log.warning("group %s: its filter for %s is not usable: %s", made.group, made.topic, error)
             self._remove(made)

@@ -271,8 +271,8 @@ class ClientRequests:
         group = self._clients.consumer_group(header.group)
         if group is None:
             raise for_code(_FAILED, f"No Any Consumer online in the consumer group: [{header.group}]")
-        wanted = header.client_addr
-        members = [one for one in group.members.values() if not wanted or one.client_id == wanted]
+        client_id = header.client_addr
+        members = [one for one in group.members.values() if not client_id or one.client_id == client_id]
         question = GetConsumerStatusRequestHeader(header.topic, header.group)
         gathering = Gathering(request, connection, len(members))
         for member in members:

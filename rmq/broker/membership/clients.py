@@ -202,7 +202,7 @@ class Clients:
                 changed[consumer.group_name] = member
                 self._notify(consumer.group_name)
         if changed:
-            _say_joined(changed)
+            _log_joined(changed)
         replaced = []
         for producer in data.producer_data_set:
             member = Member(data.client_id, language, version, connection, now, now, stamp_ms)
@@ -258,12 +258,12 @@ class Clients:
         )
 
     def _check(self, data: HeartbeatData, connection: MemberConnection) -> None:
-        wanted_count = sum(len(consumer.subscription_data_set) for consumer in data.consumer_data_set)
-        if wanted_count > SUBSCRIPTIONS_OF_A_HEARTBEAT:
+        subscription_count = sum(len(consumer.subscription_data_set) for consumer in data.consumer_data_set)
+        if subscription_count > SUBSCRIPTIONS_OF_A_HEARTBEAT:
             raise for_code(
                 ResponseCode.SYSTEM_ERROR,
-                f"client {printable(data.client_id[:TEXT_LENGTH_MAX])} names {wanted_count} subscriptions in "
-                f"one heartbeat, at most {SUBSCRIPTIONS_OF_A_HEARTBEAT} are allowed",
+                f"client {printable(data.client_id[:TEXT_LENGTH_MAX])} names {subscription_count} "
+                f"subscriptions in one heartbeat, at most {SUBSCRIPTIONS_OF_A_HEARTBEAT} are allowed",
             )
         try:
             validate_text("client id", data.client_id)
@@ -271,8 +271,8 @@ class Clients:
                 validate_text("producer group", producer.group_name)
             for consumer in data.consumer_data_set:
                 validate_group(consumer.group_name)
-                for wanted in consumer.subscription_data_set:
-                    validate_text("topic", wanted.topic)
+                for subscription in consumer.subscription_data_set:
+                    validate_text("topic", subscription.topic)
         except InvalidName as error:
             who = printable(data.client_id[:TEXT_LENGTH_MAX])
             raise for_code(ResponseCode.SYSTEM_ERROR, f"client {who}: {error}") from None
@@ -326,7 +326,7 @@ class Clients:
         return "; ".join(filter(None, texts))
 
     def _make_retry_topic(self, consumer: ConsumerData, maker: Holders) -> None:
-        config = self._groups.get(consumer.group_name, maker, says=False)
+        config = self._groups.get(consumer.group_name, maker, logs=False)
         if config is not None:
             sys_flag = TOPIC_UNIT_SUB if consumer.unit_mode else 0
             topic = retry_topic(consumer.group_name)
@@ -344,9 +344,9 @@ class Clients:
         if before is not None and before.client_id != member.client_id:
             self.conflicts.left(group.name, before)
         is_new = self._joined(group.name, group.members, member)
-        wanted = with_past_versions(consumer.subscription_data_set, member.stamp_ms)
-        is_changed = group.subscribe(wanted)
-        self._filters.register(group.name, wanted, self._holders_of(member.connection))
+        subscriptions = with_past_versions(consumer.subscription_data_set, member.stamp_ms)
+        is_changed = group.subscribe(subscriptions)
+        self._filters.register(group.name, subscriptions, self._holders_of(member.connection))
         self._remember(member.connection, "consumer", group.name)
         if group.announced != announced:
             self.known_subscriptions.changed(group.name)
@@ -449,9 +449,9 @@ class Clients:
 
     def _notify(self, group: str) -> None:
         """Notify the members of a consumer group of a change."""
-        config, tells = self._groups.table.get(group), not self._is_silent
-        tells = tells and self._settings.broker.notify_consumer_ids_changed_enable
-        if not tells or (config is not None and not config.notify_consumer_ids_changed_enable):
+        config, is_notified = self._groups.table.get(group), not self._is_silent
+        is_notified = is_notified and self._settings.broker.notify_consumer_ids_changed_enable
+        if not is_notified or (config is not None and not config.notify_consumer_ids_changed_enable):
             return
         header = NotifyConsumerIdsChangedRequestHeader(group)
         command = Command.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True)
@@ -481,15 +481,15 @@ class Clients:
         return request.reply(header={}, body=bodies.GetConsumerListByGroupResponseBody(ids).to_json())
 
     def _on_check(self, request: Command, connection: Any, now: int) -> Command:
-        wanted = bodies.CheckClientRequestBody.from_request(request.body).subscription_data
-        if wanted is not None and not is_tag_type(wanted.expression_type):
+        subscription = bodies.CheckClientRequestBody.from_request(request.body).subscription_data
+        if subscription is not None and not is_tag_type(subscription.expression_type):
             if not self._settings.broker.enable_property_filter:
                 raise for_code(
                     ResponseCode.SYSTEM_ERROR,
-                    f"The broker does not support consumer to filter message by {wanted.expression_type}; "
-                    "set enablePropertyFilter=true on the broker",
+                    f"The broker does not support consumer to filter message by "
+                    f"{subscription.expression_type}; set enablePropertyFilter=true on the broker",
                 )
-            self._filters.compiled(wanted, connection.peer_address)
+            self._filters.compiled(subscription, connection.peer_address)
         return request.reply()
 
     def _on_consumer_connections(self, request: Command, connection: Any, now: int) -> Command:
@@ -523,7 +523,7 @@ def _since(group: ConsumerGroup | None, client_id: str, connection: MemberConnec
     return known.since_ms if known is not None and known.client_id == client_id else now
 
 
-def _say_joined(changed: dict[str, Member]) -> None:
+def _log_joined(changed: dict[str, Member]) -> None:
     names = list(changed)
     for name in names[:GROUPS_SAID]:
         member = changed[name]

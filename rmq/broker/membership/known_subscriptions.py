@@ -110,16 +110,16 @@ class KnownSubscriptions:
         }, None
 
     def apply_delta(
-        self, rows: Mapping[str, ConsumerGroup], version: None, gone: Collection[str] | None
+        self, rows: Mapping[str, ConsumerGroup], version: None, deleted: Collection[str] | None
     ) -> bool:
-        """A slave's: take these groups of the master, and keep former groups for a while: `gone`, or with
+        """A slave's: take these groups of the master, and keep former groups for a while: `deleted`, or with
         None all other groups."""
-        for name in self._followed.keys() - rows.keys() if gone is None else gone:
+        for name in self._followed.keys() - rows.keys() if deleted is None else deleted:
             former = self._followed.pop(name, None)
             if former is not None:
                 self._keep(former)
         self._followed |= rows
-        return bool(rows or gone)
+        return bool(rows or deleted)
 
     def _keep(self, group: ConsumerGroup) -> None:
         if group.name in self._former:
@@ -142,7 +142,7 @@ class KnownSubscriptions:
 
 def _size(group: ConsumerGroup) -> int:
     """Approximate size in bytes, if the tags are as short as possible."""
-    return 500 + sum(500 + 60 * len(wanted.sub_string) for wanted in group.subscriptions.values())
+    return 500 + sum(500 + 60 * len(subscribed.sub_string) for subscribed in group.subscriptions.values())
 
 
 def _announced(group: ConsumerGroup) -> ConsumerData:
@@ -156,7 +156,7 @@ def _announced(group: ConsumerGroup) -> ConsumerData:
 
 
 def _group(data: ConsumerData) -> ConsumerGroup:
-    wanted = {subscription.topic: subscription for subscription in data.subscription_data_set}
+    subscribed = {subscription.topic: subscription for subscription in data.subscription_data_set}
     return ConsumerGroup(
-        data.group_name, data.consume_type, data.message_model, data.consume_from_where, wanted
+        data.group_name, data.consume_type, data.message_model, data.consume_from_where, subscribed
     )

@@ -119,9 +119,9 @@ class ConsumerGroup:
         """The subscriptions of its members, in a form to compare."""
         return self.consume_type, self.message_model, self.consume_from_where, self.subscriptions
 
-    def subscribe(self, wanted: Iterable[SubscriptionData]) -> bool:
+    def subscribe(self, subscriptions: Iterable[SubscriptionData]) -> bool:
         """Take a member's subscriptions; return whether the group's topics have changed."""
-        latest = {subscription.topic: subscription for subscription in wanted}
+        latest = {subscription.topic: subscription for subscription in subscriptions}
         changed = latest.keys() != self.subscriptions.keys()
         for topic, subscription in latest.items():
             known = self.subscriptions.get(topic)
@@ -131,16 +131,16 @@ class ConsumerGroup:
         return changed
 
 
-def with_past_versions(wanted: Iterable[SubscriptionData], now_ms: int) -> list[SubscriptionData]:
+def with_past_versions(subscriptions: Iterable[SubscriptionData], now_ms: int) -> list[SubscriptionData]:
     """The same subscriptions; a version that is further ahead than `VERSION_AHEAD_MS` is made now's."""
     latest = now_ms + VERSION_AHEAD_MS
-    return [one if one.sub_version <= latest else evolve(one, sub_version=now_ms) for one in wanted]
+    return [one if one.sub_version <= latest else evolve(one, sub_version=now_ms) for one in subscriptions]
 
 
 def terms_of(consumer: ConsumerData) -> Terms:
     """The `terms` of a Member, from its heartbeat."""
     retries = retry_topic(consumer.group_name)
-    wanted = (
+    subscribed = (
         (
             one.topic,
             one.sub_string
@@ -150,7 +150,7 @@ def terms_of(consumer: ConsumerData) -> Terms:
         for one in consumer.subscription_data_set
         if one.topic != retries
     )
-    return consumer.message_model, tuple(sorted(wanted))
+    return consumer.message_model, tuple(sorted(subscribed))
 
 
 REFUSED_MAX: Final = 1_000
@@ -231,10 +231,10 @@ class Conflicts:
 
 
 def _forget(table: Table, key: tuple[str, str], member: Member) -> None:
-    told = table.get(key)
-    if told is not None:
-        told.discard(member.connection)
-        if not told:
+    noted = table.get(key)
+    if noted is not None:
+        noted.discard(member.connection)
+        if not noted:
             del table[key]
             log.info("group %s %s: the conflict is over", *key)
 

@@ -81,13 +81,13 @@ class Call:
         """Report that the message is stored; `error`: its safety is unknown."""
         record = self.record
         message_id = offset_message_id(host, record.physical_offset)
-        self._tell(Appended(self.topic, self.queue_id, record.queue_offset, message_id, error))
+        self._report(Appended(self.topic, self.queue_id, record.queue_offset, message_id, error))
 
     def failed(self, error: ResponseError) -> None:
         """Report that the message is not known to be stored."""
-        self._tell(Appended(self.topic, self.queue_id, -1, "", error))
+        self._report(Appended(self.topic, self.queue_id, -1, "", error))
 
-    def _tell(self, outcome: Appended) -> None:
+    def _report(self, outcome: Appended) -> None:
         try:
             self.on_done(outcome)
         except Exception as error:
@@ -173,7 +173,7 @@ class Acknowledgement:
     `committed` answers them or lets them wait; `refused` and `forget` are for a failed commit.
 
     `clock` is in seconds. `on_deadline(at)` is called with each new deadline, so that `step` is called by
-    that time; `on_sync_wanted` when a sync is awaited, whose end the caller reports to `synced`.
+    that time; `on_sync_needed` when a sync is awaited, whose end the caller reports to `synced`.
     """
 
     def __init__(
@@ -186,12 +186,12 @@ class Acknowledgement:
         clock: Callable[[], float],
         histograms: Histograms,
         on_deadline: Callable[[float], None],
-        on_sync_wanted: Callable[[], None],
+        on_sync_needed: Callable[[], None],
     ) -> None:
         self._store = store
         self._topics = topics
         self._clock = clock
-        self._on_sync_wanted = on_sync_wanted
+        self._on_sync_needed = on_sync_needed
         self.unsure: Counter[str] = Counter()
         """Reason -> stored messages that were answered with this reason instead of SEND_OK."""
         self.pending = AckBatch()
@@ -410,7 +410,7 @@ class Acknowledgement:
         position = self._store.max_physical_offset
         if self._syncs:
             self.disk.park(connection, position, acks, self._disk_seconds)
-            self._on_sync_wanted()
+            self._on_sync_needed()
         else:
             self._await_slave(connection, position, acks)
 

@@ -104,7 +104,7 @@ class FlowControl:
         machine that was busy elsewhere, so two in a row count. Refusals are quick, so messages are taken
         again only when rounds are half as long, after the gathered requests were answered.
         """
-        self._tell_disk()
+        self._log_disk_state()
         limit = self._settings.broker.wait_time_mills_in_send_queue
         self._round_ms = seconds * 1000
         refusing = self._long_rounds >= LONG_ROUNDS
@@ -119,7 +119,7 @@ class FlowControl:
             log.warning("the broker is no longer overloaded: it takes sends again")
         return is_long
 
-    def _tell_disk(self) -> None:
+    def _log_disk_state(self) -> None:
         """Log when the disk begins to refuse messages, and when it takes messages again."""
         disk = self._store.disk_state()
         if disk.is_writable != self._is_writable:

@@ -134,10 +134,10 @@ class OwnWrites:
             return queue_id
         if self._topics.is_system(topic):  # its queues are ours, whatever the table says
             return queue_id
-        self._say_moved(topic, queue_id, queue_id % count, config)
+        self._log_moved(topic, queue_id, queue_id % count, config)
         return queue_id % count
 
-    def _say_moved(self, topic: str, queue_id: int, chosen: int, config: TopicConfig | None) -> None:
+    def _log_moved(self, topic: str, queue_id: int, chosen: int, config: TopicConfig | None) -> None:
         self.moved += chosen != queue_id
         now, is_known = self._clock(), topic in self._moved
         key = topic if is_known or len(self._moved) < _TOPICS_SAID else ""

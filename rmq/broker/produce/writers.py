@@ -81,7 +81,7 @@ def make_writers(
         clock=clock,
         histograms=histograms,
         on_deadline=on_deadline,
-        on_sync_wanted=wake.flush,
+        on_sync_needed=wake.flush,
     )
     transactions = Transactions(
         settings,

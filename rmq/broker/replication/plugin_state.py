@@ -129,7 +129,7 @@ class PluginState:
             raise RemoteProtocolError("the master's note about shared texts cannot be read")
         return rows, None
 
-    def apply_delta(self, rows: dict[str, Any], version: Any, gone: Collection[str] | None) -> bool:
+    def apply_delta(self, rows: dict[str, Any], version: Any, deleted: Collection[str] | None) -> bool:
         """Hand the texts of the master to the plug-ins. A rejected text is logged."""
         for name, row in rows.items():
             plugin = self._plugins.get(name)

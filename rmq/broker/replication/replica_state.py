@@ -324,20 +324,20 @@ class DeliveryProgress:
 
     def now(self) -> dict[str, Any]:
         """The progress that belongs to the log up to its present end."""
-        told: dict[str, Any] = {"delay": {str(level): at for level, at in self._schedule.progress.items()}}
+        state: dict[str, Any] = {"delay": {str(level): at for level, at in self._schedule.progress.items()}}
         if timers := self._timers.progress():
-            told["timer"] = timers
-        told["transactions"] = {
+            state["timer"] = timers
+        state["transactions"] = {
             topic: max(0, self._offsets.get(TRANSACTION_GROUP, topic, 0)) for topic in _TRANSACTION_TOPICS
         }
-        return told
+        return state
 
-    def take(self, told: Mapping[str, Any]) -> None:
+    def take(self, state: Mapping[str, Any]) -> None:
         """A slave's: take the progress of the master. Raises RemoteProtocolError."""
         try:
-            delay = {int(level): int(offset) for level, offset in told.get("delay", {}).items()}
-            timer = {str(name): int(value) for name, value in told.get("timer", {}).items()}
-            transactions = {str(topic): int(at) for topic, at in told.get("transactions", {}).items()}
+            delay = {int(level): int(offset) for level, offset in state.get("delay", {}).items()}
+            timer = {str(name): int(value) for name, value in state.get("timer", {}).items()}
+            transactions = {str(topic): int(at) for topic, at in state.get("transactions", {}).items()}
         except (AttributeError, TypeError, ValueError) as error:
             raise RemoteProtocolError(f"the master's progress cannot be read: {error!r}") from None
         self._schedule.follow(delay)

@@ -237,9 +237,9 @@ class MasterSession:
         self._questions = 0
         self._notes: deque[bytes] = deque()  # to be sent before anything else
         self._news: tuple[int, bytes] | None = None  # a note, and the end of the log that it is about
-        self._told: tuple[int | None, int | None, Mapping[str, Any]] = (None, None, {})
-        self._confirmed_told, self._confirmed_at = -1, now - CONFIRMED_SECONDS
-        self._told_at = now
+        self._sent_state: tuple[int | None, int | None, Mapping[str, Any]] = (None, None, {})
+        self._confirmed_sent, self._confirmed_at = -1, now - CONFIRMED_SECONDS
+        self._state_at = now
         self._heartbeat_s = heartbeat_s
         self._silence_s = silence_s
         self._frame_bytes = min(store.config.ha_transfer_batch_size, SLAVE_FRAME_MAX - FRAME.size)
@@ -350,9 +350,9 @@ class MasterSession:
             self._sent_at = now
             return encode_note(note)
         if self.is_to_confirm(now):
-            self._confirmed_told, self._confirmed_at = self._confirmed() or 0, now
+            self._confirmed_sent, self._confirmed_at = self._confirmed() or 0, now
             self._sent_at = now
-            return encode_note({"confirmed": self._confirmed_told})
+            return encode_note({"confirmed": self._confirmed_sent})
         limit = self._store.max_physical_offset if most is None else most
         if limit > self._next:
             body = self._store.read_raw(self._next, min(self._frame_bytes, limit - self._next))
@@ -370,26 +370,26 @@ class MasterSession:
         if not self.waiting or now < self._confirmed_at + CONFIRMED_SECONDS:
             return False
         confirmed = self._confirmed()
-        return confirmed is not None and self._confirmed_told < confirmed <= self.acknowledged
+        return confirmed is not None and self._confirmed_sent < confirmed <= self.acknowledged
 
     def _due_news(self, now: float) -> bytes:
         """The note that is to be sent now, if any: only behind all of the log that it is about."""
         end = self._store.max_physical_offset
-        late = now - self._told_at >= NEWS_SECONDS
+        late = now - self._state_at >= NEWS_SECONDS
         if self._news is None and (late or self._next == end):
             safe, confirmed, progress = self._safe(), self._confirmed(), self._progress()
-            if progress != self._told[2] or (late and (safe, confirmed) != self._told[:2]):
-                self._told = safe, confirmed, progress
+            if progress != self._sent_state[2] or (late and (safe, confirmed) != self._sent_state[:2]):
+                self._sent_state = safe, confirmed, progress
                 more = {} if confirmed is None else {"confirmed": confirmed}
                 self._news = end, encode_note({"safe": safe, "progress": progress} | more)
             if late:
-                self._told_at = now
+                self._state_at = now
         # A note speaks of the log up to an end, and goes out behind that end: a slave that has the note has
         # all records that it is about, so that it may become master with it.
         if self._news is None or self._next < self._news[0]:
             return b""
         note, self._news = self._news[1], None
-        self._told_at = self._sent_at = now
+        self._state_at = self._sent_at = now
         return note
 
     def is_silent(self, now: float) -> bool:

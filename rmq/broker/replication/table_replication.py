@@ -6,7 +6,7 @@ the changes. A change of topics and groups is sent before any byte of the log th
 change: a slave that has a message has its topic, and has dropped the topics that its master deleted. Offsets
 follow within `OFFSETS_SECONDS`, in a set with controllers within `CONTROLLED_OFFSETS_SECONDS`.
 
-A note has the name of the table; `rows`, the text of its file with the changed rows only; and `gone`, the
+A note has the name of the table; `rows`, the text of its file with the changed rows only; and `removed`, the
 names of deleted rows, with `end`, the end of the master's log at the deletion. A slave that has the log up to
 `end` removes the queues of deleted topics, as its master did. In a piece of a whole table the note has
 `whole`: whether the piece is the first, and whether it is the last. The last piece of the topics also has
@@ -91,8 +91,8 @@ class StreamedTable(Protocol):
     def rows_of(self, text: bytes) -> tuple[dict[str, Any], Any]:
         """The rows of a text, and the version of the table. Raises RemoteProtocolError."""
 
-    def apply_delta(self, rows: dict[str, Any], version: Any, gone: Collection[str] | None) -> bool:
-        """Apply `rows` and delete `gone` (None: replace the whole table). Return whether the table
+    def apply_delta(self, rows: dict[str, Any], version: Any, deleted: Collection[str] | None) -> bool:
+        """Apply `rows` and delete `deleted` (None: replace the whole table). Return whether the table
         changed."""
 
 
@@ -173,9 +173,9 @@ class TableSender:
             if note := cursor.note():
                 return note | self._deletions(cursor.name, note)
         for cursor in self._offsets:
-            if (cursor.left or now - self._offsets_at >= self.offsets_s or self._is_wanted(cursor)) and (
-                note := cursor.note()
-            ):
+            if (
+                cursor.left or now - self._offsets_at >= self.offsets_s or self._is_offset_change_due(cursor)
+            ) and (note := cursor.note()):
                 self._offsets_at = now
                 return note
         return None
@@ -184,8 +184,8 @@ class TableSender:
         """The fields of a note that a slave needs to remove deleted topics."""
         if table == TOPICS and note.get("whole", ())[1:] == [True]:
             more = {"unlisted": self._unlisted(), "deleted": self._deleted()}
-        elif gone := note.get("gone"):
-            more = {"deleted": self._deleted(gone)} if table == TOPICS else {}
+        elif removed := note.get("gone"):
+            more = {"deleted": self._deleted(removed)} if table == TOPICS else {}
         else:
             return {}
         return {"end": self._end(), **more}
@@ -196,7 +196,7 @@ class TableSender:
         kept = table if names is None else [name for name in names if name in table]
         return {name: table[name].to_value() for name in kept}
 
-    def _is_wanted(self, cursor: SlaveCursor) -> bool:
+    def _is_offset_change_due(self, cursor: SlaveCursor) -> bool:
         """Whether a request waits for a change that was not sent, while the slave has every change that was
         sent."""
         return (
@@ -299,12 +299,12 @@ class TableReceiver:
         table = self.tables.get(name) if isinstance(name, str) else None
         if table is None or not isinstance(name, str):
             return
-        text, whole, gone = note.get("rows"), note.get("whole"), note.get("gone", [])
-        if not isinstance(text, str) or not isinstance(gone, list):
+        text, whole, removed = note.get("rows"), note.get("whole"), note.get("gone", [])
+        if not isinstance(text, str) or not isinstance(removed, list):
             raise RemoteProtocolError(f"the master's note about the table {name} cannot be read")
         rows, version = table.rows_of(text.encode())
         self.is_fed = True
-        deleted = [str(one) for one in gone]
+        deleted = [str(one) for one in removed]
         missing: Collection[str] | None = deleted
         if isinstance(whole, list) and len(whole) == 2:
             is_first, is_last = whole
@@ -327,24 +327,24 @@ class TableReceiver:
             self._to_report[name] = serial
 
     def _note_ended(
-        self, rows: Mapping[str, TopicConfig], gone: Collection[str] | None, note: Mapping[str, Any]
+        self, rows: Mapping[str, TopicConfig], removed: Collection[str] | None, note: Mapping[str, Any]
     ) -> bool:
         """Note the topics that these rows remove or replace, before they take effect. Return whether a new
         deletion came. Raises RemoteProtocolError."""
         known, log_end = self._topics.table, self._store.max_physical_offset
-        told = deletions_of(note.get("deleted", {}))
+        deletions = deletions_of(note.get("deleted", {}))
         deleted_here = self._topics.deleted_among(rows)
-        if gone is not None:  # the master has taken a deletion back that it had told
+        if removed is not None:  # the master has taken a deletion back that it had told
             self._topics.deletions.forget(deleted_here)
         elif self._hears_saved:
             self._contradicted = deleted_here
-        if gone is None and isinstance(unlisted := note.get("unlisted"), list):
+        if removed is None and isinstance(unlisted := note.get("unlisted"), list):
             kept = rows.keys() | set(unlisted)
             self._deleted = {topic: at for topic, at in self._deleted.items() if topic not in kept}
             # Also those whose row went before a restart, and whose queues stayed.
-            gone = {*known, *(topic for topic, _ in self._store.queues())} - kept - self._topics.from_start
-        if gone and isinstance(end := note.get("end"), int):
-            self._deleted |= dict.fromkeys(gone, end)
+            removed = {*known, *(topic for topic, _ in self._store.queues())} - kept - self._topics.from_start
+        if removed and isinstance(end := note.get("end"), int):
+            self._deleted |= dict.fromkeys(removed, end)
         for name, row in rows.items():
             before, creation = known.get(name), row.creation
             if self._topics.is_another(row):  # its offsets come after its row
@@ -353,10 +353,10 @@ class TableReceiver:
                 self._deleted.pop(name, None)
             elif before is None or before.creation != creation or creation.log_offset > log_end:
                 self._deleted[name] = creation.log_offset
-        for name, deletion in told.items():
+        for name, deletion in deletions.items():
             if name not in rows and deletion.log_offset > log_end:  # the log on the way has its messages
                 self._deleted.setdefault(name, deletion.log_offset)
-        return self._topics.take_deletions(told)
+        return self._topics.take_deletions(deletions)
 
     @property
     def has_reports(self) -> bool:
@@ -412,11 +412,11 @@ class TableReceiver:
     def _remove_before(self, topic: str, physical_offset: int) -> None:
         """Remove the queues of a topic unless they have messages of the present topic of that name."""
         keys = [key for key in self._store.queues() if key[0] == topic]
-        is_gone = self._topics.get(topic) is None
-        if is_gone:  # as at the master, whose table of offsets may not be here when we are elected
+        is_deleted = self._topics.get(topic) is None
+        if is_deleted:  # as at the master, whose table of offsets may not be here when we are elected
             self._topics.remember_end(topic, max((self._store.max_offset(*key) for key in keys), default=0))
             self._offsets.delete_topic(topic)
-        if keys and (is_gone or self._are_before(keys, physical_offset)):
+        if keys and (is_deleted or self._are_before(keys, physical_offset)):
             self._remove(topic, len(keys))
 
     def _are_before(self, queues: Collection[tuple[str, int]], physical_offset: int) -> bool:

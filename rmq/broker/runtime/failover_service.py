@@ -415,7 +415,7 @@ class FailoverService:
                 if not self._manager.number:
                     await self._register()
                 else:
-                    await self._say()
+                    await self._send_heartbeat()
             except NotLeader as error:
                 if error.leader:  # the next request goes there
                     log.info("%s: the controllers redirect to %s", self._config.broker_name, error.leader)
@@ -456,7 +456,7 @@ class FailoverService:
             self._end()
         self._known.set()
 
-    async def _say(self) -> None:
+    async def _send_heartbeat(self) -> None:
         manager = self._manager
         if self._broker is None:  # its store is being opened
             manager.disk_hangs(anyio.current_time() > self._opening_at + OPENING_SECONDS)
@@ -551,8 +551,8 @@ class FailoverService:
         manager, broker = self._manager, self._broker
         if broker is None:
             return
-        wanted = manager.epoch if manager.is_elected else 0
-        if wanted != self._led:
+        expected = manager.epoch if manager.is_elected else 0
+        if expected != self._led:
             manager.stay(not self._is_stopping)
             self._end()
         elif self._led:

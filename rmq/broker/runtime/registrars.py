@@ -66,7 +66,7 @@ class Registrars:
         self._ready = Wakeup()
         self._tried: set[str] = set()
 
-    def _wanted(self) -> list[str]:
+    def _targets(self) -> list[str]:
         return parse_addresses(self._broker.config.namesrv_addr, "namesrvAddr")
 
     async def start(self, nursery: anyio.abc.TaskGroup, pool: Pool) -> None:
@@ -99,13 +99,13 @@ class Registrars:
 
     def _follow(self, nursery: anyio.abc.TaskGroup, pool: Pool) -> list[str]:
         """Start tasks of new name servers, end tasks of dropped ones; returns the dropped addresses."""
-        wanted = self._wanted()
-        for address in wanted:
+        targets = self._targets()
+        for address in targets:
             if address not in self._scopes:
                 self._scopes[address], self._wakeups[address] = anyio.CancelScope(), Wakeup()
                 self._registration.known_by[address] = False
                 nursery.start_soon(self._scoped, self._scopes[address], pool, address)
-        dropped = [address for address in self._scopes if address not in wanted]
+        dropped = [address for address in self._scopes if address not in targets]
         for address in dropped:
             self._scopes.pop(address).cancel()
             del self._wakeups[address]
@@ -194,11 +194,11 @@ class Registrars:
             log.info("cannot unregister at name server %s: %s", address, error)
 
 
-async def answer_assignments(broker: Broker, pool: Pool, wanted: Wakeup) -> NoReturn:
+async def answer_assignments(broker: Broker, pool: Pool, pending: Wakeup) -> NoReturn:
     """Query the awaited routes, until cancelled."""
     while True:
-        await wanted.wait()
-        for topic in broker.assignments.wanted():
+        await pending.wait()
+        for topic in broker.assignments.awaited_topics():
             broker.assignments.routed(topic, await _route(broker, pool, topic))
 
 

@@ -22,15 +22,15 @@ log = logging.getLogger("rmq.broker")
 
 
 class Saver:
-    """Saves the tables of a broker at intervals, and at once when a request waits for it: `wanted` is set for
-    that. `blocking` runs work that waits for the disk."""
+    """Saves the tables of a broker at intervals, and at once when `requested` is set because a request waits.
+    `blocking` runs work that waits for the disk."""
 
     def __init__(
-        self, broker: Broker, blocking: Callable[[Callable[[], Any]], Awaitable[Any]], wanted: Wakeup
+        self, broker: Broker, blocking: Callable[[Callable[[], Any]], Awaitable[Any]], requested: Wakeup
     ) -> None:
         self._broker = broker
         self._blocking = blocking
-        self._wanted = wanted
+        self._requested = requested
         self._confirmed = DeliveryCheckpoint(broker.role, broker.store, broker.files, broker.delivery)
         self._saving, self._saving_rows = anyio.Lock(), anyio.Lock()
 
@@ -40,11 +40,11 @@ class Saver:
             await anyio.sleep(self._broker.config.flush_consumer_offset_interval / 1000)
             await self.save()
 
-    async def save_wanted(self) -> NoReturn:
+    async def save_on_request(self) -> NoReturn:
         """Save topics created by sends, and changes of administrators, because requests wait for the save.
         Raises StoreError, after it has answered these requests with the error."""
         while True:
-            await self._wanted.wait()
+            await self._requested.wait()
             try:
                 await self.save_topics()
             finally:

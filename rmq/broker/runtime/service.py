@@ -332,7 +332,7 @@ class _Service:
                 self._deadlines,
                 self._expire,
                 self._saver.persist,
-                self._saver.save_wanted,
+                self._saver.save_on_request,
                 self._sliced_answers,
                 self._deferred_saves,
             ):

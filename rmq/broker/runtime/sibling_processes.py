@@ -92,7 +92,7 @@ class Sibling:
         with the channel."""
         await self._is_open.wait()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tell)
+            nursery.start_soon(self._send_topics)
             async for word, text in _lines(self._stream):
                 if word == "make":
                     self._make(text)
@@ -116,7 +116,7 @@ class Sibling:
         self._adopted.add(topic.topic_name)
         self._alarm.set()
 
-    async def _tell(self) -> None:
+    async def _send_topics(self) -> None:
         while True:
             waits = trio.current_time() + SAVED_SECONDS if self._adopted else math.inf
             await self._alarm.wait(waits)
@@ -144,7 +144,7 @@ class TopicFanout:
     async def serve(self, name: str, stream: trio.SocketStream) -> None:
         """Serve the channel of a broker that was just started, until the channel ends."""
         async with stream, trio.open_nursery() as nursery:
-            nursery.start_soon(self._tell, name, stream)
+            nursery.start_soon(self._send_topics, name, stream)
             async for word, text in _lines(stream):
                 if word == "made":
                     self._made(name, text)
@@ -159,15 +159,15 @@ class TopicFanout:
                 missing[topic] = text
                 self._alarms[other].set()
 
-    async def _tell(self, name: str, stream: trio.SocketStream) -> None:
-        told: dict[str, bytes] = {}
+    async def _send_topics(self, name: str, stream: trio.SocketStream) -> None:
+        known: dict[str, bytes] = {}
         self._alarms[name].set()
         while True:
             await self._alarms[name].wait()
             missing = self._missing[name]
-            told = {topic: text for topic, text in told.items() if topic in missing}
-            new = {topic: text for topic, text in missing.items() if topic not in told}
-            told |= new
+            known = {topic: text for topic, text in known.items() if topic in missing}
+            new = {topic: text for topic, text in missing.items() if topic not in known}
+            known |= new
             if not await _sent(stream, [b"make %b\n" % text for text in new.values()]):
                 return
 

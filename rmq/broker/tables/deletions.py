@@ -51,9 +51,11 @@ class Deletions:
                 *(DELETIONS_KEPT, oldest),
             )
 
-    def take(self, told: Mapping[str, TopicDeletion]) -> bool:
+    def take(self, deletions: Mapping[str, TopicDeletion]) -> bool:
         """Have these of a file, or of a master, too; whether that changes anything."""
-        changed = {topic: deletion for topic, deletion in told.items() if self._table.get(topic) != deletion}
+        changed = {
+            topic: deletion for topic, deletion in deletions.items() if self._table.get(topic) != deletion
+        }
         for topic, deletion in changed.items():
             self.note(topic, deletion)
         return bool(changed)

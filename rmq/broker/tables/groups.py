@@ -66,10 +66,10 @@ class Groups(VersionedTable[SubscriptionGroupConfig]):
         self._settings = settings
 
     def get(
-        self, group: str, maker: Holders = NOBODY, *, says: bool = True
+        self, group: str, maker: Holders = NOBODY, *, logs: bool = True
     ) -> SubscriptionGroupConfig | None:
-        """The group's configuration, made on first use where that is allowed; else None. With `says` the log
-        tells of one that is made.
+        """The group's configuration, made on first use where that is allowed; else None. `logs`: log a new
+        group.
         """
         known = self.table.get(group)
         if known is not None:
@@ -90,7 +90,7 @@ class Groups(VersionedTable[SubscriptionGroupConfig]):
             self._is_full = True
             return None
         self.quota.made(group, maker)
-        if says:
+        if logs:
             log.info("group %s made on first use", group)
         return self._add(group, made)
 

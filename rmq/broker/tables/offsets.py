@@ -221,9 +221,11 @@ class Offsets:
         queues = self._table.get(key)
         if not self._is_slave and offset > self._store.max_offset(topic, queue_id):
             cut = self.cut_point(topic, queue_id, offset)
-            said = "it is dropped: the queue never reached it" if cut is None else f"its log was cut at {cut}"
+            reason = (
+                "it is dropped: the queue never reached it" if cut is None else f"its log was cut at {cut}"
+            )
             log.warning(
-                "%s commits %d beyond the end of %s queue %d: %s", client, offset, key, queue_id, said
+                "%s commits %d beyond the end of %s queue %d: %s", client, offset, key, queue_id, reason
             )
             if cut is None or (queues is not None and cut <= queues.get(queue_id, NONE)):
                 return
@@ -364,7 +366,7 @@ class Offsets:
         topics_of = self._indexed()
         for topic, group in pairs:
             del self._table[f"{topic}@{group}"]
-            self._quota.gone(f"{topic}@{group}")
+            self._quota.forget(f"{topic}@{group}")
             _remove(topics_of, group, topic)
             _remove(self._groups_of, topic, group)
             self._changed((f"{topic}@{group}",))
@@ -464,13 +466,13 @@ class Offsets:
         """The rows of such a text; they have no version. Raises RemoteProtocolError."""
         return run_to_end(decode_offsets(text)), None
 
-    def apply_delta(self, rows: _Table, version: None, gone: Collection[str] | None) -> bool:
-        """A slave's: apply the master's `rows` and delete `gone` (None: all other rows). Return whether the
-        table changed."""
+    def apply_delta(self, rows: _Table, version: None, deleted: Collection[str] | None) -> bool:
+        """A slave's: apply the master's `rows` and delete `deleted` (None: all other rows). Return whether
+        the table changed."""
         # How far transactions are is told with the log: a row that comes before it would be ahead of it.
-        if gone is None:
-            gone = self._table.keys() - rows.keys()
-        removed = [name for name in gone if name in self._table and name not in _OF_TRANSACTIONS]
+        if deleted is None:
+            deleted = self._table.keys() - rows.keys()
+        removed = [name for name in deleted if name in self._table and name not in _OF_TRANSACTIONS]
         changed = {
             name: queues
             for name, queues in rows.items()
@@ -478,7 +480,7 @@ class Offsets:
         }
         for name in removed:
             del self._table[name]
-            self._quota.gone(name)
+            self._quota.forget(name)
         if removed or changed.keys() - self._table.keys():
             self._topics_of = None
         self._table.update(changed)

@@ -123,9 +123,9 @@ class Locks:
         for group, held in list(self._table.items()):
             kept = {queue: entry for queue, entry in held.items() if not _is_expired(entry, now)}
             if len(kept) < len(held):
-                gone = [queue for queue in held if queue not in kept]
-                self.changes.add(_row(group, queue) for queue in gone)
-                for queue in gone:
+                released = [queue for queue in held if queue not in kept]
+                self.changes.add(_row(group, queue) for queue in released)
+                for queue in released:
                     self._shares.give(held[queue][2])
             if kept:
                 self._table[group] = kept
@@ -156,12 +156,12 @@ class Locks:
             _parts(name)
         return rows, None
 
-    def apply_delta(self, rows: Mapping[str, str], version: None, gone: Collection[str] | None) -> bool:
-        """A slave's: apply the master's `rows` and delete `gone` (None: all other locks)."""
+    def apply_delta(self, rows: Mapping[str, str], version: None, deleted: Collection[str] | None) -> bool:
+        """A slave's: apply the master's `rows` and delete `deleted` (None: all other locks)."""
         before = dict(self._followed)
-        if gone is None:
+        if deleted is None:
             self._followed.clear()
-        for name in gone or ():
+        for name in deleted or ():
             self._followed.pop(name, None)
         self._followed |= rows
         return self._followed != before

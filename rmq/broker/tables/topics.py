@@ -351,13 +351,13 @@ class Topics(VersionedTable[TopicConfig]):
                 found[name] = deletion.time_ms
         return found
 
-    def take_deletions(self, told: Mapping[str, TopicDeletion]) -> bool:
+    def take_deletions(self, deletions: Mapping[str, TopicDeletion]) -> bool:
         """A slave's: have the master's deletions, too, which are `unsaved` then; whether any is new."""
-        is_new = self.deletions.take(told)
+        is_new = self.deletions.take(deletions)
         if is_new:
             self._text.outdate()
             self.made += 1
-            self.unsaved |= dict.fromkeys(told, self.made)
+            self.unsaved |= dict.fromkeys(deletions, self.made)
         return is_new
 
     def clean(self, names: Collection[str]) -> Callable[[], None]:

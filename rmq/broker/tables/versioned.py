@@ -55,8 +55,8 @@ class Quota:
             self._makers[name] = maker
             self._shares.add(maker)
 
-    def gone(self, name: str) -> None:
-        """A name was deleted, or set by an administrator: it no longer counts."""
+    def forget(self, name: str) -> None:
+        """Forget a name that was deleted, or set by an administrator: it no longer counts."""
         self._shares.give(maker) if (maker := self._makers.pop(name, NOBODY)) else None
 
     def over_account(self, maker: Holders, most: int) -> str:
@@ -272,15 +272,15 @@ class VersionedTable(ABC, Generic[Row]):
         return self._parsed(text)
 
     def apply_delta(
-        self, rows: Mapping[str, Row], version: DataVersion, gone: Collection[str] | None
+        self, rows: Mapping[str, Row], version: DataVersion, deleted: Collection[str] | None
     ) -> bool:
-        """A slave's: apply the master's `rows` and delete `gone` (None: all other rows). Changed rows are
+        """A slave's: apply the master's `rows` and delete `deleted` (None: all other rows). Changed rows are
         `unsaved`. Return whether the table changed."""
         self.data_version = version
-        if gone is None:
+        if deleted is None:
             rows = self._start_rows | dict(rows)
-            gone = self.table.keys() - rows.keys()
-        removed = {name for name in gone if name in self.table and name not in self.from_start}
+            deleted = self.table.keys() - rows.keys()
+        removed = {name for name in deleted if name in self.table and name not in self.from_start}
         changed = {name for name, row in rows.items() if self._differs(name, row)} | removed
         if not changed:
             return False
@@ -320,7 +320,7 @@ class VersionedTable(ABC, Generic[Row]):
         if name not in self.table:
             return False
         self._put({kept: row for kept, row in self.table.items() if kept != name}, now, (name,))
-        self.quota.gone(name)
+        self.quota.forget(name)
         self._is_full = False
         log.info("%s %s deleted", self._noun, name)
         return True
@@ -328,7 +328,7 @@ class VersionedTable(ABC, Generic[Row]):
     def _set(self, name: str, row: Row, now: int | None) -> None:
         """Put or replace a row. Raises as `delete`."""
         self._put({**self.table, name: row}, now, (name,))
-        self.quota.gone(name)
+        self.quota.forget(name)
         log.info("%s %s set: %s", self._noun, name, row)
 
     def _put(self, table: dict[str, Row], now: int | None, changed: Collection[str]) -> None:
@@ -360,7 +360,7 @@ class VersionedTable(ABC, Generic[Row]):
     def _place(self, name: str, row: Row | None, now: int | None) -> None:
         table = {**self.table, name: row}
         self.table = {name: row for name, row in table.items() if row is not None}
-        self.quota.gone(name)
+        self.quota.forget(name)
         self._is_full = False
         self._grown((name,), now)
 
@@ -380,7 +380,7 @@ class VersionedTable(ABC, Generic[Row]):
         """Remove unused rows that were made on first use; they are saved later, like new rows."""
         self.table = {name: row for name, row in self.table.items() if name not in names}
         for name in names:
-            self.quota.gone(name)
+            self.quota.forget(name)
         self._is_full = False
         self._grown(names)
 

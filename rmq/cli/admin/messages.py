@@ -285,8 +285,8 @@ async def _between(
 ) -> AsyncIterator[StoredMessage]:
     offset = first
     while offset < last:
-        wanted = min(PULL_MESSAGES, last - offset)
-        found = await consumer.pull(queue, offset, max_messages=wanted, expression=expression)
+        count = min(PULL_MESSAGES, last - offset)
+        found = await consumer.pull(queue, offset, max_messages=count, expression=expression)
         for message in found.messages:
             if message.queue_offset < last:
                 yield message

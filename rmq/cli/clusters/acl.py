@@ -148,7 +148,7 @@ def acl() -> None:
 
 
 def permission_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds what an account may do; the command gets an AclAccount without name as `wanted`."""
+    """Add the options of an account's permissions to a command."""
     options = (
         click.option("--admin/--no-admin", default=None, help="Whether it is an administrator."),
         click.option("--topic", multiple=True, metavar="TOPIC=PERM", help="PUB, SUB, PUB|SUB or DENY."),
@@ -200,7 +200,7 @@ def list_accounts(accounts: Accounts, output: Format) -> None:
 @accounts_options
 def add(accounts: Accounts, who: str, secret_file: pathlib.Path | None, **given: Any) -> None:
     """Create the account NAME and show its secret, once."""
-    account = evolve(_wanted(who, given), admin=bool(given["admin"]))
+    account = evolve(_account(who, given), admin=bool(given["admin"]))
     if accounts.find(who) is not None:
         refuse(f"there is an account {who} already; `rmq acl set` changes it, `rmq acl rotate` its secret")
     with _secret(secret_file) as secret:
@@ -255,7 +255,7 @@ def change(
             raise click.UsageError(str(error)) from None
         emptied[kind] = not given[kind]
     admin = before.admin if given["admin"] is None else given["admin"]
-    account = evolve(_wanted(who, given), admin=admin)
+    account = evolve(_account(who, given), admin=admin)
     fields = ("topic_perms", "group_perms", "white_remote_address")
     clear = [name for name, empty in zip(fields, emptied.values(), strict=True) if empty]
     if given.get("quota") == NO_QUOTA:
@@ -304,10 +304,10 @@ def explain(accounts: Accounts, who: str, resource: str, action: str, is_group: 
     from rmq.operate.accounts import explain as decide
 
     kind: Literal["topic", "group"] = "group" if is_group else "topic"
-    wanted: Literal["PUB", "SUB"] = "PUB" if action.upper() == "PUB" else "SUB"
-    verdict = decide(accounts.known(who), kind, resource, wanted)
+    permission: Literal["PUB", "SUB"] = "PUB" if action.upper() == "PUB" else "SUB"
+    verdict = decide(accounts.known(who), kind, resource, permission)
     word = "may" if verdict.is_allowed else "may not"
-    echo(f"{who} {word} {wanted} {kind} {resource}: {verdict.reason}")
+    echo(f"{who} {word} {permission} {kind} {resource}: {verdict.reason}")
     if not verdict.is_allowed:
         sys.exit(EXIT_FAILED)
 
@@ -360,7 +360,7 @@ def _config_of(file: pathlib.Path) -> AclConfig:
     return AclConfig(tuple(white.text for white in files.accounts.white), tuple(accounts))
 
 
-def _wanted(name: str, given: dict[str, Any]) -> AclAccount:
+def _account(name: str, given: dict[str, Any]) -> AclAccount:
     """The account according to the options. Raises click's usage error for an account that every broker would
     refuse."""
     from rmq_acl import addresses, permissions, plainfile
@@ -403,11 +403,11 @@ def _secret(path: pathlib.Path | None) -> Iterator[str]:
     if path is not None and path.exists():
         given = read_secret(path, "--secret-file")
         if len(given) < SECRET_LENGTH_MIN or not given.isprintable():
-            wanted = (
+            expected = (
                 f"{SECRET_LENGTH_MIN} printable characters or more; without the file a new secret "
                 "is generated"
             )
-            raise click.BadParameter(f"the secret in {path} must have {wanted}", param_hint="--secret-file")
+            raise click.BadParameter(f"the secret in {path} must have {expected}", param_hint="--secret-file")
         yield given
         return
     made = secrets.token_urlsafe(SECRET_BYTES)

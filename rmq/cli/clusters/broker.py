@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rmq.cli.clusters.controller import CONTROLLERS, hand_over
-from rmq.cli.clusters.placement import tell
+from rmq.cli.clusters.placement import print_progress
 from rmq.cli.output import Format, clock_text, echo, output_option, refuse, show
 from rmq.cli.target import (
     Target,
@@ -77,10 +77,10 @@ def get_config(target: Target, broker: str, keys: tuple[str, ...], output: Forma
 @target_options
 def set_config(target: Target, changes: tuple[str, ...], cluster: str, broker: str) -> None:
     """Change settings of a broker (-b), a cluster's masters (-c), or all masters, until their next start."""
-    wanted = {key.strip(): value.strip() for key, value in pairs(changes, option="KEY=VALUE").items()}
+    settings = {key.strip(): value.strip() for key, value in pairs(changes, option="KEY=VALUE").items()}
 
     async def work(admin: Admin) -> list[str]:
-        return await admin.update_broker_config(wanted, cluster=cluster, broker=broker)
+        return await admin.update_broker_config(settings, cluster=cluster, broker=broker)
 
     report_done(", ".join(changes), run_admin(target, work))
 
@@ -103,12 +103,12 @@ def clean(
     async def work(admin: Admin) -> list[str]:
         steps = [
             step
-            for wanted, step in (
+            for settings, step in (
                 (queues, admin.clean_expired_queues),
                 (topics, admin.clean_unused_topics),
                 (logs, admin.delete_expired_logs),
             )
-            if wanted
+            if settings
         ]
         addresses: list[str] = []
         for step in steps:
@@ -173,7 +173,9 @@ def drain_command(target: Target, brokers: tuple[str, ...], timeout: int, no_wai
     named = run_admin(target, lambda admin: matching(admin, brokers))
     text = " ".join(named)
     confirm(yes, f"Let nothing be sent to {text} any more?")
-    left = run_admin(target, lambda admin: drain(admin, named, 0 if no_wait else timeout / 1000, tell))
+    left = run_admin(
+        target, lambda admin: drain(admin, named, 0 if no_wait else timeout / 1000, print_progress)
+    )
     if left:
         refuse(f"{text}: no messages are taken now, but: {left}; `rmq broker undrain {text}` takes this back")
     echo(f"{text} {'is' if len(named) == 1 else 'are'} drained: stop, or `rmq broker undrain {text}`")

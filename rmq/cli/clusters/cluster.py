@@ -70,10 +70,10 @@ def show_cluster(target: Target, name: str, output: Format) -> None:
     show(rows, output, columns=COLUMNS)
 
 
-async def _brokers(admin: Admin, wanted: str) -> list[dict[str, Any]]:
+async def _brokers(admin: Admin, name: str) -> list[dict[str, Any]]:
     from rmq.operate.overview import overview  # with the client
 
-    return [_row(broker) for broker in (await overview(admin, wanted)).brokers]
+    return [_row(broker) for broker in (await overview(admin, name)).brokers]
 
 
 def _row(broker: Broker) -> dict[str, Any]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rmq.operate.balance import PlannedMove
 
 
-def tell(line: str) -> None:
+def print_progress(line: str) -> None:
     """Print a line on the progress of a long work, on standard error."""
     echo(line, err=True)
 
@@ -56,7 +56,15 @@ def move(
 
     confirm(yes, f"Move topic {topic} from {source} to {goal}?")
     seconds = 0.0 if no_wait else timeout / 1000
-    work = partial(moved, topic=topic, source=source, goal=goal, seconds=seconds, delete=delete, tell=tell)
+    work = partial(
+        moved,
+        topic=topic,
+        source=source,
+        goal=goal,
+        seconds=seconds,
+        delete=delete,
+        print_progress=print_progress,
+    )
     echo(run_admin(target, work))
 
 
@@ -166,7 +174,7 @@ def balance(
                 delete=delete,
                 in_order=in_order,
                 parallel=parallel,
-                tell=tell,
+                print_progress=print_progress,
                 step=step,
             )
 

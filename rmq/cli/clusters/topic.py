@@ -161,7 +161,7 @@ def update(
         "perm": perm,
         "order": order,
     }
-    wanted: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
+    planned: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
 
     from rmq.operate import topics
 
@@ -169,7 +169,7 @@ def update(
         return await topics.preview_change(
             admin,
             topic,
-            wanted,
+            planned,
             cluster=cluster,
             broker=broker,
             retention_ms=retention,

@@ -87,8 +87,8 @@ def _csv_records(path: pathlib.Path, text: str) -> Iterator[tuple[int, dict[str,
             if not values:
                 continue
             if len(values) != len(header):
-                wanted = f"{len(values)} values where the header has {len(header)} columns"
-                raise BadInput(f"{path}: line {reader.line_num}: {wanted}")
+                expected = f"{len(values)} values where the header has {len(header)} columns"
+                raise BadInput(f"{path}: line {reader.line_num}: {expected}")
             yield reader.line_num, dict(zip(header, values, strict=True))
     except csv.Error as error:
         raise BadInput(f"{path}: line {reader.line_num}: not CSV: {error}") from error
@@ -125,8 +125,8 @@ def _rows(
             key = next(iter(record), None)
         if key is None or key not in record:
             columns = ", ".join(record) or "none"
-            wanted = "no column at all" if key is None else f"no column {key!r}"
-            raise BadInput(f"{path}: line {line}: {wanted}; columns there: {columns}")
+            expected = "no column at all" if key is None else f"no column {key!r}"
+            raise BadInput(f"{path}: line {line}: {expected}; columns there: {columns}")
         yield Row(number, _key_text(path, line, key, record[key]), _body(path, line, record))
 
 

@@ -260,15 +260,15 @@ class Workers:
 
         before, self.changed = self.changed, trio.Event()
         before.set()
-        self.tell(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
 
     def end(self, status: int) -> None:
         """End all processes."""
         self.status = status
         self.changed.set()
-        self.tell(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
 
-    def tell(self, what: signal.Signals) -> None:
+    def send_signal(self, what: signal.Signals) -> None:
         for process in list(self.processes.values()):
             process.send_signal(what)
 
@@ -291,7 +291,7 @@ async def _keep_all(command: list[str], count: int, folder: pathlib.Path | None)
                 workers.end(0)
             else:
                 workers.status = EXIT_INTERRUPTED
-                workers.tell(getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows has no SIGKILL
+                workers.send_signal(getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows has no SIGKILL
 
     async def reload_by_files(folder: pathlib.Path) -> None:
         before = snapshot(folder)

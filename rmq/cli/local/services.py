@@ -192,12 +192,12 @@ async def _run_both(
             _opened(data_dir, host, ports, settings, grpc_port) as (system, grpc),
             trio.open_nursery() as nursery,
         ):
-            told = ""
+            dashboard = ""
             if pages is not None:
                 from rmq.cli.local.dashboard import serve_beside
 
-                told = await serve_beside(nursery, system.namesrv_address, pages, data_dir)
-            echo(banner(system, told, grpc))
+                dashboard = await serve_beside(nursery, system.namesrv_address, pages, data_dir)
+            echo(banner(system, dashboard, grpc))
             async for _ in signals:
                 break
             echo("stopping ...")

@@ -116,10 +116,10 @@ def redrive(
             async with target.connect() as client:
                 return await client.redrive(group, letters, to=to, rate=rate, progress=lambda _: step(1))
 
-    _tell(run(work))
+    _print_result(run(work))
 
 
-def _tell(result: Redriven) -> None:
+def _print_result(result: Redriven) -> None:
     echo(
         f"{result.sent} sent again, {result.already} were sent before, {len(result.failed)} failed, of "
         f"{result.looked_at} dead letters looked at"

@@ -27,7 +27,7 @@ class SubOptions:
 
     topics: tuple[str, ...]
     group: str
-    wanted: str | Sql
+    expression: str | Sql
     options: dict[str, Any]
     most: int | None
     idle_ms: int | None
@@ -108,7 +108,7 @@ async def check_may_consume(client: Client, group: str, topics: Iterable[str]) -
 async def _sub(target: Target, chosen: SubOptions) -> None:
     async with target.connect() as client:
         await check_may_consume(client, chosen.group, chosen.topics)
-        topics = dict.fromkeys(chosen.topics, chosen.wanted)
+        topics = dict.fromkeys(chosen.topics, chosen.expression)
         async with client.consumer(chosen.group, topics, **chosen.options) as consumer:
             await _take(consumer, chosen)
 
@@ -203,7 +203,7 @@ async def _reply(target: Target, chosen: SubOptions, fixed: bytes | None, progra
             except AskerGone as error:
                 echo(f"rmq reply: {error}", err=True)
 
-        topics = dict.fromkeys(chosen.topics, chosen.wanted)
+        topics = dict.fromkeys(chosen.topics, chosen.expression)
         async with client.consumer(chosen.group, topics, **chosen.options) as consumer:
             await _take(consumer, chosen, handle)
 
@@ -217,14 +217,16 @@ async def _printed(program: str, message: StoredMessage) -> bytes:
     from rmq.errors import RmqError
 
     texts = {"ID": message.message_id, "TAGS": message.tags or "", "KEYS": " ".join(message.keys)}
-    told = {f"RMQ_MESSAGE_{name}": text.encode("utf-8", "replace").decode() for name, text in texts.items()}
+    environment = {
+        f"RMQ_MESSAGE_{name}": text.encode("utf-8", "replace").decode() for name, text in texts.items()
+    }
     done = await trio.run_process(
         program,
         shell=True,
         stdin=message.body,
         capture_stdout=True,
         check=False,
-        env={**os.environ, **told},
+        env={**os.environ, **environment},
     )
     printed: bytes = done.stdout.removesuffix(b"\n")
     if done.returncode or not printed:

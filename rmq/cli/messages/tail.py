@@ -38,7 +38,7 @@ class TailOptions:
 
     topic: str
     start: Position
-    wanted: str | Sql
+    selected: str | Sql
     grep: re.Pattern[bytes] | None
     end: Position | None
     """Where to end; None: never."""
@@ -159,7 +159,7 @@ async def _read_more(state: Tail, span: Span) -> None:
     """Pull until the queue has messages to print, or is at its end."""
     while not span.waiting and span.at < span.end:
         found = await state.consumer.pull(
-            span.queue, span.at, max_messages=BATCH, expression=state.options.wanted
+            span.queue, span.at, max_messages=BATCH, expression=state.options.selected
         )
         if not found.messages:
             return
@@ -198,7 +198,7 @@ async def _follow(state: Tail, queue: MessageQueue, at: int) -> None:
     while True:
         try:
             found = await state.consumer.pull(
-                queue, at, max_messages=BATCH, expression=state.options.wanted, wait=WAIT_SECONDS
+                queue, at, max_messages=BATCH, expression=state.options.selected, wait=WAIT_SECONDS
             )
         except (ConnectFailed, ConnectionLost, RequestTimeout, SystemBusy) as error:
             echo(f"rmq tail: {queue.broker_name}/{queue.queue_id}: {error}; trying again", err=True)

@@ -96,15 +96,15 @@ class Cluster:
                 failures[address] = error
         raise Unreachable("", failures)
 
-    async def _tell_names(
+    async def _ask_name_servers(
         self, code: RequestCode, header: Any = None, body: bytes = b""
     ) -> dict[str, Command]:
         """Send a request to every name server: they do not know of each other. Returns address -> answer."""
 
-        async def tell(address: str) -> Command:
+        async def ask(address: str) -> Command:
             return await self._ask(address, code, header, body)
 
-        return await each(self.name_servers, tell)
+        return await each(self.name_servers, ask)
 
     # --- where ---
 
@@ -250,7 +250,7 @@ class Cluster:
         leave it. Returns name server -> topics changed.
         """
         header = WipeWritePermOfBrokerRequestHeader(broker_name)
-        answers = await self._tell_names(RequestCode.WIPE_WRITE_PERM_OF_BROKER, header)
+        answers = await self._ask_name_servers(RequestCode.WIPE_WRITE_PERM_OF_BROKER, header)
         return {
             address: answer.read(WipeWritePermOfBrokerResponseHeader).wipe_topic_count
             for address, answer in answers.items()
@@ -259,7 +259,7 @@ class Cluster:
     async def add_write_perm(self, broker_name: str) -> dict[str, int]:
         """Give the write permission back. Returns name server -> topics changed."""
         header = AddWritePermOfBrokerRequestHeader(broker_name)
-        answers = await self._tell_names(RequestCode.ADD_WRITE_PERM_OF_BROKER, header)
+        answers = await self._ask_name_servers(RequestCode.ADD_WRITE_PERM_OF_BROKER, header)
         return {
             address: answer.read(AddWritePermOfBrokerResponseHeader).add_topic_count
             for address, answer in answers.items()
@@ -269,7 +269,7 @@ class Cluster:
 
     async def namesrv_config(self) -> dict[str, dict[str, str]]:
         """The settings of every name server: address -> name -> value."""
-        answers = await self._tell_names(RequestCode.GET_NAMESRV_CONFIG)
+        answers = await self._ask_name_servers(RequestCode.GET_NAMESRV_CONFIG)
         return {
             address: parse_properties(answer.body.decode("utf-8", "replace"))
             for address, answer in answers.items()
@@ -279,7 +279,9 @@ class Cluster:
         """Change settings of every name server. Returns their addresses. Raises ResponseError for a setting
         that cannot be changed at run time.
         """
-        return list(await self._tell_names(RequestCode.UPDATE_NAMESRV_CONFIG, body=_properties(changes)))
+        return list(
+            await self._ask_name_servers(RequestCode.UPDATE_NAMESRV_CONFIG, body=_properties(changes))
+        )
 
     # --- key-value configs ---
 
@@ -304,11 +306,13 @@ class Cluster:
     async def put_kv_config(self, namespace: str, key: str, value: str) -> None:
         """Keep a value, at every name server."""
         header = PutKVConfigRequestHeader(namespace, key, value)
-        await self._tell_names(RequestCode.PUT_KV_CONFIG, header)
+        await self._ask_name_servers(RequestCode.PUT_KV_CONFIG, header)
 
     async def delete_kv_config(self, namespace: str, key: str) -> None:
         """Forget a value, at every name server."""
-        await self._tell_names(RequestCode.DELETE_KV_CONFIG, DeleteKVConfigRequestHeader(namespace, key))
+        await self._ask_name_servers(
+            RequestCode.DELETE_KV_CONFIG, DeleteKVConfigRequestHeader(namespace, key)
+        )
 
 
 async def each(addresses: Iterable[str], call: Callable[[str], Awaitable[T]]) -> dict[str, T]:

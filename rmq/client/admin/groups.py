@@ -223,7 +223,7 @@ class Groups(Cluster):
         if not broker:
             for topic in (retry_topic(group), dlq_topic(group)):
                 names = DeleteTopicFromNamesrvRequestHeader(topic, cluster or None)
-                await self._tell_names(RequestCode.DELETE_TOPIC_IN_NAMESRV, names)
+                await self._ask_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, names)
         return addresses
 
     async def groups_of_topic(self, topic: str) -> list[str]:

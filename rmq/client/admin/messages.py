@@ -195,7 +195,7 @@ class Messages(Groups):
             here = message.store_host in addresses.values() or queue.broker_name == message.broker_name
             same = (queue.topic, queue.queue_id) == (message.topic, message.queue_id)
             if same and here and row.consumer_offset > message.queue_offset:
-                return "CONSUMED" if _wanted(members, message) else "CONSUMED_BUT_FILTERED"
+                return "CONSUMED" if _selects(members, message) else "CONSUMED_BUT_FILTERED"
         return "NOT_CONSUME_YET"
 
     # --- acting on one message ---
@@ -238,7 +238,7 @@ class Messages(Groups):
         return QueryConsumeQueueResponseBody.from_json(answer.body)
 
 
-def _wanted(members: ConsumerConnection, message: StoredMessage) -> bool:
+def _selects(members: ConsumerConnection, message: StoredMessage) -> bool:
     """Whether the group's tags take the message; an SQL expression is not judged."""
     data = members.subscription_table.get(message.topic)
     return data is None or not data.tags_set or message.tags in data.tags_set

@@ -233,7 +233,7 @@ class Topics(Cluster):
         await each(addresses, delete)
         if not broker:
             names_header = DeleteTopicFromNamesrvRequestHeader(topic, cluster or None)
-            await self._tell_names(RequestCode.DELETE_TOPIC_IN_NAMESRV, names_header)
+            await self._ask_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, names_header)
         return addresses
 
     # --- order ---
@@ -251,11 +251,13 @@ class Topics(Cluster):
     async def put_order_conf(self, topic: str, conf: str) -> None:
         """Write down the queues of an ordered topic, at all name servers."""
         header = PutKVConfigRequestHeader(ORDER_CONF, topic, conf)
-        await self._tell_names(RequestCode.PUT_KV_CONFIG, header)
+        await self._ask_name_servers(RequestCode.PUT_KV_CONFIG, header)
 
     async def delete_order_conf(self, topic: str) -> None:
         """Forget the queues of an ordered topic, at all name servers."""
-        await self._tell_names(RequestCode.DELETE_KV_CONFIG, DeleteKVConfigRequestHeader(ORDER_CONF, topic))
+        await self._ask_name_servers(
+            RequestCode.DELETE_KV_CONFIG, DeleteKVConfigRequestHeader(ORDER_CONF, topic)
+        )
 
     async def topic_exists(self, topic: str, *, broker: str = "") -> bool:
         """Whether a name server knows a route for it; if `broker` is an address, whether this broker has it.

@@ -235,8 +235,8 @@ class Assignments:
         if log.isEnabledFor(level):
             kept = {queue for queue in self.pullers if queue.topic == topic} - set(change.removed)
             has = in_short([*kept, *change.added])
-            new, gone = in_short(change.added), in_short(change.removed)
-            log.log(level, "%s: has %s of %s; takes %s, gives up %s", self._group, has, topic, new, gone)
+            added, removed = in_short(change.added), in_short(change.removed)
+            log.log(level, "%s: has %s of %s; takes %s, gives up %s", self._group, has, topic, added, removed)
         dropped = [self._drop(queue) for queue in change.removed]
         if self._dispatch.is_ordered:
             assert self._tasks is not None, "only `run` rebalances"
@@ -255,18 +255,18 @@ class Assignments:
                     tasks.start_soon(self._begin, queue)
             self._set_limits()
             taken = [queue for queue in change.added if queue in self.pullers]
-            await self.tell(taken, [*lost, *change.removed])
+            await self.report(taken, [*lost, *change.removed])
 
-    async def tell(self, taken: Iterable[MessageQueue], given_up: Iterable[MessageQueue]) -> None:
-        """Call `on_assignment`, if these are queues of which an application is told."""
-        told = [
+    async def report(self, taken: Iterable[MessageQueue], given_up: Iterable[MessageQueue]) -> None:
+        """Call `on_assignment`, unless all of the queues are of retry topics."""
+        visible = [
             tuple(q for q in queues if not q.topic.startswith(RETRY_PREFIX)) for queues in (taken, given_up)
         ]
         listener = self._options.on_assignment
-        if not any(told):
+        if not any(visible):
             return
-        change = Assigned(self._group, *told)
-        self._session.tell(change)
+        change = Assigned(self._group, *visible)
+        self._session.emit(change)
         if listener is None:
             return
         try:
@@ -361,8 +361,8 @@ class Assignments:
         """The common part of the pulls of a queue. A consumer that is no member sends its subscription with
         each."""
         data = self._subscriptions[queue.topic]
-        tell = self._options.queues is not None
-        return PullTemplate(self._group, queue, data, tell_subscription=tell, config=self._session.config)
+        report = self._options.queues is not None
+        return PullTemplate(self._group, queue, data, send_subscription=report, config=self._session.config)
 
     # --- queue locks ------------------------------------------------------------------------------
 

@@ -251,7 +251,7 @@ class Consumer(AsyncResource):
         with anyio.CancelScope() as scope:
             self._running.add(scope)
             try:
-                with self._threads.used(), self._workers.wanted(concurrency) as crew, unwrap_groups():
+                with self._threads.used(), self._workers.requested(concurrency) as crew, unwrap_groups():
                     async with anyio.create_task_group() as tasks:
                         one = partial(work, crew.got_messages, *arguments)
                         crew.begin(lambda: tasks.start_soon(self._keep_working, one))

@@ -142,12 +142,12 @@ class Dispatch(ABC, Generic[T]):
             self._beginning.difference_update(queues)
             self._on_resumed()
 
-    def postpone(self, wanted: Mapping[ProcessQueue, int]) -> set[ProcessQueue]:
+    def postpone(self, offsets: Mapping[ProcessQueue, int]) -> set[ProcessQueue]:
         """The windows, of these messages (window and offset), whose messages wait for a local redelivery."""
-        return set(_found((message for _, _, message in self._later), wanted))
+        return set(_found((message for _, _, message in self._later), offsets))
 
     @abstractmethod
-    def waiting(self, wanted: Mapping[ProcessQueue, int]) -> dict[ProcessQueue, PulledMessage]:
+    def waiting(self, offsets: Mapping[ProcessQueue, int]) -> dict[ProcessQueue, PulledMessage]:
         """The messages, of these, that wait for a taker. Searches all waiting messages."""
 
     @abstractmethod
@@ -206,12 +206,12 @@ class Dispatch(ABC, Generic[T]):
 
 
 def _found(
-    messages: Iterable[PulledMessage], wanted: Mapping[ProcessQueue, int]
+    messages: Iterable[PulledMessage], offsets: Mapping[ProcessQueue, int]
 ) -> dict[ProcessQueue, PulledMessage]:
     return {
         message.window: message
         for message in messages
-        if message.window is not None and wanted.get(message.window) == message.queue_offset
+        if message.window is not None and offsets.get(message.window) == message.queue_offset
     }
 
 
@@ -236,8 +236,8 @@ class MessageDispatch(Dispatch[PulledMessage]):
     def forget(self, window: ProcessQueue) -> None:
         self._held = [message for message in self._held if message.window is not window]
 
-    def waiting(self, wanted: Mapping[ProcessQueue, int]) -> dict[ProcessQueue, PulledMessage]:
-        return _found(chain(self.ready.entries, self._held), wanted)
+    def waiting(self, offsets: Mapping[ProcessQueue, int]) -> dict[ProcessQueue, PulledMessage]:
+        return _found(chain(self.ready.entries, self._held), offsets)
 
     def _on_paused(self) -> None:
         entries = self.ready.entries
@@ -424,9 +424,9 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
         finally:
             self._idle_alarms.discard(alarm)
 
-    def waiting(self, wanted: Mapping[ProcessQueue, int]) -> dict[ProcessQueue, PulledMessage]:
-        queues = [window.waiting for window in wanted if isinstance(window, OrderedProcessQueue)]
-        return _found((queue[0] for queue in queues if queue), wanted)
+    def waiting(self, offsets: Mapping[ProcessQueue, int]) -> dict[ProcessQueue, PulledMessage]:
+        queues = [window.waiting for window in offsets if isinstance(window, OrderedProcessQueue)]
+        return _found((queue[0] for queue in queues if queue), offsets)
 
     def _on_paused(self) -> None:
         """Nothing to do: `take` looks."""

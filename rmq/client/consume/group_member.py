@@ -194,7 +194,7 @@ class GroupMember:
                 with session.brokers.leaving.going_on():
                     await self.assignments.commit()
                     await self.assignments.release()
-                await self.assignments.tell((), self.queues)
+                await self.assignments.report((), self.queues)
                 if session.members.get(self.group) is self:
                     await session.leave(consumer=self.group)
             if session.members.get(self.group) is self:

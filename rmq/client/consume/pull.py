@@ -118,16 +118,16 @@ class PullTemplate:
         queue: MessageQueue,
         data: SubscriptionData,
         *,
-        tell_subscription: bool = False,
+        send_subscription: bool = False,
         config: ClientConfig,
     ) -> None:
-        """`tell_subscription` sends the expression with each pull; otherwise the heartbeat has told it.
+        """`send_subscription` sends the expression with each pull; otherwise the heartbeat has told it.
         The namespace of `config` is taken from the topics of messages.
         """
         self._namespace = config.namespace
         self._kind = limited(config.max_body_size)
         self.queue = queue
-        self._flags = PULL_SUBSCRIPTION if tell_subscription else 0
+        self._flags = PULL_SUBSCRIPTION if send_subscription else 0
         self._tags = data.tags_set
         self._is_retry = queue.topic.startswith(RETRY_PREFIX)
         self._fixed = {
@@ -138,7 +138,7 @@ class PullTemplate:
             "expressionType": data.expression_type or "TAG",
             "bname": queue.broker_name,
         }
-        if tell_subscription:
+        if send_subscription:
             self._fixed["subscription"] = data.sub_string
 
     def request(
@@ -180,7 +180,7 @@ class PullTemplate:
             if not complete:
                 next_offset = messages[-1].queue_offset + 1
                 log.error("%s: cannot read the message after offset %d", self.queue, next_offset - 1)
-            messages = self._wanted(messages, queue_offset)
+            messages = self._selected(messages, queue_offset)
         return PullAnswer(
             raw.code,
             messages,
@@ -191,7 +191,7 @@ class PullTemplate:
             raw.topic_created_ms,
         )
 
-    def _wanted(self, messages: list[PulledMessage], queue_offset: int) -> list[PulledMessage]:
+    def _selected(self, messages: list[PulledMessage], queue_offset: int) -> list[PulledMessage]:
         if messages and messages[0].queue_offset < queue_offset:
             messages = [message for message in messages if message.queue_offset >= queue_offset]
         if self._tags:  # the broker compares hashes of tags, and those may be equal
@@ -378,7 +378,7 @@ async def first_since(session: Session, group: str, queue: MessageQueue, timesta
     if session.routes.reader(queue.broker_name) is None:
         await session.refresh(queue.topic)
     data = subscription(queue.topic, ALL, session.now_ms())
-    template = PullTemplate(group, queue, data, tell_subscription=True, config=session.config)
+    template = PullTemplate(group, queue, data, send_subscription=True, config=session.config)
     at = await brokers.search_offset(queue, timestamp_ms)
     first = max(at - LOOK_BACK, await brokers.min_offset(queue))
     while True:

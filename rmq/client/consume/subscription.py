@@ -140,32 +140,32 @@ def sql(expression: str) -> Sql:
     return Sql(expression)
 
 
-_WANTED = "'*', tags such as 'paid || refunded', or rmq.sql(...)"
+_EXPECTED = "'*', tags such as 'paid || refunded', or rmq.sql(...)"
 
 
-def _check_wanted(topic: str, wanted: object) -> None:
-    check_type(f"subscription to {topic}", wanted, (str, Sql), _WANTED)
+def _check_expression(topic: str, expression: object) -> None:
+    check_type(f"subscription to {topic}", expression, (str, Sql), _EXPECTED)
 
 
-def subscription(topic: str, wanted: str | Sql, version: int) -> SubscriptionData:
+def subscription(topic: str, expression: str | Sql, version: int) -> SubscriptionData:
     """The subscription to one topic. `version` (ms) tells the broker which of two is newer.
 
     Raises InvalidName for the topic, ConfigError for an expression without any tag.
     """
     validate_topic(topic)
-    _check_wanted(topic, wanted)
-    if isinstance(wanted, Sql):
+    _check_expression(topic, expression)
+    if isinstance(expression, Sql):
         return SubscriptionData(
-            topic=topic, sub_string=wanted.expression, sub_version=version, expression_type="SQL92"
+            topic=topic, sub_string=expression.expression, sub_version=version, expression_type="SQL92"
         )
-    if wanted.strip() in ("", ALL):
+    if expression.strip() in ("", ALL):
         return SubscriptionData(topic=topic, sub_string=ALL, sub_version=version)
-    tags = frozenset(filter(None, (part.strip() for part in wanted.split("||"))))
+    tags = frozenset(filter(None, (part.strip() for part in expression.split("||"))))
     if not tags:
-        raise ConfigError(f"subscription to {topic}", wanted, _WANTED)
+        raise ConfigError(f"subscription to {topic}", expression, _EXPECTED)
     return SubscriptionData(
         topic=topic,
-        sub_string=wanted,
+        sub_string=expression,
         tags_set=tags,
         code_set=frozenset(map(java_hash, tags)),
         sub_version=version,
@@ -178,18 +178,22 @@ def subscriptions(
     """All subscriptions of a group; with `retry` also that to its retry topic. Raises as `subscription`."""
     if not topics:
         raise ConfigError("topics", topics, "at least one topic, such as {'Orders': '*'}")
-    wanted = dict(topics)
+    topics_and_retries = dict(topics)
     if retry:
-        wanted[retry_topic(group)] = ALL
-    return {topic: subscription(topic, expression, version) for topic, expression in wanted.items()}
+        topics_and_retries[retry_topic(group)] = ALL
+    return {
+        topic: subscription(topic, expression, version) for topic, expression in topics_and_retries.items()
+    }
 
 
 def full_topics(topics: Mapping[str, str | Sql], namespace: str) -> dict[str, str | Sql]:
     """`topics` with the cluster's full names. Raises InvalidType unless it is a dict."""
     check_type("topics", topics, Mapping, "a dict of topics and their filters, such as {'Orders': '*'}")
-    for topic, wanted in topics.items():
-        _check_wanted(topic, wanted)
-    return {with_namespace(namespace, validate_topic(topic)): wanted for topic, wanted in topics.items()}
+    for topic, expression in topics.items():
+        _check_expression(topic, expression)
+    return {
+        with_namespace(namespace, validate_topic(topic)): expression for topic, expression in topics.items()
+    }
 
 
 def check_queues(argument: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:

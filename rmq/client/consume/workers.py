@@ -60,7 +60,7 @@ class Workers:
         self.asked += 1
 
     @contextmanager
-    def wanted(self, most: int) -> Iterator[Crew]:
+    def requested(self, most: int) -> Iterator[Crew]:
         """A call of `run` with at most `most` workers lasts as long as the block."""
         crew = Crew(self, most)
         ended = "it returned"

@@ -114,17 +114,17 @@ class OpenTelemetry(Observer):
     def sent(self, token: _Sending, result: SendResult | None, error: BaseException | None) -> None:
         span, session = token.span, self._session
         self._in_flight.add(-1, token.common)
-        told = token.common | _error(error)
+        attributes = token.common | _error(error)
         if result is not None:
             span.set_attribute("messaging.message.id", result.message_id)
             span.set_attribute("messaging.destination.partition.id", str(result.message_queue.queue_id))
             if session is not None:
-                told |= _server(session.routes.master(result.message_queue.broker_name))
+                attributes |= _server(session.routes.master(result.message_queue.broker_name))
         elif error is not None:
-            told |= _server(getattr(error, "broker", None))
-        self._send_seconds.record(self._now() - token.began, told)
-        self._sent.add(1, told)
-        _end(span, told, error)
+            attributes |= _server(getattr(error, "broker", None))
+        self._send_seconds.record(self._now() - token.began, attributes)
+        self._sent.add(1, attributes)
+        _end(span, attributes, error)
 
     # --- handlers ---
 
@@ -159,10 +159,10 @@ class OpenTelemetry(Observer):
 
     def consumed(self, token: _Processing, error: BaseException | None) -> None:
         context.detach(token.attached)
-        told = token.common | _error(error)
-        self._process_seconds.record(self._now() - token.began, told)
-        self._consumed.add(token.count, told)
-        _end(token.span, told, error)
+        attributes = token.common | _error(error)
+        self._process_seconds.record(self._now() - token.began, attributes)
+        self._consumed.add(token.count, attributes)
+        _end(token.span, attributes, error)
 
     # --- what is read ---
 
@@ -239,9 +239,9 @@ def _links(origins: Sequence[context.Context]) -> list[trace.Link]:
     return [trace.Link(span) for span in spans if span.is_valid]
 
 
-def _end(span: trace.Span, told: Attributes, error: BaseException | None) -> None:
+def _end(span: trace.Span, attributes: Attributes, error: BaseException | None) -> None:
     span.set_attributes(
-        {name: value for name, value in told.items() if name.startswith(("server.", "error."))}
+        {name: value for name, value in attributes.items() if name.startswith(("server.", "error."))}
     )
     if isinstance(error, Exception):
         span.record_exception(error)

@@ -265,7 +265,7 @@ class Pipeline:
                     break
         except BaseException:  # the client ends
             for one in (*lane.waiting, *([lane.gathered] if lane.gathered else ())):
-                self._settle(one, 0, max(len(one.ids), 1), LocalProtocolError(_CLOSED))
+                self._finish(one, 0, max(len(one.ids), 1), LocalProtocolError(_CLOSED))
             lane.waiting.clear()
             lane.gathered = None
             raise
@@ -281,14 +281,14 @@ class Pipeline:
         try:
             outgoing = batch.alone or joined(key, batch.flag, batch.body.take(), batch.ids)
             for part, outcome in await self._batches.send(key, outgoing):
-                self._settle(batch, at, part, outcome)
+                self._finish(batch, at, part, outcome)
                 at += part
         except BaseException:
-            self._settle(batch, at, count - at, LocalProtocolError(_CLOSED))
+            self._finish(batch, at, count - at, LocalProtocolError(_CLOSED))
             raise
 
-    def _settle(self, batch: _Batch, at: int, count: int, outcome: SendResult | Exception) -> None:
-        """These of its messages have their result."""
+    def _finish(self, batch: _Batch, at: int, count: int, outcome: SendResult | Exception) -> None:
+        """Give `count` messages of a batch, from number `at` on, their result."""
         self._taken -= count
         if isinstance(outcome, Exception):
             self.failed += count
@@ -298,12 +298,12 @@ class Pipeline:
             self.stored += count
         if batch.tokens or self._on_result is not None:
             results = each(outcome) if isinstance(outcome, SendResult) and count > 1 else [outcome] * count
-            self._tell(batch, at, list(results))
+            self._report_results(batch, at, list(results))
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             waiter.resolve(None)
 
-    def _tell(self, batch: _Batch, at: int, results: list[SendResult | Exception]) -> None:
+    def _report_results(self, batch: _Batch, at: int, results: list[SendResult | Exception]) -> None:
         for number, result in enumerate(results, at):
             if batch.tokens:
                 self._report(batch.tokens[number], result)

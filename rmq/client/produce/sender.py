@@ -480,8 +480,8 @@ class Sender:
             return 0.0
         course.tried.clear()
         session.refresh_soon(topic)  # the name servers may know another broker
-        told = error.wait_seconds if isinstance(error, SystemBusy) else 0.0
-        return max(self._pause(course), min(told, course.patience_left(self._session.now())))
+        pause = error.wait_seconds if isinstance(error, SystemBusy) else 0.0
+        return max(self._pause(course), min(pause, course.patience_left(self._session.now())))
 
     def _pause(self, course: _SendAttempts) -> float:
         """Seconds to the next attempt: more each time, and by chance, so that many do not come together."""

@@ -122,7 +122,7 @@ class TransactionalProducer(Producer):
         result = await self._observed(message, queue, key, extra, SYS_PREPARED)
         if result.status != "SEND_OK":
             # It may be lost with its broker, so the transaction does not begin.
-            await self._tell_end(result, Decision.ROLLBACK, f"half message: {result.status}")
+            await self._send_decision(result, Decision.ROLLBACK, f"half message: {result.status}")
             broker = result.message_queue.broker_name
             refusal = for_code(_CODES[result.status], "the half message is not safe", broker)
             raise SendFailed([(broker, refusal, session.now() - began)])
@@ -132,14 +132,14 @@ class TransactionalProducer(Producer):
         self, result: SendResult, message: Message, decision: Decision, remark: str | None = None
     ) -> None:
         """End the transaction of an application's block."""
-        await self._tell_end(result, decision, remark)
+        await self._send_decision(result, decision, remark)
         observers = self._session.observers
         if observers:
             observers.begin(
                 lambda observer: observer.ended(self.group, result, message, decision, checked=False)
             )
 
-    async def _tell_end(self, result: SendResult, decision: Decision, remark: str | None = None) -> None:
+    async def _send_decision(self, result: SendResult, decision: Decision, remark: str | None = None) -> None:
         """Send the decision to the broker. A failure is logged: the check-back decides."""
         broker = result.message_queue.broker_name
         address = self._session.routes.master(broker)
@@ -159,9 +159,11 @@ class TransactionalProducer(Producer):
             transaction_id=result.transaction_id,
             bname=broker,
         )
-        await self._tell(address, header, remark)
+        await self._end_transaction(address, header, remark)
 
-    async def _tell(self, address: str, header: EndTransactionRequestHeader, remark: str | None) -> None:
+    async def _end_transaction(
+        self, address: str, header: EndTransactionRequestHeader, remark: str | None
+    ) -> None:
         session = self._session
         request = Command.request(RequestCode.END_TRANSACTION, header, oneway=True, remark=remark)
         try:
@@ -206,7 +208,7 @@ class TransactionalProducer(Producer):
             transaction_id=header.transaction_id,
             bname=header.bname,
         )
-        await self._tell(address, answer, remark)
+        await self._end_transaction(address, answer, remark)
 
 
 class Transaction:

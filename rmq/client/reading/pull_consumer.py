@@ -402,7 +402,7 @@ class PullConsumer(AsyncResource):
                 self.group,
                 queue,
                 data,
-                tell_subscription=True,
+                send_subscription=True,
                 config=self._session.config,
             )
         return template

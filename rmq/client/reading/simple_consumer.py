@@ -167,7 +167,7 @@ class SimpleConsumer(AsyncResource):
         self.group = validate_group(group)
         self._session = session
         self._subscriptions = {
-            topic: subscription(topic, wanted, session.now_ms()) for topic, wanted in topics.items()
+            topic: subscription(topic, subscribed, session.now_ms()) for topic, subscribed in topics.items()
         }
         self._in_order = in_order
         self._init_mode = 0 if from_first else 1
@@ -329,7 +329,7 @@ class SimpleConsumer(AsyncResource):
             self._arrived = anyio.Event()
 
     async def _pop(self, place: _Place, most: int, wait: float, invisible: float) -> list[ReceivedMessage]:
-        session, wanted = self._session, self._subscriptions[place.topic]
+        session, subscribed = self._session, self._subscriptions[place.topic]
         invisible_ms, asked_at = round(invisible * 1000), session.now()
         header = PopMessageRequestHeader(
             self.group,
@@ -340,8 +340,8 @@ class SimpleConsumer(AsyncResource):
             round(wait * 1000),
             session.now_ms(),
             self._init_mode,
-            wanted.expression_type,
-            wanted.sub_string,
+            subscribed.expression_type,
+            subscribed.sub_string,
             self._in_order or None,
         )
         address = self._address(place.broker, place.topic)
@@ -353,9 +353,9 @@ class SimpleConsumer(AsyncResource):
 
     def _read(self, response: Command, place: _Place, expires_at: float) -> list[ReceivedMessage]:
         """The messages of a pop's answer. Raises CorruptRecord."""
-        told = response.read(PopMessageResponseHeader)
-        starts = parse_start_offsets(told.start_offset_info)
-        times = told.pop_time, told.invisible_time, told.revive_qid
+        fields = response.read(PopMessageResponseHeader)
+        starts = parse_start_offsets(fields.start_offset_info)
+        times = fields.pop_time, fields.invisible_time, fields.revive_qid
         takes = {queue: _Take(place, start, *times, "0", queue) for queue, start in starts.items()}
         messages = found_messages(response.body, place.broker, _RECEIVED)
         has_handles = HANDLE.encode() in response.body
@@ -444,13 +444,13 @@ class SimpleConsumer(AsyncResource):
         check_number("seconds", seconds, 0.001, whole=False)
         header = self._change_header(message, max(1, round(seconds * 1000)))
         response = await self._call(message, codes.CHANGE_MESSAGE_INVISIBLETIME, header)
-        told = response.read(ChangeInvisibleTimeResponseHeader)
+        fields = response.read(ChangeInvisibleTimeResponseHeader)
         message._take = evolve(
             message._take,
             start=message.queue_offset,
-            taken=told.pop_time,
-            invisible=told.invisible_time,
-            revive=told.revive_qid,
+            taken=fields.pop_time,
+            invisible=fields.invisible_time,
+            revive=fields.revive_qid,
         )
         message.expires_at = self._session.now() + seconds
 

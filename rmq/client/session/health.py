@@ -103,10 +103,10 @@ async def until_ready(session: Session, topics: Iterable[str], timeout: float) -
     """See `Client.ready`."""
     deadline = session.now() + timeout
     pause = FIRST_PAUSE_SECONDS
-    wanted = list(topics)
+    named = list(topics)
     while True:
         try:
-            return await _check_ready(session, wanted, max(deadline - session.now(), 0.001))
+            return await _check_ready(session, named, max(deadline - session.now(), 0.001))
         except (AccessDenied, NoPermission):
             raise
         except RmqError:

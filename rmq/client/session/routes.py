@@ -262,9 +262,9 @@ class RouteTable:
     def reader(self, broker_name: str, broker_id: int = MASTER_ID) -> tuple[int, str] | None:
         """(id, address) of the broker to read from: `broker_id` if known, else the master, else any."""
         addresses = self._brokers.get(broker_name, {})
-        for wanted in (broker_id, MASTER_ID, *sorted(addresses)):
-            if wanted in addresses:
-                return wanted, addresses[wanted]
+        for broker_number in (broker_id, MASTER_ID, *sorted(addresses)):
+            if broker_number in addresses:
+                return broker_number, addresses[broker_number]
         return None
 
     def addresses(self, *, slaves: bool) -> list[str]:

@@ -252,7 +252,7 @@ class Session:
         address = self.routes.master(broker)
         return None if address is None else self.pool.ready(address)
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Call `on_event`; an error of it is logged."""
         if self._on_event is not None:
             try:
@@ -265,7 +265,7 @@ class Session:
 
     def _on_connection(self, address: str, cause: object) -> None:
         if cause is None:
-            self.tell(Connected(address))
+            self.emit(Connected(address))
             if address in self._lost:  # a broker forgets with the connection who was behind it
                 self._lost.discard(address)
                 self.heartbeat_soon()
@@ -274,7 +274,7 @@ class Session:
         else:
             self._introduced.pop(address, None)
             self._lost.add(address)
-            self.tell(Disconnected(address, str(cause)))
+            self.emit(Disconnected(address, str(cause)))
 
     # --- groups -----------------------------------------------------------------------------------
 

@@ -96,11 +96,11 @@ def wait_for(
     portal._check_running()
     if isinstance(running, InlineLoop):
         running.check_caller()
-    ended, told, task = threading.Lock(), list[T](), list[asyncio.Task[None]]()
+    ended, results, task = threading.Lock(), list[T](), list[asyncio.Task[None]]()
 
     async def call() -> None:
         try:
-            told.append(await function(*arguments, **options))
+            results.append(await function(*arguments, **options))
         except BaseException as error:
             failed.append(error)
         finally:
@@ -119,7 +119,7 @@ def wait_for(
         raise
     if failed:
         raise failed[0]
-    return told[0]
+    return results[0]
 
 
 def _call_in_trio(portal: BlockingPortal, function: Callable[[], Coroutine[Any, Any, T]]) -> T:

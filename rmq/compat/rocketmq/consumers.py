@@ -198,7 +198,7 @@ class PullConsumer(Opened):
     def pull(self, topic: Text, expression: Text = "*", max_num: int = 32) -> Iterator[ReceivedMessage]:
         """All messages of the topic that are there and were not pulled before, queue by queue, `max_num` in
         a request. Raises PullConsumerFetchMQFailed, PullConsumerFetchMessageFailed."""
-        name, wanted = text("topic", topic), text("expression", expression)
+        name, subscribed = text("topic", topic), text("expression", expression)
         number("max_num", max_num, 1, 1024)
         self._check_started(PullConsumerFetchMQFailed)
         puller = self._puller
@@ -209,7 +209,7 @@ class PullConsumer(Opened):
         with failing(PullConsumerFetchMQFailed):
             queues = puller.message_queues(name)
         for queue in queues:
-            yield from self._pull_queue(puller, queue, {"expression": wanted, "max_messages": max_num})
+            yield from self._pull_queue(puller, queue, {"expression": subscribed, "max_messages": max_num})
 
     def _pull_queue(
         self, puller: blocking.PullConsumer, queue: MessageQueue, options: dict[str, Any]

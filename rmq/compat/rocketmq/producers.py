@@ -201,7 +201,7 @@ class Producer(Opened):
                         raise packed_error
                     result = result_of(producer.send(packed))
                 except RmqError as error:
-                    _tell_failure(error, exception_callback)
+                    _report_failure(error, exception_callback)
                 else:
                     if success_callback is not None:
                         success_callback(result)
@@ -223,7 +223,7 @@ class Producer(Opened):
             return self._threads
 
 
-def _tell_failure(error: RmqError, callback: Callable[[ProducerSendAsyncFailed], object] | None) -> None:
+def _report_failure(error: RmqError, callback: Callable[[ProducerSendAsyncFailed], object] | None) -> None:
     code = int(error.code) if isinstance(error, ResponseError) else -1
     failure = ProducerSendAsyncFailed(str(error), code, type=type(error).__name__)
     failure.__cause__ = error

@@ -118,10 +118,10 @@ class AuditLog:
     def last(self, count: int, cluster: str, of: tuple[str, str] | None = None) -> list[AuditLine]:
         """The newest lines of a cluster and changes that samples showed, newest first; `of` is the kind and
         the name of an identity: its lines alone."""
-        wanted = None if of is None else (of[0], printable(of[1])[:TEXT_MAX])
+        actor = None if of is None else (of[0], printable(of[1])[:TEXT_MAX])
         noticed = self._noticed if of is None else ()
         both = heapq.merge(self._lines, noticed, key=lambda line: -line.at)
-        lines = (one for one in both if one.cluster == cluster and wanted in (None, (one.kind, one.who)))
+        lines = (one for one in both if one.cluster == cluster and actor in (None, (one.kind, one.who)))
         return list(itertools.islice(lines, count))
 
 

@@ -69,8 +69,8 @@ class OidcSettings:
 
     def name_of(self, claims: Mapping[str, Any]) -> str:
         """The name of a person by the claims."""
-        wanted = [self.name_claim] if self.name_claim else ["preferred_username", "email"]
-        return next((values[0] for one in wanted if (values := values_of(claims, one))), str(claims["sub"]))
+        names = [self.name_claim] if self.name_claim else ["preferred_username", "email"]
+        return next((values[0] for one in names if (values := values_of(claims, one))), str(claims["sub"]))
 
 
 def values_of(claims: Mapping[str, Any], path: str) -> list[str]:

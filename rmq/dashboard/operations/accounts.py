@@ -152,7 +152,7 @@ async def put_account(
         is_readable = False  # Java's brokers of 4.9.8 and later take accounts, and do not give them
     if is_readable:
         figures.check_seen("account", account, seen, _settings(known))
-    wanted = AclAccount(
+    new_account = AclAccount(
         account,
         secret_key,
         white_address or "",
@@ -164,7 +164,7 @@ async def put_account(
     )
     given = dict(zip(CLEARED, (white_address, topics, groups), strict=True))
     clear = [name for name, value in given.items() if known is not None and value is not None and not value]
-    servers = await call.admin.acl_put_account(wanted, clear=clear)
+    servers = await call.admin.acl_put_account(new_account, clear=clear)
     if known is not None:
         await _check_cleared(call, known, clear)
     return AccountChange(account, servers)

@@ -109,7 +109,7 @@ async def dead_letters(
 ) -> DeadList:
     """A page of the dead letters of a group, newest first, with reasons."""
     topic, since = dlq_topic(validate_group(group)), since_ms or None
-    wanted = reason.lower()
+    selected = reason.lower()
     reasons: list[ReasonCount] = []
     try:
         if not cursor:
@@ -121,7 +121,7 @@ async def dead_letters(
             topic,
             since_ms=since,
             count=count,
-            where=(lambda one: wanted in read_letter(one).reason.lower()) if wanted else None,
+            where=(lambda one: selected in read_letter(one).reason.lower()) if selected else None,
             cursor=cursor or None,
         )
     except (NoRoute, TopicNotExist) as error:
@@ -184,9 +184,9 @@ async def resend_dead_letters(
     """Send dead letters to their topics again. A letter that was sent before is not sent twice."""
     if all == bool(ids):
         raise BadRequest("ids or all: exactly one of them is needed")
-    wanted = frozenset(ids)
-    chosen = Letters() if all else Letters(where=lambda letter: not wanted.isdisjoint(_names(letter)))
-    total = len(wanted) or max(await _kept(call, group), 0)
+    selected = frozenset(ids)
+    chosen = Letters() if all else Letters(where=lambda letter: not selected.isdisjoint(_names(letter)))
+    total = len(selected) or max(await _kept(call, group), 0)
 
     def report(so_far: Redriven) -> None:
         call.progress.report(so_far.sent + so_far.already + len(so_far.failed), total)

@@ -88,7 +88,7 @@ async def messages(
     cursor: Annotated[str, msgspec.Meta(description="The cursor of the page before.")] = "",
 ) -> MessagePage:
     """A page of a topic's messages by time; the queues are read only as far as the page needs it."""
-    wanted = text.encode()
+    pattern = text.encode()
     page = await pages.read_page(
         call.client,
         topic,
@@ -96,7 +96,7 @@ async def messages(
         until_ms=until_ms or None,
         newest_first=newest_first,
         expression=tags.strip() or "*",
-        where=(lambda message: wanted in message.body) if wanted else None,
+        where=(lambda message: pattern in message.body) if pattern else None,
         count=count,
         cursor=cursor or None,
     )

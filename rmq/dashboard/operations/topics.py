@@ -58,8 +58,8 @@ async def topics(
     found = []
     for name, by_broker in configs.items():
         own = figures.topic_kind(name, next(iter(by_broker.values())), system)
-        wanted = own == kind or (not kind and own in ("user", "ordered"))
-        if wanted and search.lower() in name.lower():
+        is_listed = own == kind or (not kind and own in ("user", "ordered"))
+        if is_listed and search.lower() in name.lower():
             found.append((name, own, by_broker))
     shown = found[(page - 1) * size : page * size]
     rows = {name: _row(name, own, by_broker) for name, own, by_broker in shown}
@@ -234,12 +234,12 @@ async def put_topic(
     after = {name: _changed(known.get(name, some), queues, perm, order) for name in names}
     warnings = await _warnings(call, topic, queues, known, names)
     if not preview:
-        wanted = operate_topics.TopicChange(
+        planned = operate_topics.TopicChange(
             topic,
             {masters[name]: known[name] for name in names if name in known},
             {masters[name]: config for name, config in after.items()},
         )
-        await operate_topics.change(call.admin, wanted, hide_unread=hide_unread)
+        await operate_topics.change(call.admin, planned, hide_unread=hide_unread)
     return TopicChange(
         topic,
         [_part(name, own) for name, own in sorted(known.items())],

@@ -37,12 +37,12 @@ async def setting(page: Page) -> Response:
 @page("/brokers/{broker}/act", "POST")
 async def act(page: Page) -> Response:
     """Write permission, and cleaning."""
-    name, wanted = page.path("broker"), page.form.get("act", "")
-    if wanted in ("wipe", "add"):
-        await page.perform("set_writing", broker=name, allowed=wanted == "add")
-        text = f"Producers {'may send to' if wanted == 'add' else 'leave'} {name}."
+    name, act = page.path("broker"), page.form.get("act", "")
+    if act in ("wipe", "add"):
+        await page.perform("set_writing", broker=name, allowed=act == "add")
+        text = f"Producers {'may send to' if act == 'add' else 'leave'} {name}."
     else:
-        done = await page.perform("clean_broker", broker=name, what=wanted)
+        done = await page.perform("clean_broker", broker=name, what=act)
         text = f"Cleaned at {', '.join(done.servers)}."
     return page.redirect("brokers", name, notice=text)
 

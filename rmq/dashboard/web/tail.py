@@ -89,10 +89,10 @@ class Tail(StreamingResponse):
 
 async def _events(page: Page, limit: int) -> AsyncIterator[str]:
     topic, tags = page.path("topic"), page.query.get("tags", "").strip() or "*"
-    wanted = page.query.get("text", "").encode()
+    pattern = page.query.get("text", "").encode()
     try:
         async with page.call() as call, call.client.pull_consumer(TOOLS_GROUP) as pulls:
-            watch = Watch(pulls, topic, tags, wanted)
+            watch = Watch(pulls, topic, tags, pattern)
             await watch.begin()
             yield "retry: 3000\n: open\n\n"
             looks, sent = 0, 0
@@ -137,7 +137,7 @@ class Watch:
     pulls: PullConsumer
     topic: str
     tags: str
-    wanted: bytes
+    pattern: bytes
     at: dict[MessageQueue, int] = field(factory=dict)
 
     async def begin(self) -> None:
@@ -158,7 +158,7 @@ class Watch:
             at = max(at, high - 4 * SHOWN_MAX)
             while at < high:
                 result = await self.pulls.pull(queue, at, expression=self.tags)
-                found += [one for one in result.messages if self.wanted in one.body]
+                found += [one for one in result.messages if self.pattern in one.body]
                 if result.next_offset <= at:
                     break
                 at = result.next_offset

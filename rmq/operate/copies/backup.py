@@ -266,8 +266,10 @@ def _reach(path: pathlib.Path, base: int, size: int) -> int:
 
 def _drop_others(target: pathlib.Path, manifest: Manifest, names: list[str], end: int) -> None:
     """Remove what the store does not have any more, by its retention, or never had behind its end."""
-    wanted = {f"commitlog/{name}" for name in names if int(name) < end}
-    for path in [path for path in manifest.files if path.startswith("commitlog/") and path not in wanted]:
+    present_files = {f"commitlog/{name}" for name in names if int(name) < end}
+    for path in [
+        path for path in manifest.files if path.startswith("commitlog/") and path not in present_files
+    ]:
         (target / path).unlink(missing_ok=True)
         del manifest.files[path]
 

@@ -119,11 +119,11 @@ async def compare(admin: Admin, manifest: Manifest, cluster: str) -> Plan:
     """The changes that make the cluster equal to the manifest. Raises ConfigError for an unknown broker."""
     there = await read_cluster(admin, cluster, offsets=True)
     plan = Plan(await masters(admin, cluster=cluster), cluster)
-    for kind, wanted, present in (
+    for kind, exported, present in (
         ("topic", manifest.topics, there.topics),
         ("group", manifest.groups, there.groups),
     ):
-        for name, places in wanted.items():
+        for name, places in exported.items():
             for broker, settings in _by_broker(places, plan.addresses).items():
                 was = _by_broker(present.get(name, {}), plan.addresses).get(broker)
                 if was != settings:
@@ -162,13 +162,13 @@ def _compare_offsets(
     plan: Plan,
     place: tuple[str, str, str],
     was: dict[int, int],
-    wanted: dict[int, int],
+    exported: dict[int, int],
     ends: dict[tuple[str, int], int],
 ) -> None:
     """Offsets beyond the end of a queue, as after a wipe, are left out: a group there would miss messages."""
     group, topic, broker = place
-    fits = {queue: offset for queue, offset in wanted.items() if offset <= ends.get((broker, queue), 0)}
-    beyond = sorted(set(wanted) - set(fits))
+    fits = {queue: offset for queue, offset in exported.items() if offset <= ends.get((broker, queue), 0)}
+    beyond = sorted(set(exported) - set(fits))
     if beyond:
         plan.notes.append(
             f"group {group}: its offsets in {topic} at {broker} are left out in queues"

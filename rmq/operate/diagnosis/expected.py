@@ -13,29 +13,29 @@ IMPORT = "`rmq import FILE` restores it; if the change is intended, write a new 
 def findings_of_expectation(expected: Expectation) -> Iterator[Finding]:
     """Brokers, topics, groups, accounts and messages that the cluster had at its export, and lacks now."""
     yield from _brokers(expected)
-    for kind, wanted, there in (
-        ("topic", expected.wanted.topics, expected.present.topics),
-        ("group", expected.wanted.groups, expected.present.groups),
+    for kind, exported, there in (
+        ("topic", expected.manifest.topics, expected.present.topics),
+        ("group", expected.manifest.groups, expected.present.groups),
     ):
-        for name, places in wanted.items():
-            for broker, settings in _by_broker(places, expected.wanted.brokers or expected.masters).items():
+        for name, places in exported.items():
+            for broker, settings in _by_broker(places, expected.manifest.brokers or expected.masters).items():
                 if broker in expected.masters:
                     now = _by_broker(there.get(name, {}), expected.masters).get(broker)
                     yield from _compared(kind, name, broker, settings, now)
-    for name in expected.wanted.accounts:
+    for name in expected.manifest.accounts:
         if name not in expected.present.accounts:
             yield Finding("wrong", f"account {name}", "is not there", "`rmq acl add` makes it")
     yield from _offsets(expected)
 
 
 def _brokers(expected: Expectation) -> Iterator[Finding]:
-    for name, wanted in expected.wanted.brokers.items():
+    for name, exported in expected.manifest.brokers.items():
         there = expected.present.brokers.get(name)
         if there is None:
             todo = "start it, or write a new file with `rmq export`"
             yield Finding("wrong", f"broker {name}", "is expected, and no name server knows it", todo)
-        elif there["replicas"] < wanted["replicas"]:
-            what = f"{there['replicas']} of {wanted['replicas']} brokers of this name are there"
+        elif there["replicas"] < exported["replicas"]:
+            what = f"{there['replicas']} of {exported['replicas']} brokers of this name are there"
             yield Finding("wrong", f"broker {name}", what, "start the others")
 
 
@@ -45,18 +45,20 @@ def _by_broker(places: Mapping[str, Settings], brokers: Iterable[str]) -> dict[s
     return dict(places)
 
 
-def _compared(kind: str, name: str, broker: str, wanted: Settings, now: Settings | None) -> Iterator[Finding]:
+def _compared(
+    kind: str, name: str, broker: str, exported: Settings, now: Settings | None
+) -> Iterator[Finding]:
     if now is None:
         yield Finding("wrong", f"{kind} {name}", f"ought to be on {broker}, and is not", IMPORT)
-    elif changed := [key for key, value in wanted.items() if now.get(key, value) != value]:
-        each = ", ".join(f"{key} is {now[key]}, was {wanted[key]}" for key in changed)
+    elif changed := [key for key, value in exported.items() if now.get(key, value) != value]:
+        each = ", ".join(f"{key} is {now[key]}, was {exported[key]}" for key in changed)
         yield Finding("wrong", f"{kind} {name}", f"differs on {broker}: {each}", IMPORT)
 
 
 def _offsets(expected: Expectation) -> Iterator[Finding]:
     """Queues that end before the exported offset of a group: their broker has lost messages, or all of its
     store."""
-    for group, topics in expected.wanted.offsets.items():
+    for group, topics in expected.manifest.offsets.items():
         for topic, brokers in topics.items():
             ends = expected.ends.get(topic, {})
             for broker, offsets in brokers.items():

@@ -79,7 +79,7 @@ class Expectation:
     that answered: topics and groups are known of these only. `ends`: topic -> (broker, queue) -> the end of
     that queue, of topics with exported offsets."""
 
-    wanted: Manifest
+    manifest: Manifest
     present: Manifest
     masters: Collection[str]
     ends: Mapping[str, Mapping[tuple[str, int], int]] = Factory(dict)

@@ -30,9 +30,9 @@ def findings_of_group(group: GroupFacts, facts: Facts) -> Iterator[Finding]:
     elif group.lag > limit:
         todo = f"add members, or see why they wait: `rmq group members {group.name} --stack`"
         yield Finding("wrong", where, f"has {group.lag} messages left", todo)
-    if len({tuple(sorted(wanted.items())) for wanted in group.subscriptions.values()}) > 1:
+    if len({tuple(sorted(subscribed.items())) for subscribed in group.subscriptions.values()}) > 1:
         what = "; ".join(
-            f"{member}: {dict(wanted)}" for member, wanted in sorted(group.subscriptions.items())
+            f"{member}: {dict(subscribed)}" for member, subscribed in sorted(group.subscriptions.items())
         )
         todo = "let all members subscribe to the same: messages are lost until then"
         yield Finding("wrong", where, f"members subscribe differently: {what}", todo)

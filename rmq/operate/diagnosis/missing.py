@@ -21,15 +21,15 @@ def findings_of_missing(facts: Facts) -> Iterator[Finding]:
     present = {(one.cluster, one.name) for one in facts.brokers}
     leading = facts.leading
     controlled = set() if leading is None else {one.name for one in leading.sets}
-    gone: dict[tuple[str, str], list[MissingBroker]] = {}
+    absent: dict[tuple[str, str], list[MissingBroker]] = {}
     for one in facts.missing:
         if any(broker.address == one.broker_addr for broker in facts.brokers):
             continue
         if (one.cluster, one.broker_name) not in present:
-            gone.setdefault((one.cluster, one.broker_name), []).append(one)
+            absent.setdefault((one.cluster, one.broker_name), []).append(one)
         elif one.broker_name not in controlled:
             yield _one_missing(one)
-    for (_, name), brokers in sorted(gone.items()):
+    for (_, name), brokers in sorted(absent.items()):
         yield _all_missing(name, brokers)
 
 

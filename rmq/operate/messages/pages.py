@@ -257,9 +257,9 @@ def write_cursor(at: Mapping[MessageQueue, int], newest_first: bool) -> str:
 
 def read_cursor(topic: str, text: str, *, newest_first: bool) -> dict[MessageQueue, int]:
     """The positions of a cursor. Raises ConfigError for a text that is none, or for the other direction."""
-    wanted = "the cursor of the page before, with the same order"
+    expected = "the cursor of the page before, with the same order"
     if len(text) > CURSOR_BYTES_MAX:
-        raise ConfigError("cursor", f"{len(text)} characters", wanted)
+        raise ConfigError("cursor", f"{len(text)} characters", expected)
     try:
         value: Any = json.loads(
             base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
@@ -271,9 +271,9 @@ def read_cursor(topic: str, text: str, *, newest_first: bool) -> dict[MessageQue
             for queue, offset in rows
         }
     except (ValueError, TypeError, AttributeError, binascii.Error, RemoteProtocolError):
-        raise ConfigError("cursor", text[:80], wanted) from None
+        raise ConfigError("cursor", text[:80], expected) from None
     if version != 1 or direction is not newest_first:
-        raise ConfigError("cursor", text[:80], wanted)
+        raise ConfigError("cursor", text[:80], expected)
     return at
 
 

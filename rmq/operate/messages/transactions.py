@@ -91,7 +91,7 @@ class DiscardedPage:
 async def open_halves(client: Client, *, broker: str = "", most: int = 1000) -> list[OpenHalves]:
     """List half messages without a decision, by broker; at most `most` of each.
 
-    The scan ends behind the part that the broker has settled, so its cost grows with the distance of that
+    The scan ends behind the part that the broker has decided, so its cost grows with the distance of that
     part. A broker of RocketMQ shows none before its first check-back pass, a minute after its first half
     message. Raises as `PullConsumer.pull`.
     """
@@ -108,14 +108,14 @@ async def _of_broker(admin: Admin, pulls: PullConsumer, name: str, address: str,
     if ends is None:
         return OpenHalves(name, [], True)
     offsets = await admin.broker_offsets(address)
-    settled = offsets.get(f"{TRANS_HALF_TOPIC}@{TRANSACTION_GROUP}", {}).get(0, ends.min_offset)
+    decided = offsets.get(f"{TRANS_HALF_TOPIC}@{TRANSACTION_GROUP}", {}).get(0, ends.min_offset)
     passed = offsets.get(f"{TRANS_OP_HALF_TOPIC}@{TRANSACTION_GROUP}", {}).get(0, 0)
     op_queue = MessageQueue(TRANS_OP_HALF_TOPIC, name, 0)
     ended = await _ended(admin, pulls, op_queue, address, passed)
-    last = min(ends.max_offset, settled + HALVES_MAX)
+    last = min(ends.max_offset, decided + HALVES_MAX)
     halves = [
         read_half(message)
-        for message in await _read(pulls, queue, settled, last)
+        for message in await _read(pulls, queue, decided, last)
         if message.queue_offset not in ended
     ]
     return OpenHalves(name, halves[:most], last == ends.max_offset and len(halves) <= most)

@@ -121,8 +121,8 @@ def _attributes(brokers: Iterable[BrokerTables]) -> Iterator[Finding]:
 def _messages(facts: MigrationFacts) -> Iterator[Finding]:
     java = [one for one in facts.brokers if one.is_java]
 
-    def stored(wanted: str) -> int:
-        return sum(count for one in java for topic, count in one.stored.items() if topic.startswith(wanted))
+    def stored(prefix: str) -> int:
+        return sum(count for one in java for topic, count in one.stored.items() if topic.startswith(prefix))
 
     if count := stored(SCHEDULE_TOPIC):
         what = f"delayed messages: {count} are stored, delivered or not"

@@ -81,8 +81,8 @@ async def _stored(admin: Admin, broker: BrokerTables) -> Mapping[str, int]:
         for topic in broker.topics
         if topic.startswith(RETRY_PREFIX) and topic.removeprefix(RETRY_PREFIX) not in broker.groups
     ]
-    wanted = [topic for topic in (*COUNTED, *pop_retries) if topic in broker.topics]
-    wanted += [topic for topic in broker.topics if topic.startswith(REVIVE_PREFIX)]
+    counted = [topic for topic in (*COUNTED, *pop_retries) if topic in broker.topics]
+    counted += [topic for topic in broker.topics if topic.startswith(REVIVE_PREFIX)]
 
     async def count(topic: str) -> int:
         try:
@@ -95,7 +95,7 @@ async def _stored(admin: Admin, broker: BrokerTables) -> Mapping[str, int]:
             if queue.broker_name == broker.name
         )
 
-    return await ask_each(wanted, count)
+    return await ask_each(counted, count)
 
 
 async def _members(admin: Admin, group: str) -> ConsumerConnection | None:

@@ -366,15 +366,15 @@ def raise_descriptor_limit() -> None:
     if sys.platform == "win32":
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for wanted in (hard, *_TRIED):
-        if wanted == soft or (soft < wanted and _set_limit(wanted, hard)):
+    for limit in (hard, *_TRIED):
+        if limit == soft or (soft < limit and _set_limit(limit, hard)):
             break
     log.info("this process may open %d files and connections (RLIMIT_NOFILE)", _soft_limit())
 
 
-def _set_limit(wanted: int, hard: int) -> bool:
+def _set_limit(limit: int, hard: int) -> bool:
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     except (ValueError, OSError):
         return False
     return True

@@ -212,7 +212,7 @@ class _AsyncioTcpStream(TcpStream):
         self._running = get_running_loop()
         self._is_registered = False
         self._reading: asyncio.Future[bytes] | None = None
-        self._wanted = 0
+        self._max_bytes = 0
         self._unseen: bytes | None = None  # was read for a task that was cancelled at that moment
 
     async def _receive(self, max_bytes: int) -> bytes:
@@ -224,7 +224,7 @@ class _AsyncioTcpStream(TcpStream):
         if not self._is_registered:
             self._running.add_reader(sock, self._on_readable)
             self._is_registered = True
-        self._wanted = max_bytes
+        self._max_bytes = max_bytes
         future = self._reading = self._running.create_future()
         try:
             received: bytes = await future
@@ -242,7 +242,7 @@ class _AsyncioTcpStream(TcpStream):
             self._unregister()
             return
         try:
-            future.set_result(self._socket.recv(self._wanted))
+            future.set_result(self._socket.recv(self._max_bytes))
         except (BlockingIOError, InterruptedError):
             pass
         except OSError as error:

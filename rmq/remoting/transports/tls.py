@@ -178,15 +178,15 @@ client that names none, or others, is served as well."""
 
 def _server_context(config: TlsConfig) -> ssl.SSLContext:
     if not config.tls_cert_path and not config.tls_test_mode:
-        wanted = f"a certificate file, since tlsMode is {config.tls_mode}; `rmq certs` makes one"
-        raise ConfigError("tlsCertPath", "", wanted)
+        expected = f"a certificate file, since tlsMode is {config.tls_mode}; `rmq certs` makes one"
+        raise ConfigError("tlsCertPath", "", expected)
     context = _context(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(list(APPLICATION_PROTOCOLS))
     if config.tls_cert_path:
         _load_own(context, config)
-        _tell_expiry(config.tls_cert_path)
-        _tell_distrust(context, config)
+        _log_expiry(config.tls_cert_path)
+        _log_distrust(context, config)
     else:
         _load_made_up(context)
     if config.tls_client_auth != "none":
@@ -196,7 +196,7 @@ def _server_context(config: TlsConfig) -> ssl.SSLContext:
     return context
 
 
-def _tell_expiry(path: str) -> None:
+def _log_expiry(path: str) -> None:
     """Log that a certificate has expired: clients refuse it, and the server's log would not show why."""
     until = certificate_end(path)
     if until is not None and until < datetime.now(UTC):
@@ -208,7 +208,7 @@ def _tell_expiry(path: str) -> None:
         )
 
 
-def _tell_distrust(own: ssl.SSLContext, config: TlsConfig) -> None:
+def _log_distrust(own: ssl.SSLContext, config: TlsConfig) -> None:
     """Log that servers with the same settings do not accept the own certificate, as after an authority was
     replaced: this server can dial them, and only their logs and clients would show it."""
     trust = config.dialling.tls_trust_path

@@ -67,8 +67,8 @@ def check_write_columns(schema: StructType, topic: str) -> list[str]:
             raise ConfigError("column", found.name, f"one of {', '.join(WRITE_COLUMNS)}")
         plain = MapType(StringType(), StringType()) if isinstance(found.dataType, MapType) else found.dataType
         if plain not in allowed or not _of_texts(found.dataType):
-            wanted = " or ".join(kind.simpleString() for kind in allowed)
-            raise ConfigError(f"column {found.name}", found.dataType.simpleString(), wanted)
+            expected = " or ".join(kind.simpleString() for kind in allowed)
+            raise ConfigError(f"column {found.name}", found.dataType.simpleString(), expected)
     names: list[str] = schema.fieldNames()
     if "body" not in names:
         raise ConfigError("column body", "none", "a column body of strings or bytes")
@@ -87,8 +87,8 @@ def keyed_schema(schema: StructType, column: str) -> StructType:
         return schema
     names = schema.fieldNames()
     if column not in names or ("rowKey" in names and column != "rowKey"):
-        wanted = f"a column of the rows and no rowKey beside it; they have {', '.join(names)}"
-        raise ConfigError("dedupeKey", column, wanted)
+        expected = f"a column of the rows and no rowKey beside it; they have {', '.join(names)}"
+        raise ConfigError("dedupeKey", column, expected)
     kept = [field for field in schema.fields if field.name != column or column in WRITE_COLUMNS]
     return StructType([*kept, StructField("rowKey", schema[column].dataType)] if column != "rowKey" else kept)
 

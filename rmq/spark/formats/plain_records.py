@@ -43,7 +43,7 @@ _PROPERTY_OF: Final = {
     "msgId": (PROPERTY_UNIQUE_KEY.encode(), True),
 }
 _TOPICS, _BODIES, _PAIRS, _UNREPEATED = 1, 2, 4, 8
-_WANTED: Final = {
+_MASKS: Final = {
     "topic": _TOPICS,
     "body": _BODIES,
     "properties": _PAIRS | _UNREPEATED,
@@ -61,16 +61,16 @@ def plain_batch(
         return None
     numbers = [name for name in schema.names if name in _FIELD_OF]
     names = [name for name in schema.names if name in _PROPERTY_OF]
-    wanted = 0
+    mask = 0
     for name in schema.names:
-        wanted |= _WANTED.get(name, 0)
+        mask |= _MASKS.get(name, 0)
     found = engine.compiled.read_columns(
         buffer,
         np.ascontiguousarray(starts, np.int64).tobytes(),
         MESSAGE_MAGIC,
         SYS_HOST_BITS | (SYS_COMPRESSED if decompress else 0),
         [_NUMBERS[name] for name in numbers],
-        wanted,
+        mask,
         [_PROPERTY_OF[name] for name in names],
     )
     if found is None:

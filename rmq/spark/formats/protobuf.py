@@ -153,8 +153,8 @@ def _message_type(description: bytes, message: str) -> type[Message]:
             (message,) = matching
         return GetMessageClass(pool.FindMessageTypeByName(message))
     except (KeyError, TypeError) as error:
-        wanted = f"a descriptor set with all that it imports ({str(error).strip()})"
-        raise ConfigError("schema", "", wanted) from None
+        expected = f"a descriptor set with all that it imports ({str(error).strip()})"
+        raise ConfigError("schema", "", expected) from None
 
 
 def _known_types() -> None:

@@ -77,7 +77,7 @@ class Lineage(StreamingQueryListener):
             with self._lock:
                 self._runs[str(event.runId)] = stream
                 self._began.add(str(event.runId))
-            self._tell("START", str(event.runId), stream)
+            self._emit("START", str(event.runId), stream)
 
     def onQueryProgress(self, event: Any) -> None:
         run = str(event.progress.runId)
@@ -85,7 +85,7 @@ class Lineage(StreamingQueryListener):
             stream = self._runs.get(run)
             self._rows[run] += event.progress.numInputRows
         if stream is not None and event.progress.numInputRows:
-            self._tell("RUNNING", run, stream)
+            self._emit("RUNNING", run, stream)
 
     def onQueryIdle(self, event: Any) -> None:
         """Nothing has come."""
@@ -95,7 +95,7 @@ class Lineage(StreamingQueryListener):
         with self._lock:
             stream = self._runs.pop(run, None)
         if stream is not None:
-            self._tell("FAIL" if event.exception else "COMPLETE", run, stream, str(event.exception or ""))
+            self._emit("FAIL" if event.exception else "COMPLETE", run, stream, str(event.exception or ""))
         with self._lock:
             self._rows.pop(run, None)
             self._ended.update({run} & self._began)
@@ -106,7 +106,7 @@ class Lineage(StreamingQueryListener):
         with self._lock:
             self._lock.wait_for(lambda: self._began == self._ended, seconds)
 
-    def _tell(self, kind: str, run: str, stream: Stream, error: str = "") -> None:
+    def _emit(self, kind: str, run: str, stream: Stream, error: str = "") -> None:
         with self._lock:
             rows = self._rows[run]
         event = run_event(kind, run, stream, self._namespace, rows, error=error, spark_version=self._version)

@@ -304,15 +304,15 @@ def _check_together(place: str, stream: Stream) -> None:
     if stream.order and not stream.key:
         raise ConfigError(f"{place}.order", ", ".join(stream.order), "a key beside it")
     if stream.dedup and stream.watermark is None:
-        wanted = "a watermark beside it: without one all keys are kept for ever"
-        raise ConfigError(f"{place}.dedup", ", ".join(stream.dedup), wanted)
+        expected = "a watermark beside it: without one all keys are kept for ever"
+        raise ConfigError(f"{place}.dedup", ", ".join(stream.dedup), expected)
     if stream.watermark and stream.decode and stream.decode.schema == "infer":
         raise ConfigError(f"{place}.decode.schema", "infer", "a schema, since there is a watermark")
     if any(one.otherwise == "dlq" for one in stream.expectations) and not stream.dlq:
         raise ConfigError(f"{place}.dlq", "", "a group for the rows of expectations with else: dlq")
     if stream.by_batch and kind not in (*TABLES, "rmq"):
-        wanted = f"{', '.join((*TABLES, 'rmq'))}: other sinks take no stream with these steps"
-        raise ConfigError(f"{place}.to.format", kind, wanted)
+        expected = f"{', '.join((*TABLES, 'rmq'))}: other sinks take no stream with these steps"
+        raise ConfigError(f"{place}.to.format", kind, expected)
     if (stream.compact or stream.evolve != "fail") and kind not in TABLES:
         raise ConfigError(f"{place}.compact", stream.compact, f"a target of {', '.join(TABLES)}, not {kind}")
     if stream.by_batch and kind in TABLES and not stream.target:

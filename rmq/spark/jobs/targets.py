@@ -266,8 +266,8 @@ class MergedFiles:
         writer.parquet(f"{stream.target}/{name}")
         if not folder.has(f"{name}/_SUCCESS"):
             folder.write(f"{name}/_SUCCESS", "")
-        for gone in folder.versions()[:-VERSIONS_KEPT]:
-            folder.delete(gone)
+        for former in folder.versions()[:-VERSIONS_KEPT]:
+            folder.delete(former)
 
     def compact(self, frame: DataFrame) -> None:
         """Nothing: each batch writes all files anew."""

@@ -157,11 +157,11 @@ class ArchiveFolder:
         Without the system call for a swap (Linux has it) the folder is missing for the moment between two
         renames. A reader that has listed the old files and not yet opened them will not find them.
         """
-        gone = {path.name for path in old}
+        replaced_names = {path.name for path in old}
         fresh = self.aside()
         fresh.mkdir(parents=True)
         for path in partition.iterdir():
-            if path.name not in gone and path.is_file():
+            if path.name not in replaced_names and path.is_file():
                 _link(path, fresh / path.name)
         for path in new:
             os.rename(path, fresh / path.name)

@@ -306,8 +306,8 @@ class _Folder:
     def whole(self) -> list[str]:
         """The batches that are whole and not replaced by others."""
         names = [name for name in self._batches() if self.is_whole(name)]
-        gone = {old for name in names for old in self._replaced_by(name)}
-        return [name for name in names if name not in gone]
+        replaced = {old for name in names for old in self._replaced_by(name)}
+        return [name for name in names if name not in replaced]
 
     def finish(self, name: str) -> None:
         """Mark a batch as whole, if Spark is set not to."""

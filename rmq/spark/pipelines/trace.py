@@ -270,9 +270,9 @@ def _report(found: Sequence[Latency], windows: DataFrame) -> list[str]:
 def _collected(windows: DataFrame, charted: Sequence[Latency]) -> dict[Any, list[Row]]:
     """The windows of these topics and groups in their order."""
     found: dict[Any, list[Row]] = {astuple(one)[:3]: [] for one in charted}
-    wanted = F.struct(*_KEYS).isin([F.struct(*map(F.lit, key)) for key in found])
+    selected = F.struct(*_KEYS).isin([F.struct(*map(F.lit, key)) for key in found])
     at = F.unix_millis("begin").alias("at")
-    rows = windows.where(wanted).orderBy("begin").select(*_KEYS, at, *PERCENTILES) if found else None
+    rows = windows.where(selected).orderBy("begin").select(*_KEYS, at, *PERCENTILES) if found else None
     for row in rows.collect() if rows is not None else ():
         found[row["kind"], row["topic"], row["group"]].append(row)
     return found

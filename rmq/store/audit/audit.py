@@ -29,7 +29,7 @@ from rmq.store.files.checkpoint import SIZE as CHECKPOINT_SIZE
 from rmq.store.files.checkpoint import Checkpoint
 from rmq.store.files.disk import Disk
 from rmq.store.files.known_topics import KnownTopics, read_topics
-from rmq.store.files.scan import Scan, Scanned, Vouch, next_good, nobody_vouches, parse
+from rmq.store.files.scan import Scan, Scanned, Vouch, next_good, no_evidence, parse
 from rmq.store.files.segments import OpenFiles, Segments
 
 Progress = Callable[[str, int, int], None]
@@ -239,9 +239,7 @@ def _check_log(
     return last
 
 
-def _records(
-    run: Segments, report: Report, *, final: bool, vouch: Vouch = nobody_vouches
-) -> Iterator[Scanned]:
+def _records(run: Segments, report: Report, *, final: bool, vouch: Vouch = no_evidence) -> Iterator[Scanned]:
     """The good records of a run; gaps between the records go into the report."""
     position = run.start
     while position < run.stop:

@@ -86,7 +86,7 @@ class IndexAudit:
         finally:
             segment.close()
 
-    def _find(self, segment: Segment, wanted: bytes) -> int:
+    def _find(self, segment: Segment, pattern: bytes) -> int:
         """Where these bytes are behind the header, at a place where the first entry may be; 0 if nowhere."""
         at, size = HEADER, segment.size
         while at < size:
@@ -94,8 +94,8 @@ class IndexAudit:
             if start >= size:
                 break
             at = min(stop, start + _PIECE)
-            piece = bytes(segment.read(start, min(at - start + len(wanted), size - start)))
-            place = piece.find(wanted)
+            piece = bytes(segment.read(start, min(at - start + len(pattern), size - start)))
+            place = piece.find(pattern)
             if place >= 0 and (start + place - HEADER) % 4 == 0:
                 return start + place
         return 0
@@ -164,18 +164,18 @@ class IndexAudit:
         while self._next is not None and self._next[3] == record.position:
             found.append(self._next)
             self._next = next(self._entries, None)
-        wanted = self._hashes(record)
-        if [entry[2] for entry in found] == wanted:
+        expected = self._hashes(record)
+        if [entry[2] for entry in found] == expected:
             self._check_times(found, record.store_timestamp)
             return
         if not found:
-            self._missing += len(wanted)
+            self._missing += len(expected)
             self._missing_from = record.position if self._missing_from < 0 else self._missing_from
             return
         path, at = found[0][:2]
         hashes = [entry[2] for entry in found]
         self._add(
-            "index entry", path, at, f"hashes {hashes} of the record at {record.position}: not {wanted}"
+            "index entry", path, at, f"hashes {hashes} of the record at {record.position}: not {expected}"
         )
 
     def _check_times(self, entries: list[tuple[str, int, int, int, int]], stored: int) -> None:

@@ -174,12 +174,12 @@ class QueueAudits:
             return
         queue.last = max(queue.last, index)
         code = unit_code(record.topic, record.properties, record.store_timestamp, self._delays)
-        wanted = (record.position, record.size, code)
-        if unit == wanted:
+        expected = (record.position, record.size, code)
+        if unit == expected:
             return
-        for at, (kind, is_wrong) in enumerate(differences(wanted, unit).items()):
+        for at, (kind, is_wrong) in enumerate(differences(expected, unit).items()):
             if is_wrong:
-                queue.held.append((kind, index, f"{where}: {unit[at]}, expected {wanted[at]}"))
+                queue.held.append((kind, index, f"{where}: {unit[at]}, expected {expected[at]}"))
 
     def finish(self) -> None:
         """The log is at its end: check the units of the files beyond that end."""

@@ -44,7 +44,7 @@ def differences(record: tuple[Any, Any, Any], unit: tuple[Any, Any, Any]) -> dic
     are, and as the unit says.
     """
     kinds = (WRONG_PLACE, WRONG_SIZE, WRONG_CODE)
-    return {kind: said != right for kind, said, right in zip(kinds, unit, record, strict=True)}
+    return {kind: found != right for kind, found, right in zip(kinds, unit, record, strict=True)}
 
 
 def is_kept(physical_offset: Any, log_start: Any) -> Any:

@@ -286,7 +286,7 @@ class CommitLog:
     def _check_there(self, end: int) -> None:
         """Raise StoreError when the newest file was deleted or replaced: bytes synced to this file are lost
         with the process."""
-        if end > 0 and (path := self.segments.gone(end - 1)):
+        if end > 0 and (path := self.segments.replaced_file(end - 1)):
             raise StoreError(
                 f"{path} was DELETED OR REPLACED while the broker runs. What it had is in memory and in open"
                 " files of this process only: consume it, or copy it from /proc/PID/fd, before you end it"
@@ -305,15 +305,15 @@ class CommitLog:
             if number % 256 == 0:
                 progress("log written again", record.position - start, end - start)
             if doubted and 0 in record.properties and has_lost_page(record):
-                raise self._gone(record.position)
+                raise self._lost_bytes(record.position)
             self._close_file_again(at, record.position)
             self.segments.write(record.position, self.segments.copy(record.position, record.size))
             at = record.position + record.size
         self._close_file_again(at, scan.position)
         if scan.position != end:
-            raise self._gone(scan.position)
+            raise self._lost_bytes(scan.position)
 
-    def _gone(self, position: int) -> CorruptRecord:
+    def _lost_bytes(self, position: int) -> CorruptRecord:
         reason = "bytes of a failed sync are lost: restart the broker, its recovery finds the rest"
         return CorruptRecord(self.segments.path(position), position, reason)
 

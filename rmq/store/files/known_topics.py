@@ -47,10 +47,10 @@ def read_topics(load: Callable[[], bytes | None]) -> KnownTopics:
         text = json.loads(load() or b"{}")
         table, deleted = text["topicConfigTable"], text.get("deletedTopics") or {}
         made = {str(name): _begin(row.get("creation")) for name, row in table.items()}
-        gone = {str(name): _begin(row) for name, row in deleted.items()}
+        deletions = {str(name): _begin(row) for name, row in deleted.items()}
     except (RmqError, KeyError, TypeError, ValueError, AttributeError):
         return UNKNOWN
-    begins = {name: begin for name, begin in {**gone, **made}.items() if begin > 0}
+    begins = {name: begin for name, begin in {**deletions, **made}.items() if begin > 0}
     return KnownTopics(frozenset(made) or None, begins)
 
 

@@ -239,12 +239,12 @@ Vouch = Callable[[Scanned], bool | None]
 """Whether a queue's unit points at what looks like a record: yes, no (at another one), or no unit tells."""
 
 
-def nobody_vouches(record: Scanned) -> bool | None:
+def no_evidence(record: Scanned) -> bool | None:
     """For searches that know no queues."""
     return None
 
 
-def next_good(segments: Segments, position: int, vouch: Vouch = nobody_vouches) -> Scanned | None:
+def next_good(segments: Segments, position: int, vouch: Vouch = no_evidence) -> Scanned | None:
     """The first good record after the bad spot at `position`, in the same file or a later file.
 
     A body may hold whole records with the right physical offsets, made up by its sender. So records in the
@@ -256,7 +256,7 @@ def next_good(segments: Segments, position: int, vouch: Vouch = nobody_vouches) 
     left = _CHECKED_BYTES
     for record in _candidates(segments, position):
         vouched = vouch(record)
-        alone = vouched is None and (doubtful is None or vouch is nobody_vouches)
+        alone = vouched is None and (doubtful is None or vouch is no_evidence)
         if alone:
             left -= record.size
         if vouched or (alone and left >= 0):
@@ -264,7 +264,7 @@ def next_good(segments: Segments, position: int, vouch: Vouch = nobody_vouches) 
             if whole is None:
                 continue
             record = whole
-        if vouched or (alone and vouch is nobody_vouches):
+        if vouched or (alone and vouch is no_evidence):
             return record
         if alone:
             doubtful = record
@@ -353,7 +353,7 @@ class Synced:
 
 
 def check_end(
-    segments: Segments, position: int, synced: Synced, last_ms: int = 0, vouch: Vouch = nobody_vouches
+    segments: Segments, position: int, synced: Synced, last_ms: int = 0, vouch: Vouch = no_evidence
 ) -> None:
     """Raise CorruptRecord when the bad spot at `position` is damage; return when the log ends at the spot.
     `last_ms` is the store time of the record before. An earlier time of a record without a queue unit is not

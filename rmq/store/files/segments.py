@@ -204,8 +204,8 @@ class Segments:
             else:  # closed or removed in between
                 self._disk.sync(self.path(base))
 
-    def gone(self, address: int) -> str:
-        """The path of the open file that holds `address`, if that is no longer the file at its path; else
+    def replaced_file(self, address: int) -> str:
+        """The path of the open file that holds `address`, if another file or none is at that path now; else
         empty. Thread-safe. Raises StoreError.
         """
         segment = self._opened.get(address - address % self.file_size)

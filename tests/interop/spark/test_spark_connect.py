@@ -15,7 +15,7 @@ from rmq.client import blocking
 from rmq.message import Message
 from rmq.spark.runtime import java_home
 from tests.spark.cluster import running
-from tests.spark.writing.test_sink_once import KEEPS, bodies
+from tests.spark.writing.keeping import KEEPS, bodies
 
 ROWS = 300
 

@@ -159,9 +159,7 @@ def _at_once(self: Elections, now: float) -> float | None:
     return self.setting_s if self.setting_s != self.agreed_s else None
 
 
-SET_BUGS["a shorter lease is agreed on while longer ones last"] = planted(
-    (Elections, "wanted_lease", _at_once)
-)
+SET_BUGS["a shorter lease is agreed on while longer ones last"] = planted((Elections, "due_lease", _at_once))
 
 
 def _own_only(self: Elections, heartbeat: Heartbeat, broker_set: BrokerSet, now: float) -> bool:

@@ -257,7 +257,7 @@ def waits_for_another(rig: Rig) -> list[Answer | NotLeader]:
 
 def hear(rig: Rig, message: Message) -> None:
     rig.controller.raft.receive(msgspec.msgpack.encode(message), rig.now)
-    rig.controller.settle(rig.now)
+    rig.controller.advance(rig.now)
 
 
 def test_without_a_majority_it_stops_to_answer_and_gives_up_who_waits() -> None:

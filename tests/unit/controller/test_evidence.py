@@ -198,11 +198,11 @@ def test_of_replicas_that_have_all_just_started_the_wanted_one_is_waited_for_as_
     elections.begin(0.0, inherited=table)
     for now in (4.0, 5.0):
         elections.hear(evolve(heartbeat(2, reach=600), acted=0), table["s"], now)
-        elections.want(table["s"], 2)
+        elections.choose_successor(table["s"], 2)
         assert elections.due(table, now) == []
     for number in (1, 3):
         elections.hear(evolve(heartbeat(number, reach=900), acted=0), table["s"], 5.0)
-    elections.want(table["s"], 2)
+    elections.choose_successor(table["s"], 2)
     assert [one.master for one in elections.due(table, 5.0)] == [1]
 
 

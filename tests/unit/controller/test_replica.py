@@ -35,7 +35,7 @@ SET = BrokerSet(
 def master(broker_set: BrokerSet = SET, *, end: int = 0) -> Replica:
     """Replica 1, which leads that set with a lease until 9, at time 0."""
     replica = Replica(1, (), lag_s=5.0)
-    assert replica.tell(broker_set)
+    assert replica.take_set(broker_set)
     replica.lead(broker_set.epoch, end, 0.0)
     replica.lease(broker_set.epoch, 0.0, 10.0)
     return replica
@@ -141,13 +141,13 @@ def test_a_lease_counts_from_the_question_and_ends_early() -> None:
     assert not replica.is_master(9.0)
     replica.lease(1, 5.0, 10.0)
     assert replica.is_master(13.99)
-    replica.tell(evolve(SET, epoch=2, version=4, master=2))
+    replica.take_set(evolve(SET, epoch=2, version=4, master=2))
     assert not replica.is_master(6.0)
 
 
 def test_what_is_older_than_what_is_known_changes_nothing() -> None:
     replica = master()
-    assert not replica.tell(evolve(SET, version=2, in_sync=(1,)))
+    assert not replica.take_set(evolve(SET, version=2, in_sync=(1,)))
     assert replica.awaited() == {1, 2}
 
 
@@ -164,7 +164,7 @@ def test_it_waits_for_all_that_are_or_may_be_in_sync() -> None:
     assert replica.ack_limit(120, 1.0) == 100
     replica.report(2, 1, 120, 120, 1.0)
     assert replica.ack_limit(120, 1.0) == 100  # 3 is not in sync yet, but the controllers may have agreed
-    replica.tell(evolve(SET, version=4, in_sync=(1, 2, 3)))
+    replica.take_set(evolve(SET, version=4, in_sync=(1, 2, 3)))
     replica.report(3, 1, 120, 120, 1.0)
     assert replica.ack_limit(120, 1.0) == 120
 
@@ -175,7 +175,7 @@ def test_who_lags_is_waited_for_until_the_controllers_agreed_that_it_is_out() ->
     assert replica.change(10, 5.9) is None
     assert replica.change(50, 6.1) == (1,)
     assert replica.ack_limit(50, 6.2) == 10
-    replica.tell(evolve(SET, version=4, in_sync=(1,)))
+    replica.take_set(evolve(SET, version=4, in_sync=(1,)))
     assert replica.ack_limit(50, 6.2) == 50
     assert replica.ack_limit(60, 6.2, least=2) == 50  # too few: no more is acknowledged
 
@@ -188,7 +188,7 @@ def test_a_proposal_that_is_wanted_no_more_is_taken_back_by_another_version() ->
     replica.report(2, 1, 10, 10, 6.5)
     assert replica.change(10, 7.0) == (1, 2)  # 3 went away meanwhile
     assert replica.awaited() == {1, 2, 3}
-    replica.tell(evolve(SET, version=4))
+    replica.take_set(evolve(SET, version=4))
     assert replica.awaited() == {1, 2}
     assert replica.change(10, 7.0) is None
 
@@ -215,15 +215,15 @@ def test_a_master_takes_no_set_of_its_epoch_with_somebody_in_sync_whom_it_did_no
     """The controllers' table went back: 2 lacks what was acknowledged since it is in sync no more."""
     replica = master(evolve(SET, version=5, in_sync=(1,)))
     for version in (5, 8):
-        assert not replica.tell(evolve(SET, version=version, in_sync=(1, 2)))
+        assert not replica.take_set(evolve(SET, version=version, in_sync=(1, 2)))
         known = replica.broker_set
         assert known is not None
         assert (known.version, known.in_sync) == (version + 1, (1,))  # which the controllers are to adopt
         assert replica.awaited() == {1}
-    assert not replica.tell(evolve(SET, version=9, in_sync=(1,)))
+    assert not replica.take_set(evolve(SET, version=9, in_sync=(1,)))
     replica.report(3, 1, 9, 9, 1.0)
     assert replica.change(9, 1.0) == (1, 3)
-    replica.tell(evolve(SET, version=10, in_sync=(1, 3)))
+    replica.take_set(evolve(SET, version=10, in_sync=(1, 3)))
     assert replica.broker_set is not None
     assert replica.broker_set.in_sync == (1, 3)
 

@@ -245,7 +245,7 @@ def test_a_wanted_master_follows_when_the_last_lease_is_over() -> None:
     elections = Elections(3.0)
     elections.begin(0.0)
     assert elections.hear(heartbeat(1), known, 10.0)
-    elections.want(known, 2)
+    elections.choose_successor(known, 2)
     for now in (11.0, 12.0):
         assert not elections.hear(heartbeat(1), known, now)
         elections.hear(heartbeat(2), known, now)
@@ -259,7 +259,7 @@ def test_a_wanted_master_that_does_not_live_is_given_up() -> None:
     elections = Elections(3.0)
     elections.begin(0.0)
     elections.hear(heartbeat(1), known, 10.0)
-    elections.want(known, 2)
+    elections.choose_successor(known, 2)
     elections.hear(heartbeat(1), known, 12.0)
     assert elections.due(sets.sets, 13.0) == []
     assert elections.hear(heartbeat(1), known, 13.1)
@@ -268,13 +268,13 @@ def test_a_wanted_master_that_does_not_live_is_given_up() -> None:
 def test_a_wish_for_a_master_is_for_the_epoch_that_it_was_made_in() -> None:
     sets, known = three()
     elections = Elections(3.0)
-    assert not elections.is_wanted_away(known)
-    elections.want(known, 1)
-    assert not elections.is_wanted_away(known)  # it is the master
-    elections.want(known, 2)
-    assert elections.is_wanted_away(known)
+    assert not elections.is_handing_over(known)
+    elections.choose_successor(known, 1)
+    assert not elections.is_handing_over(known)  # it is the master
+    elections.choose_successor(known, 2)
+    assert elections.is_handing_over(known)
     do(sets, Elect("s", known.epoch, known.version, 3, (1, 2, 3)))
-    assert not elections.is_wanted_away(sets.sets["s"])
+    assert not elections.is_handing_over(sets.sets["s"])
 
 
 def test_a_master_that_resigned_is_followed_at_once_by_another_if_one_lives() -> None:

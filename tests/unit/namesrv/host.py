@@ -42,7 +42,7 @@ class Peer:
 class Host:
     """A name server with its clock and its peers in the hand of the test."""
 
-    def __init__(self, on_wanted: Callable[[], None] | None = None, **settings: Any) -> None:
+    def __init__(self, on_pending: Callable[[], None] | None = None, **settings: Any) -> None:
         self.now_ms = 1_000
         self.saved: list[bytes] = []
         self.changes: list[dict[str, str]] = []
@@ -55,7 +55,7 @@ class Host:
             save_settings=self.save_settings,
             on_lookup=self.look_up if settings.get("cluster_test") else None,
             masters=Masters(self.save, None, 0),
-            on_wanted=on_wanted,
+            on_pending=on_pending,
         )
         self.peer = Peer()
 

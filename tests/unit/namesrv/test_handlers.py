@@ -517,7 +517,7 @@ def test_answers_about_all_topics_and_brokers_are_made_once_for_each_state(
 
 def test_files_are_written_beside_the_loop_and_answers_wait_for_them() -> None:
     rung: list[int] = []
-    host = Host(on_wanted=lambda: rung.append(1))
+    host = Host(on_pending=lambda: rung.append(1))
     host.server.kv_configs.put("ns", "gone", "v")
     body = registration("Orders")
     of_broker = headers.UnRegisterBrokerRequestHeader("a", "10.0.0.1:10911", "C", 0)

@@ -27,20 +27,20 @@ from rmq.testing.front import Wire
 from tests.unit.broker.rig import Rig
 
 
-def of_broker(on_wanted: Callable[[], None] | None) -> PluginHost:
+def of_broker(on_pending: Callable[[], None] | None) -> PluginHost:
     return broker_host(Rig().broker)
 
 
-def of_name_server(on_wanted: Callable[[], None] | None) -> PluginHost:
+def of_name_server(on_pending: Callable[[], None] | None) -> PluginHost:
     kv = KvConfigs(lambda data: None)
     return namesrv_host(
-        NameServer(NamesrvConfig(), now_ms=lambda: 0, kv_configs=kv, on_wanted=on_wanted), int
+        NameServer(NamesrvConfig(), now_ms=lambda: 0, kv_configs=kv, on_pending=on_pending), int
     )
 
 
-def of_controller(on_wanted: Callable[[], None] | None) -> PluginHost:
+def of_controller(on_pending: Callable[[], None] | None) -> PluginHost:
     requests = ControllerRequests(lambda: 0.0)
-    return ControllerEndpoint(ControllerConfig(), requests, on_wanted=on_wanted).host(int)
+    return ControllerEndpoint(ControllerConfig(), requests, on_pending=on_pending).host(int)
 
 
 HOSTS = [of_broker, of_name_server, of_controller]

@@ -482,8 +482,8 @@ class Deliveries:
             base = offsets.get(queue_id, -1)
             if base < 0 or base == queue.base:
                 continue
-            told = topic.group, topic.topic, queue_id, base, queue.base
-            log.info("group %s goes on in %s queue %d at %d, not at %d", *told)
+            fields = topic.group, topic.topic, queue_id, base, queue.base
+            log.info("group %s goes on in %s queue %d at %d, not at %d", *fields)
             self._leases.reset(queue, base)
             self.ledger.reset(queue)
         self._write_soon()
@@ -538,7 +538,7 @@ def recovered_queue(topic: TopicDelivery, row_id: int, row: Recovered, end: int)
     queue.recovered = min(end, max(row.end, row.frontier))
     queue.tried_before = min(end, row.frontier)
     queue.notes = {
-        at: told for at, told in row.notes.items() if finished.base <= at < end and at not in finished
+        at: fields for at, fields in row.notes.items() if finished.base <= at < end and at not in finished
     }
     return queue
 

@@ -38,10 +38,10 @@ _ROW: Final = Struct(">BIqHHI")
 _DONE: Final = Struct(">BIqqH")
 _NOTE: Final = Struct(">BIqqHHq")
 _RESET: Final = Struct(">BIq")
-_GONE: Final = Struct(">BI")
+_REMOVED: Final = Struct(">BI")
 _COMMIT: Final = Struct(">BI")
 _HALF: Final = Struct(">QQ")
-_ROW_CODE, _DONE_CODE, _NOTE_CODE, _RESET_CODE, _GONE_CODE, _COMMIT_CODE = 1, 2, 3, 4, 5, 6
+_ROW_CODE, _DONE_CODE, _NOTE_CODE, _RESET_CODE, _REMOVED_CODE, _COMMIT_CODE = 1, 2, 3, 4, 5, 6
 
 MASK_BITS: Final = 65_535 * 8
 ATTEMPTS_MAX: Final = 65_535
@@ -88,9 +88,9 @@ def reset(row_id: int, base: int) -> bytes:
     return _RESET.pack(_RESET_CODE, row_id, base)
 
 
-def gone(row_id: int) -> bytes:
-    """Say that a row is forgotten."""
-    return _GONE.pack(_GONE_CODE, row_id)
+def removed(row_id: int) -> bytes:
+    """The record that removes a row."""
+    return _REMOVED.pack(_REMOVED_CODE, row_id)
 
 
 def commit(halves: Sequence[tuple[int, int]]) -> bytes:
@@ -108,14 +108,14 @@ class Replay:
         done: Callable[[int, int, int, int], None],
         note: Callable[[int, int, int, int, int, int], None],
         reset: Callable[[int, int], None],
-        gone: Callable[[int], None],
+        removed: Callable[[int], None],
         commit: Callable[[list[tuple[int, int]]], None],
     ) -> None:
         self._row = row
         self._done = done
         self._note = note
         self._reset = reset
-        self._gone = gone
+        self._removed = removed
         self._commit = commit
 
     def read(self, body: bytes) -> None:
@@ -151,10 +151,10 @@ class Replay:
             _, row_id, base = _RESET.unpack_from(body, at)
             at += _RESET.size
             self._reset(row_id, base)
-        elif code == _GONE_CODE:
-            _, row_id = _GONE.unpack_from(body, at)
-            at += _GONE.size
-            self._gone(row_id)
+        elif code == _REMOVED_CODE:
+            _, row_id = _REMOVED.unpack_from(body, at)
+            at += _REMOVED.size
+            self._removed(row_id)
         elif code == _COMMIT_CODE:
             _, count = _COMMIT.unpack_from(body, at)
             start = at + _COMMIT.size

@@ -160,7 +160,7 @@ class Ledger:
     def forget(self, queue: QueueDelivery) -> None:
         """Keep nothing of a queue any more."""
         if self.rows.pop(queue.row_id, None) is not None:
-            self._pieces.append(journal.gone(queue.row_id))
+            self._pieces.append(journal.removed(queue.row_id))
 
     def call(self, on_written: OnWritten) -> None:
         """Call back when all records added so far are written, as safe as the broker's settings demand."""
@@ -359,7 +359,7 @@ class _Reader:
             done=self._on_done,
             note=self._on_note,
             reset=self._on_reset,
-            gone=self._on_gone,
+            removed=self._on_removed,
             commit=self._on_commit,
         ).read
 
@@ -406,7 +406,7 @@ class _Reader:
     def _on_commit(self, halves: list[tuple[int, int]]) -> None:
         self.commits.append(Decided(halves, self.position))
 
-    def _on_gone(self, row_id: int) -> None:
+    def _on_removed(self, row_id: int) -> None:
         self.rows.pop(row_id, None)
 
 

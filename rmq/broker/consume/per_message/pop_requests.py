@@ -255,13 +255,13 @@ class PopRequests:
         if header.poll_time <= 0:
             return request.reply(header=NotificationResponseHeader(has_msg=False))
 
-        def told(found: Sequence[Handed] | ResponseError) -> None:
+        def respond(found: Sequence[Handed] | ResponseError) -> None:
             has = not isinstance(found, ResponseError) and self._deliveries.has_messages(take, connection)
             connection.reply(request.reply(header=NotificationResponseHeader(has_msg=has)))
 
         seconds = min(header.poll_time, self._settings.broker.max_suspend_time_mills) / 1000
         holders = self._settings.holders_of(connection)
-        held = HeldPop(connection, take, self._deliveries.clock() + seconds, told, holders, asks_only=True)
+        held = HeldPop(connection, take, self._deliveries.clock() + seconds, respond, holders, asks_only=True)
         try:
             self._deliveries.hold(held)
         except ResponseError:
@@ -272,13 +272,13 @@ class PopRequests:
         header = request.read(PollingInfoRequestHeader)
         figures = self._deliveries.figures_of(header.consumer_group)
         figures = [one for one in figures if header.topic in ("", one.topic)]
-        told = PollingInfoResponseHeader(sum(one.polls for one in figures))
+        respond = PollingInfoResponseHeader(sum(one.polls for one in figures))
         more = {
             TAKEN: str(sum(one.leased for one in figures)),
             WAITING: str(sum(one.waiting for one in figures)),
             OLDEST_MS: str(max((one.oldest_ms for one in figures), default=0)),
         }
-        return request.reply(header=encode_header(told) | more)
+        return request.reply(header=encode_header(respond) | more)
 
 
 def _reply(request: Command, refusals: Sequence[ResponseError]) -> Command:

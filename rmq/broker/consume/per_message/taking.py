@@ -200,7 +200,7 @@ class Taker:
             batch.mask &= ~(1 << offset - batch.start)
             if record is None:
                 taking.dropped += 1
-                self._gone(queue, offset, batch.key)
+                self._finish_deleted(queue, offset, batch.key)
                 continue
             taken.append((offset, record))
             taking.left -= 1
@@ -239,7 +239,7 @@ class Taker:
             record = self.record(queue, offset)
             if record is None:
                 taking.dropped += 1
-                self._gone(queue, offset, batch.key)
+                self._finish_deleted(queue, offset, batch.key)
             elif _is_chosen(chooser, record):
                 taken.append((offset, record))
                 taking.left -= 1
@@ -250,8 +250,8 @@ class Taker:
         if taken:
             self._lease(queue, taken, batch.attempt + 1, taking, batch.key)
 
-    def _gone(self, queue: QueueDelivery, offset: int, key: bytes | None) -> None:
-        """A message is not in the log any more."""
+    def _finish_deleted(self, queue: QueueDelivery, offset: int, key: bytes | None) -> None:
+        """Finish a message that is no longer in the log."""
         queue.finished.add(offset, 1)
         if key is not None and queue.groups is not None:
             queue.groups.finished(key)
@@ -406,7 +406,7 @@ class Taker:
             key, offset = groups.free.popleft()
             record = self.record(queue, offset)
             if record is None:
-                self._gone(queue, offset, key)
+                self._finish_deleted(queue, offset, key)
             else:
                 self._take_one(queue, offset, record, key, taking)
         looks = ORDERED_LOOKS

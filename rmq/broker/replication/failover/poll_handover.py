@@ -59,16 +59,16 @@ class PollReporter:
 
     def begin(self) -> None:
         """The link is up: report the long polls that wait already, too."""
-        self._pull.watch_waiting(self._tell)
+        self._pull.watch_waiting(self._report)
         for held in self._pull.waiting():
-            self._tell(held, KEPT_MS)
+            self._report(held, KEPT_MS)
 
     def end(self) -> None:
         """The link has ended."""
         self._pull.watch_waiting(None)
         self._rows.clear()
 
-    def _tell(self, held: ParkedPull, waited_ms: int = 0) -> None:
+    def _report(self, held: ParkedPull, waited_ms: int = 0) -> None:
         header, request = held.header, held.request
         group = self._clients.consumer_group(header.consumer_group)
         member = None if group is None else group.members.get(held.connection)

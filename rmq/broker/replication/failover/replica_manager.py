@@ -264,7 +264,7 @@ class ReplicaManager:
         self._file.join(answer.broker_set.began)
         if self.replica is None or self.replica.number != answer.number:
             self.replica = Replica(answer.number, self._file.epochs, lag_s=self._lag_s)
-        self._tell(answer.broker_set)
+        self._take_set(answer.broker_set)
         return ""
 
     def _check_is_last_life(self, broker_set: BrokerSet) -> None:
@@ -331,7 +331,7 @@ class ReplicaManager:
             return
         self._heard_at = self._clock()
         self._check_lease()
-        self._tell(answer.broker_set)
+        self._take_set(answer.broker_set)
         self._stepping_down = answer.broker_set.epoch if answer.hands_over else 0
         for number in answer.leaving:
             self._replica.left(number)
@@ -348,7 +348,7 @@ class ReplicaManager:
     def altered(self, answer: Answer) -> None:
         """Take the answer to a change of the in-sync set."""
         if answer.broker_set is not None:
-            self._tell(answer.broker_set)
+            self._take_set(answer.broker_set)
 
     def change(self) -> AlterInSync | None:
         """The change of the in-sync set to propose to the controllers; None when the set is right."""
@@ -360,7 +360,7 @@ class ReplicaManager:
             return None
         return AlterInSync(self._name, known.epoch, known.version, found)
 
-    def _tell(self, broker_set: BrokerSet) -> None:
+    def _take_set(self, broker_set: BrokerSet) -> None:
         replica, member = self._replica, self._member
         before = replica.broker_set
         registered = broker_set.replicas.get(replica.number, member)
@@ -368,7 +368,7 @@ class ReplicaManager:
         if is_other and registered.identity == member.identity:
             # This life began after all others of the folder, which has a lock: that one is of a copy.
             raise StoreCopied(self._file.folder, registered.address)
-        replica.tell(broker_set)
+        replica.take_set(broker_set)
         if before is not None and (before.epoch, before.master) != (self.epoch, self.master_number):
             self._on_new_master()
         if self.master_number not in (0, self._last_master):

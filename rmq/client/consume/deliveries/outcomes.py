@@ -119,7 +119,7 @@ class Deliveries:
             before = dict(stalls.current)
             for stalled in stalls.scan(self._session.now(), windows(), self.in_flight):
                 log.warning("%s", stalled)
-                self._session.tell(stalled)
+                self._session.emit(stalled)
             for place in before.keys() - stalls.current.keys():
                 log.info("%s: resumed after offset %d of %s", self.group, place[1], place[0])
 

@@ -269,7 +269,7 @@ async def test_a_balance_that_ends_in_the_middle_goes_on_by_its_file(
         assert again is not None
         assert [one.state for one in again.moves] == ["moving", "planned"]
         lines: list[str] = []
-        assert await balance(client.admin, again, 600, delete=True, parallel=1, tell=lines.append) == []
+        assert await balance(client.admin, again, 600, delete=True, parallel=1, report=lines.append) == []
         assert [one.state for one in BalancePlan.load(file).moves] == ["done", "done"]  # type: ignore[union-attr]
         assert any("Two: from a to b" in line for line in lines)
         where = {name: set(await client.admin.topic_config(name)) for name in ("One", "Two", "Three")}

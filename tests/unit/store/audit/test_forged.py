@@ -129,7 +129,7 @@ def test_heads_inside_heads_are_not_each_read_to_their_end(
     def vouch(found: scan.Scanned) -> bool | None:
         return True if found.position > at + len(body) else None
 
-    found = scan.next_good(segments, at, vouch if units else scan.nobody_vouches)
+    found = scan.next_good(segments, at, vouch if units else scan.no_evidence)
     assert found is not None
     assert (found.position > at + len(body)) is units
     assert read[0] < 6 << 20  # 450 MB when each is read

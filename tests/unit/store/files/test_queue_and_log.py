@@ -16,7 +16,7 @@ from rmq.store.files.commitlog import CommitLog
 from rmq.store.files.consumequeue import ConsumeQueue, Unit, queue_folder
 from rmq.store.files.disk import RealDisk
 from rmq.store.files.segments import OpenFiles, Segments
-from rmq.store.reader import FOUND, MESSAGE_WAS_REMOVING, Limits, Wanted, read_queue
+from rmq.store.reader import FOUND, MESSAGE_WAS_REMOVING, Limits, QueueRead, read_queue
 from rmq.testing.disk import MemoryDisk
 
 from ..stores import ROOT, Clock, bodies, fill, open_store
@@ -265,10 +265,10 @@ def test_a_unit_that_is_not_inside_the_log_is_passed_over(unit: Unit) -> None:
     queue = make_queue(MemoryDisk())
     add(queue, (0, 100, 7), unit)
     limits = Limits(1 << 20, 1 << 20, 32, 1 << 20, 32)
-    found = read_queue(queue, log, limits, Wanted(0, 32, 1 << 20))
+    found = read_queue(queue, log, limits, QueueRead(0, 32, 1 << 20))
     assert (found.status, found.count, found.size, found.next_queue_offset) == (FOUND, 1, 100, 2)
     assert [bytes(view) for view in found.buffers] == [b"a" * 100]
-    none = read_queue(queue, log, limits, Wanted(1, 32, 1 << 20))
+    none = read_queue(queue, log, limits, QueueRead(1, 32, 1 << 20))
     assert (none.status, none.count, none.next_queue_offset) == (MESSAGE_WAS_REMOVING, 0, 2)
 
 
