@@ -63,7 +63,7 @@ def move(
         goal=goal,
         seconds=seconds,
         delete=delete,
-        print_progress=print_progress,
+        report=print_progress,
     )
     echo(run_admin(target, work))
 
@@ -174,7 +174,7 @@ def balance(
                 delete=delete,
                 in_order=in_order,
                 parallel=parallel,
-                print_progress=print_progress,
+                report=print_progress,
                 step=step,
             )
 
