@@ -10,10 +10,10 @@ import pytest
 import rmq
 from rmq.message import StoredMessage
 from rmq.testing.cluster import Cluster
+from tests.unit.client.consume.consuming import await_what_was_cancelled
 
 from ..conftest import Play
 from ..consume.consuming import fill
-from ..consume.test_stray_cancellation import await_what_was_cancelled
 from ..world import World, play_in_memory
 
 
