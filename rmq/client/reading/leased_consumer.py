@@ -191,7 +191,7 @@ class LeasedConsumer(AsyncResource):
         with (
             anyio.CancelScope() as scope,
             self._threads.used(),
-            self._workers.wanted(concurrency) as crew,
+            self._workers.requested(concurrency) as crew,
             unwrap_groups(),
         ):
             self._running.add(scope)
