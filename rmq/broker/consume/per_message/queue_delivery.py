@@ -134,6 +134,8 @@ class QueueDelivery:
     leased: dict[int, Batch] = field(factory=dict, repr=False)
     waiting: dict[Batch, None] = field(factory=dict, repr=False)
     ready: deque[Batch] = field(factory=deque, repr=False)
+    _other_name: int = -(1 << 63)
+    """A name that no batch has by its first message."""
     _blocks: dict[int, dict[Batch, None]] = field(factory=dict, repr=False)
     """The leased batches by the parts of the queue that they lie in."""
 
@@ -198,9 +200,12 @@ class QueueDelivery:
     # ---- leases ----
 
     def lease(self, batch: Batch) -> None:
-        """Keep a batch that was taken."""
+        """Keep a batch that was taken. A batch of which messages were given back may have the name still that
+        those messages get when they are taken again: then the new batch has another name."""
         batch.state = LEASED
         batch.span = batch.mask.bit_length()
+        if batch.name in self.leased:
+            batch.name = self._other_name = self._other_name - 1
         self.leased[batch.name] = batch
         for at in _blocks_of(batch):
             self._blocks.setdefault(at, {})[batch] = None
