@@ -19,6 +19,8 @@ CERTIFICATE_WRONG_DAYS: Final = 7
 DESCRIPTORS_NOTE: Final = 8_192
 DESCRIPTORS_WRONG: Final = 1_024
 """A broker of a few hundred queues and clients needs more open files and connections."""
+DELETED: Final = "DELETED OR REPLACED"
+"""Words of a broker whose log file was removed while it runs."""
 _UPTIME: Final = re.compile(r"(\d+) days?, (\d+) hours?, (\d+) minutes?, (\d+) seconds?")
 
 
@@ -137,6 +139,8 @@ def clock_ahead_ms(broker: BrokerFacts) -> int | None:
 def _takes_no_messages(where: str, broker: BrokerFacts) -> Iterator[Finding]:
     if reason := broker.runtime.get("takesNoMessages", ""):
         todo = "see `Disk full` in docs/runbooks.md; its log says when it accepts messages again"
+        if DELETED in reason:
+            todo = "let its messages be consumed before you stop it; then see `Restore` in docs/runbooks.md"
         yield Finding("wrong", where, f"takes no messages: {reason}", todo)
     text = broker.config.get("brokerPermission", "")
     permission = int(text) if text.isdecimal() else PERM_READ | PERM_WRITE

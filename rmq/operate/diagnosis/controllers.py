@@ -84,7 +84,7 @@ def _of_set(one: ControlledSet, registered: Collection[str]) -> Iterator[Finding
     if one.master not in {replica.number for replica in living}:
         yield Finding("wrong", where, _no_master(one), _way_to_master(one))
     for replica in one.replicas:
-        if replica.lives is False:
+        if replica.lives is False or (replica.lives is None and _heir(one, replica)):
             yield _of_dead(one, replica)
         elif replica.lives is None and registered and replica.address not in registered:
             what = f"replica {replica.number} at {replica.address}: no name server knows it, and the leading"
@@ -119,11 +119,16 @@ def _way_to_master(one: ControlledSet) -> str:
     )
 
 
+def _heir(one: ControlledSet, replica: Replica) -> Replica | None:
+    """The replica that has the address of another one, with a new number; None without one. Of a replica that
+    may live itself, only a replica that is known to live is the heir."""
+    states = (True, None) if replica.lives is False else (True,)
+    others = (other for other in one.replicas if other is not replica and other.lives in states)
+    return next((other for other in others if other.address == replica.address), None)
+
+
 def _of_dead(one: ControlledSet, replica: Replica) -> Finding:
-    heir = next(
-        (other for other in one.replicas if other.address == replica.address and other.lives is not False),
-        None,
-    )
+    heir = _heir(one, replica)
     forget = f"`rmq controller remove {one.name} {replica.number}`"
     if heir is not None:
         what = f"replica {replica.number} is left over: its address {replica.address} is replica"

@@ -169,7 +169,9 @@ async def test_a_deleted_store() -> None:
         deleted = dict(files)
         files.clear()
         await cluster.advance(2)
-        one_of(await wrong(cluster), "broker a: takes no messages: ", "was DELETED OR REPLACED")
+        (found,) = (one for one in diagnose(await facts_of(cluster)) if "takes no messages" in one.what)
+        assert "was DELETED OR REPLACED" in found.what
+        assert found.what_to_do.startswith("let its messages be consumed before you stop it")
         files.update(deleted)
         await cluster.advance(2)
         assert await wrong(cluster) == []

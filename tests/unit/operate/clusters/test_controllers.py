@@ -252,3 +252,12 @@ def test_a_replica_of_which_a_new_leader_has_not_heard_is_wrong_if_it_is_registe
     assert found.level == ("note" if is_registered else "wrong")
     assert ("is not in sync" in found.what) == is_registered
     assert ("no name server knows it" in found.what) != is_registered
+
+
+def test_a_replica_whose_address_another_one_has_is_left_over_before_a_new_leader_has_judged_it() -> None:
+    table = broker_set(2, 1, 1, 3)
+    table["replicas"][1] |= {"lives": None, "reach": None, "address": "h3:1"}
+    leading = state_of("a:1", state("a:1", leading=True, sets=[table]))
+    brokers = [BrokerFacts("C", "s", number - 1, f"h{number}:1") for number in (1, 3)]
+    (found,) = (one for one in findings_of_controllers([leading], brokers) if one.where == "broker s")
+    assert (found.level, found.what) == ("wrong", "replica 2 is left over: its address h3:1 is replica 3 now")
