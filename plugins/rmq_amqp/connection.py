@@ -1,4 +1,5 @@
-"""One connection: its login, its sessions and links, and the two tasks that read and write its bytes."""
+"""One connection: its login, its sessions and links, and its two tasks: one reads bytes, the other goes on
+with what waits until the peer has taken what was sent."""
 
 from __future__ import annotations
 
