@@ -11,9 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-import attrs
-
-from rmq.config import FOLDER, java_key
 from rmq.errors import ConfigError
 from rmq.server.health import Health
 
@@ -83,6 +80,10 @@ def check_paths(*settings: Any, data: str = "") -> None:
     server needs it, unless it is `data`, the server's own folder. Raises ConfigError that names the setting,
     the path and the remedy.
     """
+    import attrs  # `rmq --help` imports this module, and needs neither
+
+    from rmq.config import java_key
+
     for config in settings:
         for field in attrs.fields(type(config)):
             value = getattr(config, field.name)
@@ -94,6 +95,8 @@ def check_paths(*settings: Any, data: str = "") -> None:
 def _check_path(key: str, value: str, kind: str) -> None:
     if not value:
         raise ConfigError(key, value, f"a {kind} to write to; name one")
+    from rmq.config import FOLDER
+
     path = os.path.abspath(os.path.expanduser(value))
     try:
         _try_folder(path) if kind == FOLDER else _try_file(path)

@@ -169,7 +169,7 @@ async def test_what_was_handed_on_is_not_handed_on_again(
         request.remark = f"{relay.FORWARDED}10.9.9.9:1"
         answer = await asked(found, first, request, form)
         assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
-        assert "handed on" in str(answer.remark)
+        assert "was forwarded" in str(answer.remark)
         commit = UpdateConsumerOffsetRequestHeader("G", "T", 0, 0)
         request = Command.request(RequestCode.UPDATE_CONSUMER_OFFSET, commit, remark=request.remark)
         assert (await asked(found, first, request, form)).code == ResponseCode.SERVICE_NOT_AVAILABLE
