@@ -19,6 +19,7 @@ from rmq.client.consume.retry import Backoff, Retry
 from rmq.client.consume.subscription import OnError, Sql
 from rmq.client.consume.workers import Workers
 from rmq.client.reading.simple_consumer import FAILURES, ReceivedMessage, SimpleConsumer
+from rmq.client.session.requests import LEAVING_SECONDS
 from rmq.client.session.session import PASSING, Session
 from rmq.errors import NETWORK_ERRORS, NoRoute, check_callable, check_number
 from rmq.message import StoredMessage
@@ -123,13 +124,14 @@ class LeasedConsumer(AsyncResource):
         self._is_stopping = True
         for scope in self._running:
             scope.cancel()
-        try:
-            with anyio.move_on_after(self._session.brokers.timeout, shield=True):
-                if self._running:
-                    await self._idle.wait()
-                await self._give_back()
-        finally:
-            await self._inner.__aexit__(kind, error, trace)
+        with self._session.brokers.leaving.going_on():
+            try:
+                with anyio.move_on_after(LEAVING_SECONDS, shield=True):
+                    if self._running:
+                        await self._idle.wait()
+                    await self._give_back()
+            finally:
+                await self._inner.__aexit__(kind, error, trace)
 
     def _problem(self) -> str:
         return "" if self._is_stopping else self._workers.problem()

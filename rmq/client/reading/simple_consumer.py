@@ -31,11 +31,9 @@ from rmq.errors import (
     NoRoute,
     NotReady,
     check_number,
-    for_code,
 )
 from rmq.message import validate_group
 from rmq.protocol import codes
-from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import encode
 from rmq.protocol.pop import (
@@ -203,13 +201,12 @@ class SimpleConsumer(AsyncResource):
         """
         self._is_open = False
         try:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(self._session.brokers.timeout):
+            brokers = self._session.brokers
+            with anyio.move_on_after(brokers.timeout, shield=True), brokers.leaving.going_on():
                 left, self._ready = self._ready, []
                 for message in left:
-                    try:
+                    with suppress(*FAILURES):  # a broker that hangs is not asked again
                         await self.release(message)
-                    except FAILURES:
-                        break
                 if self._member is not None:
                     await self._member.leave(self._taker)
         finally:
@@ -415,10 +412,7 @@ class SimpleConsumer(AsyncResource):
             )
         body = BatchAckMessageRequestBody(place.broker, acks).to_json()
         address = self._address(place.broker, place.topic)
-        request = Command.request(codes.BATCH_ACK_MESSAGE, None, body)
-        response = await self._session.pool.call(address, request, self._session.brokers.timeout)
-        if response.code != ResponseCode.SUCCESS:
-            raise for_code(response.code, response.remark, address)
+        await self._session.brokers.call(address, codes.BATCH_ACK_MESSAGE, None, body)
 
     async def nack(self, message: ReceivedMessage, *, after: float | None = None) -> None:
         """Nack a message: see `ReceivedMessage.nack`. Cancelled: the broker may or may not have the nack."""
@@ -462,11 +456,7 @@ class SimpleConsumer(AsyncResource):
     async def _call(self, message: ReceivedMessage, code: int, header: Any) -> Command:
         """Ask the broker of a message. Raises as `ack`."""
         address = self._address(message.broker_name, message._take.place.topic)
-        request = Command.request(code, header)
-        response = await self._session.pool.call(address, request, self._session.brokers.timeout)
-        if response.code != ResponseCode.SUCCESS:
-            raise for_code(response.code, response.remark, address)
-        return response
+        return await self._session.brokers.call(address, code, header)
 
 
 def _take_of(place: _Place, message: ReceivedMessage, handle: str) -> _Take | None:

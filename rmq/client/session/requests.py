@@ -215,18 +215,21 @@ _STATS_ROW = re.compile(
 what they cost as values."""
 
 
-LEAVING_SECONDS: Final = 1.5
+LEAVING_SECONDS: Final = 1.2
 """A broker that does not answer a request of a leaving member within this time is not asked again. Together
-with `session.HEARTBEAT_WAIT_SECONDS`, less than the 2 s in which a client leaves a broker that hangs."""
+with the two times below, less than the 2 s in which a client leaves brokers that hang."""
+LATER_SECONDS: Final = 0.35
+"""The same, when another broker has hung already, for a broker that has answered nothing yet."""
 
 
 @attrs.define
 class Leaving:
-    """Members that leave now, and the brokers that did not answer them: leaving a broker that has stopped, or
-    hangs, takes no longer than a request."""
+    """Members that leave now, and the brokers that did not answer them: leaving brokers that have stopped, or
+    hang, takes no longer than a request."""
 
     count: int = 0
     silent: set[str] = attrs.Factory(set)
+    _heard: set[str] = attrs.Factory(set)
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
@@ -236,6 +239,8 @@ class Leaving:
             yield
         finally:
             self.count -= 1
+            if not self.count:
+                self._heard.clear()
 
     def seconds(self, address: str, timeout: float) -> float:
         """How long a request may take now. Raises ConnectFailed for a broker that is silent."""
@@ -245,12 +250,20 @@ class Leaving:
             raise ConnectFailed(
                 address, "not asked: the broker did not answer before, and the client is closing"
             )
-        return min(timeout, LEAVING_SECONDS)
+        is_later = self.silent and address not in self._heard
+        return min(timeout, LATER_SECONDS if is_later else LEAVING_SECONDS)
 
     def failed(self, address: str) -> None:
         """A request was not answered."""
         if self.count:
             self.silent.add(address)
+
+    def answered(self, address: str) -> None:
+        """A request was answered."""
+        if self.count:
+            self._heard.add(address)
+        if self.silent:
+            self.silent.discard(address)
 
 
 @attrs.define
@@ -282,7 +295,7 @@ class Brokers:
     news: News = attrs.Factory(News)
 
     async def call(
-        self, address: str, code: RequestCode, header: Any = None, body: bytes = b"", timeout: float = 0
+        self, address: str, code: int, header: Any = None, body: bytes = b"", timeout: float = 0
     ) -> Command:
         """Send a request; any answer but SUCCESS is raised as its ResponseError."""
         response = await self._ask(address, code, header, body, timeout)
@@ -291,7 +304,7 @@ class Brokers:
         return response
 
     async def _ask(
-        self, address: str, code: RequestCode, header: Any = None, body: bytes = b"", timeout: float = 0
+        self, address: str, code: int, header: Any = None, body: bytes = b"", timeout: float = 0
     ) -> Command:
         """Send a request; returns the answer, which may be a refusal."""
         request, leaving = Command.request(code, header, body), self.leaving
@@ -301,8 +314,7 @@ class Brokers:
         except NETWORK_ERRORS:
             leaving.failed(address)
             raise
-        if leaving.silent:
-            leaving.silent.discard(address)
+        leaving.answered(address)
         return response
 
     def master(self, queue: MessageQueue) -> str:

@@ -67,7 +67,7 @@ AWAY_SECONDS = 0.5
 LEAST_PAUSE_SECONDS = 0.2
 """Between two rounds of route requests or of heartbeats, however much fails."""
 
-HEARTBEAT_WAIT_SECONDS = 0.4
+HEARTBEAT_WAIT_SECONDS = 0.35
 """How long a leaving member waits for a heartbeat that is on its way."""
 
 PASSING = (SystemBusy, ServiceNotAvailable)

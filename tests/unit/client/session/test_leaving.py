@@ -14,10 +14,12 @@ import trio
 
 import rmq
 from rmq.message import MessageQueue, StoredMessage
+from rmq.protocol import codes
 from rmq.protocol.bodies import ResetOffsetBody
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.testing.cluster import Cluster
+from rmq.testing.front import HANG
 
 from ..conftest import Play
 from ..consume.consuming import fill
@@ -97,6 +99,43 @@ def test_several_frozen_brokers_take_no_longer(in_memory: Play, options: dict[st
             tasks.cancel_scope.cancel()
             began = anyio.current_time()
         assert anyio.current_time() - began <= 2
+
+    in_memory(scenario, cluster)
+
+
+@KINDS
+@pytest.mark.parametrize("first", ["single", "consumer"])
+def test_brokers_that_take_connections_and_answer_nothing(
+    in_memory: Play, options: dict[str, Any], first: str
+) -> None:
+    """As a process that is stopped, whose system still accepts connections. Only one of the brokers is to be
+    told an offset, and messages wait that are to be given back."""
+    cluster = Cluster("a", "b", "c", topics={"T": 1})
+
+    async def handle(message: StoredMessage) -> None:
+        pass
+
+    async def scenario(world: World) -> None:
+        for broker in "abc":
+            fill(cluster, 1, queues=1, broker=broker)
+        client = await world.connect().start()
+        single = await client.simple_consumer("s", {"T": "*"}, consume_from="first").start()
+        consumer = await client.consumer("g", {"T": "*"}, consume_from="first", **options).start()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consumer.run, handle)
+            assert len(await single.receive(1)) == 1
+            await anyio.sleep(12)
+            fill(cluster, 1, queues=1, broker="b")
+            await anyio.sleep(0.1)
+            for broker in "abc":
+                for code in (*RequestCode, codes.POP_MESSAGE, codes.CHANGE_MESSAGE_INVISIBLETIME):
+                    cluster[broker].script(code, *[HANG] * 99)
+            await anyio.sleep(0.3)
+            began = anyio.current_time()
+            await (single if first == "single" else consumer).aclose()
+            await client.aclose()
+            assert anyio.current_time() - began <= 2
+            tasks.cancel_scope.cancel()
 
     in_memory(scenario, cluster)
 
