@@ -207,16 +207,22 @@ class Leases:
     def dead_letter(self, topic: TopicDelivery | None, handles: Handles, on_done: OnHandled) -> None:
         """Have messages become dead letters now. As `acknowledge`. Raises StoreError, ResponseError."""
         outcomes, changes = self._changes(topic, handles)
-        changes = [change for change in changes if change.batch is not None]  # else it is finished
+        changes = [change for change in changes if change.batch is not None or self._is_unfinished(change)]
         for change in changes:
-            assert change.batch is not None
+            batch = change.batch
             for at in range(change.mask.bit_length()):
                 if change.mask >> at & 1:
-                    attempts = change.batch.attempt
+                    attempts = change.queue.attempts(change.start) if batch is None else batch.attempt
                     self._give_up(change.queue, change.start + at, attempts, "forwarded by its consumer")
                     self.dead_letters += 1
             self._ledger.finish(change)
         self._report(outcomes, changes, on_done)
+
+    def _is_unfinished(self, change: Change) -> bool:
+        """Whether the message of a lease that is gone will come again."""
+        queue, offset = change.queue, change.start
+        is_dying = any(one.queue is queue and queue.has(one, offset) for one in self._dying)
+        return not is_dying and offset not in queue.finished
 
     def _report(
         self, outcomes: Sequence[ResponseError | None], changes: Sequence[Change], on_done: OnHandled

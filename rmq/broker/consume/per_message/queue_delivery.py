@@ -214,19 +214,26 @@ class QueueDelivery:
         """The leased batch that a handle names, if it still has the message."""
         for name in (start, ~offset):
             batch = self.leased.get(name)
-            if batch is not None and batch.taken_ms == taken_ms and self._has(batch, offset):
+            if batch is not None and batch.taken_ms == taken_ms and self.has(batch, offset):
                 return batch
         for batch in self._blocks.get(offset // BLOCK, ()):
-            if batch.taken_ms == taken_ms and self._has(batch, offset):
+            if batch.taken_ms == taken_ms and self.has(batch, offset):
                 return batch
         return None
 
     def is_leased(self, offset: int) -> bool:
         """Whether any lease has the message."""
-        return any(self._has(batch, offset) for batch in self._blocks.get(offset // BLOCK, ()))
+        return any(self.has(batch, offset) for batch in self._blocks.get(offset // BLOCK, ()))
+
+    def attempts(self, offset: int) -> int:
+        """How often a message that is not leased was delivered; at least 1."""
+        batches = (batch for batch in (*self.waiting, *self.ready) if self.has(batch, offset))
+        batch = next(batches, None)
+        return max(1, self.tried(offset)[0] if batch is None else batch.attempt)
 
     @staticmethod
-    def _has(batch: Batch, offset: int) -> bool:
+    def has(batch: Batch, offset: int) -> bool:
+        """Whether a batch has a message."""
         at = offset - batch.start
         return at >= 0 and bool(batch.mask >> at & 1)
 

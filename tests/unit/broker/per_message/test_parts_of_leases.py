@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from rmq.errors import ResponseError
 from tests.unit.broker.taking import GROUP, TOPIC, Consumer, Taken, filled, step
 
 
@@ -58,3 +59,28 @@ def test_parts_of_leases_end_in_any_order(seed: int) -> None:
     assert sorted([*finished, *(one.body for one in taken)]) == sorted(b"%d" % n for n in range(12))
     rest.ack(*taken)
     assert rig.offsets.get(GROUP, TOPIC, 0) == 12
+
+
+@pytest.mark.parametrize("ends", ["lease", "nack", "connection"])
+def test_a_message_that_is_to_come_again_becomes_a_dead_letter_by_its_handle(ends: str) -> None:
+    """The answer was a success, and the message came again."""
+    rig = filled(2)
+    one, two = Consumer(rig), Consumer(rig)
+    first = one.take(1, seconds=10)
+    if ends == "lease":
+        one.extend(first[0], 5)
+        step(rig, 5)
+    elif ends == "nack":
+        one.nack(first[0], after=3)
+    else:
+        one.close()
+    outcomes: list[ResponseError | None] = []
+    rig.broker.deliveries.dead_letter(GROUP, TOPIC, [first[0].handle], outcomes.extend)
+    rig.broker.group_commit.commit_pending()
+    assert outcomes == [None]
+    rig.broker.deliveries.dead_letter(GROUP, TOPIC, [first[0].handle], outcomes.extend)
+    rig.broker.group_commit.commit_pending()
+    assert outcomes == [None, None]
+    step(rig, 60)
+    assert two.bodies() == [b"1"]
+    assert rig.store.max_offset(f"%DLQ%{GROUP}", 0) == 1
