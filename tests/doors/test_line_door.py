@@ -198,7 +198,7 @@ async def test_a_request_to_a_member_is_answered_that_it_cannot(autojump_clock: 
         line = await dial(running)
         await line.ask("SUB readers Orders")
         member = f"line@{line.stream.local}"
-        with pytest.raises(ResponseError, match="is a peer of door line"):
+        with pytest.raises(ResponseError, match="the client uses door line"):
             await client.admin.consumer_running_info("readers", member, stack=True)
         told = await client.admin.consumer_running_info("readers", member)  # as far as the broker knows
         assert [one.topic for one in told.subscription_set] == ["Orders"]
