@@ -84,7 +84,7 @@ def test_the_bill_of_materials_names_each_package_with_its_version(packages: lis
     table = json.loads(bill.read_text())
     assert table["bomFormat"] == "CycloneDX"
     assert table["metadata"]["component"]["name"] == "rmq"
-    versions = {one["name"].lower(): one.get("version") for one in table["components"]}
+    versions = {one["name"].lower().replace("_", "-"): one.get("version") for one in table["components"]}
     assert {"trio", "anyio", "attrs", "click", "prometheus-client", "lz4"} <= versions.keys()
     assert all(versions.values())
     assert all(one.get("purl", "pkg:").startswith("pkg:") for one in table["components"])
