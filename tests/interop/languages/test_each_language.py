@@ -84,13 +84,13 @@ async def test_a_message_that_their_consumer_gives_up_is_a_dead_letter(
     letter = await only_letter(client, group)
     await failing.stop()
     assert (letter.topic, letter.message_id) == (topic, sent.message_id)
-    if language == "node":  # its rows have no properties
-        return
     assert (await client.redrive(group)).sent == 1
     good = cluster.theirs.do("consume", topic=topic, group=f"{group}-reads")
     await good.until(lambda: len(good.bodies) == 2, "the message, and the message again")
     (row,) = [row for row in good.rows if "DLQ_REDRIVE_KEY" in row.get("properties", ())]
-    assert (row["topic"], row["times"], row["id"]) == (topic, 0, sent.message_id)
+    assert (row["topic"], row["times"]) == (topic, 0)
+    if language == "go":  # ali-ons returns the id of the broker
+        assert row["id"] == sent.message_id
     await good.stop()
 
 
