@@ -409,7 +409,10 @@ class Streams:
         yield 1
 
 
-@pytest.mark.parametrize("handler", [streams, counts, Streams(), functools.partial(streams)], ids=str)
+GENERATORS = [streams, counts, Streams(), functools.partial(streams)]
+
+
+@pytest.mark.parametrize("handler", GENERATORS, ids=["async", "ordinary", "object", "partial"])
 @pytest.mark.parametrize("method", ["run", "run_batches"])
 def test_a_generator_is_no_handler(method: str, handler: Any, both: Play, cluster: Cluster) -> None:
     """A call runs nothing of it: each message would count as consumed."""
