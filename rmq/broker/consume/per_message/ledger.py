@@ -102,6 +102,9 @@ class Ledger:
         self.rows: dict[int, QueueDelivery] = {}
         self._ids = 0
         self._pieces: list[bytes] = []
+        self._firm: list[bytes] = []  # those of the pieces that are written again after a failed write
+        self._putting: list[bytes] = []  # firm pieces in the pending batch
+        self._again: list[bytes] = []  # firm pieces that were not written: they lead the next record
         self._calls: list[OnWritten] = []
         self._changes: list[Change] = []
         self._writing: list[Change] = []
@@ -109,6 +112,8 @@ class Ledger:
         self._bytes = 0
         self._snapshot: Iterator[int] | None = None
         self._snapshot_first = 0
+        self._whole_from: int | None = None  # begin of a whole snapshot that no record in the log names yet
+        self._is_naming = False  # a record that names it is in the pending batch
         self._snapshot_ms = 0
         self._commits: list[Decided] = []
         self._holds = 0
@@ -123,7 +128,13 @@ class Ledger:
     def add(self, queue: QueueDelivery) -> None:
         """Begin to keep a queue of a group, whose `row_id` is new."""
         self.rows[queue.row_id] = queue
-        self._pieces.append(_row(queue))
+        self._add_firm([_row(queue)])
+
+    def _add_firm(self, pieces: list[bytes]) -> None:
+        """Add pieces that hold though the record that has them is not written: without its ROW nothing of a
+        queue would be read."""
+        self._pieces += pieces
+        self._firm += pieces
 
     def next_id(self) -> int:
         """A number for a new row."""
@@ -146,7 +157,7 @@ class Ledger:
 
     def reset(self, queue: QueueDelivery) -> None:
         """Keep that the group goes on at the queue's base."""
-        self._pieces.append(journal.reset(queue.row_id, queue.base))
+        self._add_firm([journal.reset(queue.row_id, queue.base)])
 
     def keep(self, queue: QueueDelivery) -> None:
         """Go on with a queue that the journal has."""
@@ -160,7 +171,7 @@ class Ledger:
     def forget(self, queue: QueueDelivery) -> None:
         """Keep nothing of a queue any more."""
         if self.rows.pop(queue.row_id, None) is not None:
-            self._pieces.append(journal.removed(queue.row_id))
+            self._add_firm([journal.removed(queue.row_id)])
 
     def call(self, on_written: OnWritten) -> None:
         """Call back when all records added so far are written, as safe as the broker's settings demand."""
@@ -206,7 +217,8 @@ class Ledger:
         """Put the record of the turn into the store's pending batch."""
         if not self._pieces:
             return
-        pieces, self._pieces = self._pieces, []
+        pieces, self._pieces = self._again + self._pieces, []
+        firm, self._firm, self._again = self._again + self._firm, [], []
         calls, self._calls = self._calls, []
         changes, self._changes = self._changes, []
 
@@ -216,6 +228,8 @@ class Ledger:
 
         on_done = calls[0] if len(calls) == 1 else done
         bodies = _bodies(pieces, journal.head(self._first))
+        if self._whole_from is not None:
+            bodies.append(journal.head(self._whole_from))
         try:
             for body in bodies:
                 record = Record(JOURNAL_TOPIC, 0, body, born_host=self._store.store_host)
@@ -223,28 +237,37 @@ class Ledger:
                 self._bytes += len(body)
         except (StoreError, ResponseError) as error:
             log.error("acknowledgements of per-message delivery are not written: %s", error)
+            self._again = firm
             self._apply(changes, False)
             refusal = for_code(ResponseCode.SYSTEM_ERROR, f"the acknowledgement is not written: {error}")
             for call in calls:
                 call(refusal)
             return
         self._writing += changes
+        self._putting += firm
+        self._is_naming = self._whole_from is not None
 
     @property
     def is_writing(self) -> bool:
-        """Whether changes wait for the pending batch to be written."""
-        return bool(self._writing)
+        """Whether anything of the ledger waits for the pending batch to be written."""
+        return bool(self._writing or self._putting) or self._is_naming
 
     def written(self, *, is_written: bool = True) -> None:
         """The pending batch is in the log, or could not be written."""
         changes, self._writing = self._writing, []
+        firm, self._putting = self._putting, []
+        if not is_written:
+            self._again += firm
+        elif self._is_naming and self._whole_from is not None:
+            self._first, self._whole_from = self._whole_from, None
+        self._is_naming = False
         self._apply(changes, is_written)
 
     # ---- snapshots ----
 
     def step(self, now_ms: int) -> bool:
         """Write a piece of a snapshot, if due; return whether more is to be written."""
-        if self._pieces or self._writing:
+        if self._pieces or self.is_writing or self._whole_from is not None:
             return self._snapshot is not None
         if self._snapshot is None:
             if not self._is_due(now_ms):
@@ -257,12 +280,12 @@ class Ledger:
             queue = self.rows.get(row_id)
             if queue is not None:
                 pieces = list(self._whole(queue))
-                self._pieces += pieces
+                self._add_firm(pieces)
                 size += sum(map(len, pieces))
             if size >= PIECE_BYTES:
                 return True
-        self._snapshot, self._first = None, self._snapshot_first
-        self._pieces.append(b"")  # the next record names the new begin
+        self._snapshot, self._whole_from = None, self._snapshot_first
+        self._pieces.append(b"")  # so that there is something to write
         return False
 
     def _end(self) -> int:
