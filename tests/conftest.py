@@ -69,6 +69,8 @@ def slow_tests(table: str) -> frozenset[str]:
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves tests out by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     slow = slow_tests(TABLE.read_text("utf-8"))
+    if odd := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"each worker has another name for {odd[0]}: give its parameters ids")
     for item in items:
         function = item.nodeid.partition("[")[0]
         if function in slow or function.partition("::")[0] in slow:

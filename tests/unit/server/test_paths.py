@@ -44,7 +44,9 @@ def refusal(
     return line
 
 
-@pytest.mark.parametrize(("program", "key"), WRITTEN, ids=lambda one: str(getattr(one, "title", one)))
+@pytest.mark.parametrize(
+    ("program", "key"), WRITTEN, ids=lambda one: one if isinstance(one, str) else one.title
+)
 def test_a_path_through_a_file_is_refused(
     program: Program, key: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -53,7 +55,9 @@ def test_a_path_through_a_file_is_refused(
     assert "a part of the path is a file: correct the path" in line
 
 
-@pytest.mark.parametrize(("program", "key"), WRITTEN, ids=lambda one: str(getattr(one, "title", one)))
+@pytest.mark.parametrize(
+    ("program", "key"), WRITTEN, ids=lambda one: one if isinstance(one, str) else one.title
+)
 def test_a_file_for_a_folder_and_a_folder_for_a_file_are_refused(
     program: Program, key: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,7 +78,9 @@ def test_a_file_for_a_folder_and_a_folder_for_a_file_are_refused(
     ],
     ids=["no permission", "read-only", "missing"],
 )
-@pytest.mark.parametrize(("program", "key"), WRITTEN, ids=lambda one: str(getattr(one, "title", one)))
+@pytest.mark.parametrize(
+    ("program", "key"), WRITTEN, ids=lambda one: one if isinstance(one, str) else one.title
+)
 def test_a_path_that_cannot_be_written_is_refused_with_the_remedy(
     program: Program,
     key: str,

@@ -292,10 +292,13 @@ def test_ctrl_c_comes_out_of_run_as_itself(both: Play, cluster: Cluster) -> None
         except KeyboardInterrupt:
             ended.append("trio")
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     try:
         both(scenario, cluster)
     except KeyboardInterrupt:  # asyncio cancels its main task first, and tells of the interrupt at the end
         ended.append("asyncio")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ended
 
 
