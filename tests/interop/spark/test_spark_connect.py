@@ -25,10 +25,10 @@ import sys
 
 from pyspark.sql import SparkSession
 
-names, folder, run_id = sys.argv[1:]
+names, folder, run_id, broker = sys.argv[1:]
 attempts = pathlib.Path(folder) / "attempts"
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
-sink = {"nameServer": names, "exactlyOnce": "true", "topic": "Out"}
+sink = {"nameServer": names, "exactlyOnce": "true", "topic": "Out", "requireBrokers": broker}
 
 def take(frame, batch_id):
     given = dict(sink, runId=f"copies-{batch_id}") if run_id == "run" else sink
@@ -66,7 +66,7 @@ def test_a_repeated_batch_is_stored_once_or_refused(tmp_path: pathlib.Path, run_
         with blocking.connect(cluster.names) as client, client.producer("tests") as producer:
             producer.send_batch([Message("In", b"row %d" % n) for n in range(ROWS)])
         environment = {**os.environ, "JAVA_HOME": str(java), "PYTHONPATH": os.pathsep.join(sys.path)}
-        program = [sys.executable, "-c", JOB, cluster.names, str(tmp_path), run_id]
+        program = [sys.executable, "-c", JOB, cluster.names, str(tmp_path), run_id, cluster.broker]
         done = subprocess.run(
             program, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300
         )
