@@ -84,6 +84,11 @@ def check_callable(
         raise InvalidType(argument, value, f"{expected} ({error})") from None
 
 
+def not_open(what: str, use: str = "use the consumer") -> LocalProtocolError:
+    """The error of an object that is used outside of its block: `what` names the object, `use` the remedy."""
+    return LocalProtocolError(f"the {what} is not open: {use} inside its block")
+
+
 class InvalidName(RmqError, ValueError):
     """A topic or group name that RocketMQ does not allow."""
 

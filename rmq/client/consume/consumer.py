@@ -20,7 +20,7 @@ from rmq.client.consume.isolation import Isolated
 from rmq.client.consume.message_view import PulledMessage
 from rmq.client.consume.subscription import ConsumerOptions, Sql, check_queues
 from rmq.client.session.session import Session
-from rmq.errors import LocalProtocolError, check_callable, check_number
+from rmq.errors import check_callable, check_number, not_open
 from rmq.message import MessageQueue, StoredMessage, validate_group
 from rmq.remoting.cancellation import (
     as_failure,
@@ -126,9 +126,7 @@ class Consumer(AsyncResource):
 
     def _check_open(self) -> None:
         if not self._has_joined:
-            raise LocalProtocolError(
-                f"the consumer of {self.group} is not open: use the consumer inside its block"
-            )
+            raise not_open(f"consumer of {self.group}")
 
     # --- steering ---
 

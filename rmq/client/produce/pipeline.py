@@ -20,7 +20,7 @@ from rmq.client.produce.sender import Sender
 from rmq.client.session.observer import Observer
 from rmq.client.session.results import SendResult
 from rmq.client.session.session import Session
-from rmq.errors import LocalProtocolError, check_callable, check_number
+from rmq.errors import LocalProtocolError, check_callable, check_number, not_open
 from rmq.message import Message, MessageQueue
 from rmq.remoting.loop import Waiter, current_loop
 
@@ -227,7 +227,7 @@ class Pipeline:
     def _tasks(self) -> Any:
         tasks = self._session.tasks
         if tasks is None:
-            raise LocalProtocolError("the client is not open: send inside its block")
+            raise not_open("client", "send")
         return tasks
 
     async def _start_waiting(self) -> None:
@@ -332,7 +332,7 @@ class Pipeline:
         if self._failure is not None:
             self._raise()
         if not self._is_open:
-            raise LocalProtocolError("the pipeline is not open: send inside its block")
+            raise not_open("pipeline", "send")
 
     def _raise(self) -> None:
         failure = self._failure

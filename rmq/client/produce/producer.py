@@ -38,6 +38,7 @@ from rmq.errors import (
     check_number,
     check_type,
     for_code,
+    not_open,
 )
 from rmq.message import (
     PROPERTY_CORRELATION_ID,
@@ -401,4 +402,4 @@ class Producer(AsyncResource):
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise LocalProtocolError(f"the producer of {self.group} is not open: send inside its block")
+            raise not_open(f"producer of {self.group}", "send")

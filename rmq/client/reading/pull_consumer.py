@@ -16,7 +16,7 @@ from rmq.client.consume.pull import FIRST_PAUSE_SECONDS, PullAnswer, PullTemplat
 from rmq.client.consume.rebalance import Strategy, averagely
 from rmq.client.consume.subscription import ALL, ConsumerOptions, Sql, check_queues, full_topics, subscription
 from rmq.client.session.session import Session
-from rmq.errors import LocalProtocolError, NoPermission, NoRoute, check_number, check_type
+from rmq.errors import LocalProtocolError, NoPermission, NoRoute, check_number, check_type, not_open
 from rmq.message import MessageQueue, StoredMessage, validate_group, validate_topic, with_namespace
 from rmq.protocol.codes import MASTER_ID, ResponseCode
 from rmq.protocol.command import Command
@@ -416,9 +416,7 @@ class PullConsumer(AsyncResource):
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise LocalProtocolError(
-                f"the pull consumer of {self.group} is not open: use the consumer inside its block"
-            )
+            raise not_open(f"pull consumer of {self.group}")
 
 
 # Whole topics, for tools: what they hold now, queue by queue.

@@ -27,10 +27,10 @@ from rmq.client.session.session import Session
 from rmq.errors import (
     NETWORK_ERRORS,
     CorruptRecord,
-    LocalProtocolError,
     NoRoute,
     NotReady,
     check_number,
+    not_open,
 )
 from rmq.message import validate_group
 from rmq.protocol import codes
@@ -252,9 +252,7 @@ class SimpleConsumer(AsyncResource):
         check_number("wait", wait, 0, whole=False)
         check_number("invisible", invisible, 1, whole=False)
         if not self._is_open:
-            raise LocalProtocolError(
-                f"the consumer of {self.group} is not open: use the consumer inside its block"
-            )
+            raise not_open(f"consumer of {self.group}")
         now, deadline = self._session.now, self._session.now() + wait
         while True:
             found = self._take(max_messages)
