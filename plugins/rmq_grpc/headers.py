@@ -120,23 +120,13 @@ def _literal(name: str, value: str) -> bytes:
     return b"\0" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()
 
 
-_BLOCKS: Final[dict[Headers, bytes]] = {
-    HEAD: b"\x88" + _literal(*HEAD[1]),  # 8 is ":status: 200" in the table of all connections
-    DONE: _literal(*DONE[0]),
-    HEAD + DONE: b"\x88" + _literal(*HEAD[1]) + _literal(*DONE[0]),
-}
-
-
-_ENCODED: Final = {
+HEAD_BLOCK: Final = b"\x88" + _literal(*HEAD[1])  # 8 is ":status: 200" in the table of all connections
+DONE_BLOCK: Final = _literal(*DONE[0])
+_BLOCKS: Final = {
     tuple((name.encode(), value.encode()) for name, value in headers): block
-    for headers, block in _BLOCKS.items()
+    for headers, block in ((HEAD, HEAD_BLOCK), (DONE, DONE_BLOCK), (HEAD + DONE, HEAD_BLOCK + DONE_BLOCK))
 }
-"""The same by bytes, as h2 gives headers to its encoder."""
-
-
-def block_of(headers: Headers) -> bytes:
-    """The block of known headers, in a form that no table takes part in. Raises KeyError for others."""
-    return _BLOCKS[headers]
+"""Blocks that are ready, by their headers in bytes, as h2 gives headers to its encoder."""
 
 
 class HeaderEncoder(hpack.Encoder):
@@ -145,7 +135,7 @@ class HeaderEncoder(hpack.Encoder):
     def encode(self, headers: Iterable[Any], huffman: bool = True) -> bytes:
         """As hpack's."""
         known = tuple((each[0], each[1]) for each in headers)
-        if not self.table_size_changes and (block := _ENCODED.get(known)) is not None:
+        if not self.table_size_changes and (block := _BLOCKS.get(known)) is not None:
             return block
         made: bytes = super().encode(known, huffman)
         return made

@@ -3,26 +3,36 @@
 h2 makes an object of each frame and asks its state machine for each step: for the headers and data of a
 request, and for the headers, data and trailers of a good answer, that is half of a short call. `take_request`
 and `send_answer` read and write these frames at once, where h2's own state says that all of it is allowed,
-and leave that state as h2 would. Whatever looks otherwise in the least goes to h2.
+and leave that state as h2 would. Whatever looks otherwise in the least goes to h2, and so does everything
+where h2 lacks one of the parts that are not public.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import h2.config
 import h2.connection
-from h2.connection import AllowedStreamIDs, ConnectionState, _decode_headers
+from h2.connection import AllowedStreamIDs, ConnectionState
 from h2.exceptions import ProtocolError
-from h2.stream import StreamClosedBy, StreamState
+from h2.stream import H2Stream, StreamClosedBy, StreamState
 from hyperframe.frame import WindowUpdateFrame
 
-from rmq_grpc.headers import DONE, HEAD, HeaderEncoder, block_of
+from rmq_grpc.headers import DONE_BLOCK, HEAD_BLOCK, HeaderEncoder
 
 _HEADERS, _TRAILERS = b"\1\4", b"\1\5"
 """Types and flags of the frames: HEADERS that end their block, and that end the stream, too."""
 _DATA, _LAST_DATA = b"\0\0", b"\0\1"
-_HEAD_BLOCK, _DONE_BLOCK = block_of(HEAD), block_of(DONE)
+_PARTS: Final = (
+    "_begin_new_stream",
+    "_data_to_send",
+    "_inbound_flow_control_window_manager",
+    "_prepare_for_sending",
+    "_terminate_connection",
+    "incoming_buffer",
+)
+_PARTS_OF_STREAMS: Final = ("_initialize_content_length", "_track_content_length")
+_decode_headers: Any = getattr(h2.connection, "_decode_headers", None)
 
 
 class Http2(h2.connection.H2Connection):
@@ -40,6 +50,11 @@ class Http2(h2.connection.H2Connection):
         )
         super().__init__(config)
         self.encoder = HeaderEncoder()
+        self._may_shorten = (
+            _decode_headers is not None
+            and all(hasattr(self, name) for name in _PARTS)
+            and all(hasattr(H2Stream, name) for name in _PARTS_OF_STREAMS)
+        )
 
     def _receive_goaway_frame(self, frame: Any) -> tuple[list[Any], list[Any]]:
         return [], []
@@ -48,6 +63,8 @@ class Http2(h2.connection.H2Connection):
         """The request that stands whole at a place of what the peer sent: a frame with all of its headers,
         and a frame with all of its data. Its stream, headers, data and end; None where h2 must look. Raises
         h2's ProtocolError as `receive_data` does."""
+        if not self._may_shorten:
+            return None
         buffer = self.incoming_buffer
         middle = at + 9 + int.from_bytes(data[at : at + 3], "big")
         end = middle + 9 + int.from_bytes(data[middle : middle + 3], "big")
@@ -95,18 +112,18 @@ class Http2(h2.connection.H2Connection):
         """Send a good answer as a whole: `HEAD`, data, `DONE`. False, with nothing done, where it cannot be
         sent now, or has to be sent step by step."""
         stream = self.streams.get(stream_id)
-        if stream is None or self.encoder.table_size_changes:
+        if stream is None or self.encoder.table_size_changes or not self._may_shorten:
             return False
         machine, size = stream.state_machine, len(data)
         room = min(stream.outbound_flow_control_window, self.outbound_flow_control_window)
         if machine.state is not StreamState.HALF_CLOSED_REMOTE or machine.headers_sent or size > room:
             return False
         number, most = stream_id.to_bytes(4, "big"), self.max_outbound_frame_size
-        parts = [len(_HEAD_BLOCK).to_bytes(3, "big"), _HEADERS, number, _HEAD_BLOCK]
+        parts = [len(HEAD_BLOCK).to_bytes(3, "big"), _HEADERS, number, HEAD_BLOCK]
         for at in range(0, size, most):
             piece = data[at : at + most]
             parts += (len(piece).to_bytes(3, "big"), _DATA, number, piece)
-        parts += (len(_DONE_BLOCK).to_bytes(3, "big"), _TRAILERS, number, _DONE_BLOCK)
+        parts += (len(DONE_BLOCK).to_bytes(3, "big"), _TRAILERS, number, DONE_BLOCK)
         self._data_to_send += b"".join(parts)
         stream.outbound_flow_control_window -= size
         self.outbound_flow_control_window -= size

@@ -51,7 +51,7 @@ def read_binary(header: bytes) -> Command:
         try:
             return _by_template(header) or _general(header)
         except UnicodeDecodeError:
-            return _odd(header)
+            return _general(header, java_text, _OddCommand, header)
     except (struct_error, IndexError) as error:
         raise RemoteProtocolError(f"the binary header cannot be read: {error}: {header[:80]!r}") from None
 
@@ -80,29 +80,15 @@ def _escaped(text: bytes) -> str:
     return text.decode("utf-8", "surrogateescape")
 
 
-def _odd(header: bytes) -> Command:
-    read = _general(header, java_text)
-    return _OddCommand(
-        read.code,
-        read.opaque,
-        read.flag,
-        read.ext,
-        b"",
-        read.remark,
-        read.language,
-        read.version,
-        ROCKETMQ,
-        raw=header,
-    )
-
-
-def _general(header: bytes, text: _Text = bytes.decode) -> Command:
+def _general(
+    header: bytes, text: _Text = bytes.decode, kind: type[Command] = Command, raw: bytes = b""
+) -> Command:
     code, language, version, opaque, flag, remark_length = _HEAD.unpack_from(header)
     begin, end = _fields_of(header, _HEAD.size, remark_length)
     remark = text(header[_HEAD.size : begin - 4]) if remark_length else None
     ext = _fields(header, begin, end, text)
     name = LANGUAGES.get(language, OTHER)
-    return Command(code, opaque, flag, ext, b"", remark, name, version, ROCKETMQ)
+    return kind(code, opaque, flag, ext, b"", remark, name, version, ROCKETMQ, raw=raw)
 
 
 def _fields_of(header: bytes, at: int, remark_length: int) -> tuple[int, int]:

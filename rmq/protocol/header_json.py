@@ -38,9 +38,9 @@ def _number(text: str) -> float:
 _decode_json = json.JSONDecoder(parse_constant=_number, parse_float=_number).decode
 
 
-def _json_fields(header: bytes) -> dict[str, Any]:
+def _json_fields(header: bytes, *, is_odd: bool) -> dict[str, Any]:
     try:
-        fields = _lenient_loads(header) if _is_odd(header) else _loads(header)
+        fields = _lenient_loads(header) if is_odd else _loads(header)
     except (ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"the JSON header cannot be read: {error}: {header[:80]!r}") from None
     if not isinstance(fields, dict):
@@ -92,7 +92,7 @@ class _JsonCommand(Command):
     __slots__ = ()
 
     def _read_ext(self, raw: bytes) -> dict[str, str]:
-        return _texts_only(raw) or _json_ext(_json_fields(raw), raw)
+        return _texts_only(raw) or _json_ext(_json_fields(raw, is_odd=_is_odd(raw)), raw)
 
 
 class _OddCommand(Command):
@@ -109,9 +109,9 @@ class _OddCommand(Command):
 
 def read_json(header: bytes) -> Command:
     """The command of any JSON header, without its body. Raises RemoteProtocolError."""
-    fields = _json_fields(header)
-    remark = fields.get("remark")
     is_odd = _is_odd(header)
+    fields = _json_fields(header, is_odd=is_odd)
+    remark = fields.get("remark")
     return (_OddCommand if is_odd else Command)(
         _int(fields, "code"),
         _int(fields, "opaque", 0),

@@ -12,6 +12,7 @@ pytest.importorskip("h2")
 
 import h2.config
 import h2.connection
+from rmq_grpc import http2
 from rmq_grpc.calls import CALL_BYTES, REQUEST_SECONDS, Call, Calls
 from rmq_grpc.headers import DONE, HEAD
 from rmq_grpc.http2 import Http2
@@ -163,3 +164,28 @@ def test_an_answer_is_sent_step_by_step_to_a_peer_that_still_sends() -> None:
     server.receive_data(client.data_to_send())
     assert not server.send_answer(1, b"x")
     assert not server.send_answer(3, b"x")
+
+
+@pytest.mark.parametrize("missing", ["_decode_headers", "_begin_new_stream", "_track_content_length"])
+def test_an_h2_that_lacks_a_part_does_everything_itself(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if missing == "_decode_headers":
+        monkeypatch.setattr(http2, missing, None)
+    elif missing == "_begin_new_stream":
+        monkeypatch.setattr(http2, "_PARTS", (missing, "not_there"))
+    else:
+        monkeypatch.setattr(http2, "_PARTS_OF_STREAMS", (missing, "not_there"))
+    begun: list[Call] = []
+    service = Service()
+    service.begins = lambda call: not begun.append(call)  # type: ignore[method-assign, func-returns-value]
+    calls = Calls(Stream(), service, clock=lambda: 1.0, most_bytes=1000, soon=lambda call: call())  # type: ignore[arg-type]
+    client = h2.connection.H2Connection(h2.config.H2Configuration())
+    client.initiate_connection()
+    client.send_headers(1, HEADERS)
+    client.send_data(1, b"\0\0\0\0\1x", end_stream=True)
+    data = client.data_to_send()
+    assert not any(calls._h2.take_request(data, at) for at in range(len(data)))
+    calls.feed(data)
+    assert len(begun) == 1
+    assert not calls._h2.send_answer(1, b"x")
