@@ -20,11 +20,18 @@ PORT = 7070
 COUNT = 5
 
 
-class Gathering(Plugin):
-    """Stores each line several times, and answers by a line for each outcome and a full stop."""
+class OneDoor(Plugin):
+    """A plug-in with a door of its own."""
 
     def doors(self) -> list[Door]:
-        return [Door(name="gathering", port=PORT, serve=self.serve)]
+        return [Door(name="one", port=PORT, serve=self.serve)]
+
+    async def serve(self, stream: DoorStream, host: DoorHost) -> None:
+        raise NotImplementedError
+
+
+class Gathering(OneDoor):
+    """Stores each line several times, and answers by a line for each outcome and a full stop."""
 
     async def serve(self, stream: DoorStream, host: DoorHost) -> None:
         parts: list[bytes] = []
@@ -67,11 +74,8 @@ def test_calls_are_made_though_the_round_fails() -> None:
     assert woken, "outside of a round the loop is woken"
 
 
-class Turning(Plugin):
+class Turning(OneDoor):
     """Stores each line in a turn, and answers by whether it was stored when the turn ended."""
-
-    def doors(self) -> list[Door]:
-        return [Door(name="turning", port=PORT, serve=self.serve)]
 
     async def serve(self, stream: DoorStream, host: DoorHost) -> None:
         stored: list[Appended] = []

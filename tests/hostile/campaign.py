@@ -58,6 +58,7 @@ SMALL: Final = {
     "connectionBufferBytes": str(32 << 20),
     "pullThreadPoolQueueCapacity": "10000",
     "maxGroupMembers": "20000",
+    "cleanFileForciblyEnable": "false",  # messages that a full disk of the machine costs look like lost ones
 }
 
 

@@ -13,7 +13,7 @@ import trio
 
 import rmq
 from tests.interop.conftest import Servers, program
-from tests.interop.driver import Driver
+from tests.interop.driver import Driver, Job
 from tests.interop.rocketmq import Java, Process, Processes
 
 SETTINGS = {
@@ -147,6 +147,24 @@ async def only_letter(client: rmq.Client, group: str) -> rmq.DeadLetter:
             await trio.sleep(0.2)
     (letter,) = letters
     return letter
+
+
+async def check_pulls(client: rmq.Client, theirs: Driver, topic: str, group: str) -> None:
+    """A pull consumer of another language reads each queue from offset 4 on."""
+    results = await send(client, topic, [f"m{number}" for number in range(40)])
+    late = sorted(f"m{number}" for number, result in enumerate(results) if result.queue_offset >= 4)
+    job = theirs.do("lite", topic=topic, group=group, offset=4, count=len(late))
+    await job.done()
+    assert sorted(job.bodies) == late
+
+
+async def check_broadcast(client: rmq.Client, theirs: Driver, topic: str, seen: Seen, job: Job) -> None:
+    """Members of both languages, `seen` and `job`, get what both languages send."""
+    await theirs.do("send", topic=topic, bodies=["t0", "t1", "t2"]).done()
+    await send(client, topic, ["o0", "o1", "o2"])
+    expected = ["o0", "o1", "o2", "t0", "t1", "t2"]
+    await seen.until(lambda: sorted(seen.bodies) == expected)
+    await job.until(lambda: sorted(job.bodies) == expected, "six messages")
 
 
 def by_key(bodies: list[str]) -> dict[str, list[int]]:

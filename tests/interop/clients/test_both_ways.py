@@ -19,7 +19,15 @@ from tests.interop import sides
 from tests.interop.conftest import Servers
 from tests.interop.driver import Driver
 from tests.interop.rocketmq import Java, Processes
-from tests.interop.sides import by_key, client_of, consuming, only_letter, send
+from tests.interop.sides import (
+    by_key,
+    check_broadcast,
+    check_pulls,
+    client_of,
+    consuming,
+    only_letter,
+    send,
+)
 
 pytestmark = pytest.mark.interop
 
@@ -231,21 +239,13 @@ async def test_members_of_both_languages_get_a_broadcast(cluster: Cluster, clien
     job = cluster.java.do("consume", topic=topic, group="broadcast", broadcasting=True)
     async with consuming(client, "broadcast", topic, broadcasting=True) as seen:
         await job.until(lambda: job.told("assigned")[-1:] == [[0, 1, 2, 3]], "all queues")
-        await cluster.java.do("send", topic=topic, bodies=["j0", "j1", "j2"]).done()
-        await send(client, topic, ["o0", "o1", "o2"])
-        wanted = ["j0", "j1", "j2", "o0", "o1", "o2"]
-        await seen.until(lambda: sorted(seen.bodies) == wanted)
-        await job.until(lambda: sorted(job.bodies) == wanted, "six messages")
+        await check_broadcast(client, cluster.java, topic, seen, job)
     await job.stop()
 
 
 async def test_a_java_pull_consumer_assigns_and_seeks(cluster: Cluster, client: rmq.Client) -> None:
     topic = await cluster.topic("Lite")
-    results = await send(client, topic, [f"m{number}" for number in range(40)])
-    late = sorted(f"m{number}" for number, result in enumerate(results) if result.queue_offset >= 4)
-    job = cluster.java.do("lite", topic=topic, group="lite", offset=4, count=len(late))
-    await job.done()
-    assert sorted(job.bodies) == late
+    await check_pulls(client, cluster.java, topic, "lite")
     async with client.pull_consumer("lite") as puller:
         for queue in await puller.message_queues(topic):
             assert await puller.committed(queue) == 10

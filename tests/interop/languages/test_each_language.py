@@ -11,7 +11,7 @@ import time
 import pytest
 
 import rmq
-from tests.interop.sides import Beside, consuming, only_letter, send, what_they_send
+from tests.interop.sides import Beside, check_broadcast, consuming, only_letter, send, what_they_send
 
 pytestmark = pytest.mark.interop
 
@@ -101,9 +101,5 @@ async def test_members_of_both_languages_get_a_broadcast(
     job = cluster.theirs.do("consume", topic=topic, group=group, broadcasting=True)
     await job.until(lambda: job.told("started"), "start")
     async with consuming(client, group, topic, broadcasting=True) as seen:
-        await cluster.theirs.do("send", topic=topic, bodies=["t0", "t1", "t2"]).done()
-        await send(client, topic, ["o0", "o1", "o2"])
-        expected = ["o0", "o1", "o2", "t0", "t1", "t2"]
-        await seen.until(lambda: sorted(seen.bodies) == expected)
-        await job.until(lambda: sorted(job.bodies) == expected, "six messages")
+        await check_broadcast(client, cluster.theirs, topic, seen, job)
     await job.stop()

@@ -9,6 +9,7 @@ import rmq
 from tests.interop.sides import (
     Beside,
     by_key,
+    check_pulls,
     consuming,
     send,
 )
@@ -113,11 +114,7 @@ async def test_one_group_of_both_languages_shares_the_queues(cluster: Beside, cl
 
 async def test_a_go_pull_consumer(cluster: Beside, client: rmq.Client) -> None:
     topic = await cluster.topic("GoPulls")
-    results = await send(client, topic, [f"m{number}" for number in range(40)])
-    late = sorted(f"m{number}" for number, result in enumerate(results) if result.queue_offset >= 4)
-    job = cluster.theirs.do("lite", topic=topic, group="go-pulls", offset=4, count=len(late))
-    await job.done()
-    assert sorted(job.bodies) == late
+    await check_pulls(client, cluster.theirs, topic, "go-pulls")
 
 
 # --- request and reply ---
