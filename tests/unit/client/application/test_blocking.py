@@ -276,10 +276,11 @@ def test_one_that_fails_at_its_end_keeps_neither_others_nor_the_thread(names: st
     def fail() -> None:
         raise ZeroDivisionError
 
+    others = set(threading.enumerate())  # also of clients that tests before it left open
     client = blocking.connect(names).open()
+    (thread,) = (one for one in set(threading.enumerate()) - others if one.name == "rmq-blocking")
     made = [client.producer(f"closed-{number}").open() for number in range(3)]
     made[1].close = fail  # type: ignore[method-assign]
-    thread = next(one for one in threading.enumerate() if one.name == "rmq-blocking")
     with pytest.raises(ZeroDivisionError):
         client.close()
     thread.join(20)
