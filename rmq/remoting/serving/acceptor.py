@@ -35,9 +35,12 @@ if sys.platform != "win32":
 log = logging.getLogger(__name__)
 
 KEPT_BACK: Final = 448
-"""Descriptors for files: a store keeps up to 384 open; the others are for tables, the loop, logs, dials."""
-SMALL_SHARE: Final = 0.25
-"""A service with no more of the descriptors is for a few connections."""
+"""Descriptors for files: a store has up to 416 (256 for queues, 128 for the log, 32 for the index); the
+others are for tables, the loop, logs, dials."""
+SMALL_SHARE: Final = 0.125
+"""A service with no more of the descriptors is for a few connections: slaves, probes."""
+FOR_SMALL: Final = 0.16
+"""The part of the descriptors for connections that only such services may take."""
 _TRIED: Final = (1 << 20, 65_536, 10_240)
 """Limits of descriptors where the hard one is no number that may be set, as on macOS."""
 
@@ -58,6 +61,20 @@ KNOWN_MAX: Final = 1_000
 """Addresses remembered whose peers have proved themselves: their guests are cut off last."""
 
 
+class Descriptors:
+    """Count of the descriptors that the connections of this process have, whatever their service."""
+
+    def __init__(self) -> None:
+        self.used = 0
+
+    def take(self, count: int) -> None:
+        """A connection has so many more; less than 0: it has closed."""
+        self.used += count
+
+
+OF_PROCESS: Final = Descriptors()
+
+
 class Guest:
     """An accepted connection, as its service sees it: the service reports the peer's proof."""
 
@@ -65,6 +82,7 @@ class Guest:
         "_acceptor",
         "_is_proved",
         "_proof",
+        "descriptors",
         "has_begun",
         "has_spoken",
         "holders",
@@ -78,6 +96,7 @@ class Guest:
         self.holders = holders
         self.since = since
         self.scope = current_loop().scope()
+        self.descriptors = 0  # that it has
         self.has_begun = False  # it does not wait for its turn
         self.has_spoken = False
         self._acceptor = acceptor
@@ -119,7 +138,8 @@ class Acceptor:
     `connections` bounds all connections, `per_address` the connections of an address; 0: no bound of its own.
     `per_second` bounds how many handshakes of an address may fail (0: any number); further connections wait.
     `share` is the part of the descriptors for connections that this service may take. An address of
-    `gateways` has no bounds of its own. `refused` counts by reason.
+    `gateways` has no bounds of its own. `descriptors` are those of all services together: each of them alone
+    is in its bounds before files have none left. `refused` counts by reason.
     """
 
     def __init__(
@@ -130,9 +150,13 @@ class Acceptor:
         per_second: float = 0,
         share: float = 1.0,
         gateways: Gateways | None = None,
+        descriptors: Descriptors = OF_PROCESS,
     ) -> None:
         self.most = max(1, int(min(connections, descriptors_for_connections() * share)))
-        self._descriptors = last_descriptor(is_small=share <= SMALL_SHARE)
+        is_small = share <= SMALL_SHARE
+        self._last_descriptor = last_descriptor(is_small=is_small)
+        self._descriptors = descriptors
+        self._most_descriptors = descriptors_for_connections() * (1 if is_small else 1 - FOR_SMALL)
         self.per_address = min(per_address, self.most)
         self.per_second = per_second
         self.refused: Counter[str] = Counter()
@@ -191,6 +215,8 @@ class Acceptor:
                 await close_at_once(stream)
                 continue
             self._shares.add(guest.holders)
+            guest.descriptors = int(stream.descriptor >= 0)
+            self._descriptors.take(guest.descriptors)
             self._guests.setdefault(guest.key, {})[guest] = None
             nursery.start_soon(self._serve, stream, guest, serve, nursery)
 
@@ -204,7 +230,10 @@ class Acceptor:
                 return "address"
         elif self._shares.full(holders):
             return "address"
-        return "descriptors" if stream.descriptor >= self._descriptors else ""
+        if stream.descriptor < 0:
+            return ""
+        is_full = self._descriptors.used >= self._most_descriptors
+        return "descriptors" if is_full or stream.descriptor >= self._last_descriptor else ""
 
     def _words(self, reason: str, guest: Guest) -> str:
         if reason == "connections":
@@ -215,9 +244,12 @@ class Acceptor:
             return f"too many connections of its address are open: {self._shares.full(guest.holders)}"
         if reason == "rate":
             return f"its address connects more than {self.per_second:g} times a second (the limit)"
-        return (
-            f"{self._descriptors:g} descriptors are in use, the rest are reserved for files (raise ulimit -n)"
+        most = (
+            f"all connections together have {self._descriptors.used} descriptors"
+            if self._descriptors.used >= self._most_descriptors
+            else f"{self._last_descriptor:g} descriptors are in use"
         )
+        return f"{most}, the rest are reserved for files and other ports (raise ulimit -n)"
 
     def _make_room(self, newcomer: Guest, reason: str) -> bool:
         """Cut off an unproved guest; return whether a guest was found."""
@@ -282,6 +314,7 @@ class Acceptor:
                 self._rate.take(guest.key, anyio.current_time())  # a handshake that failed
             self._shares.give(guest.holders)
             guest.holders = _LEFT
+            self._descriptors.take(-guest.descriptors)
 
     def _complain(self, listener: Listener, error: OSError) -> None:
         now = anyio.current_time()

@@ -19,7 +19,7 @@ from rmq.store.files.segments import OpenFiles, Progress, Segments, no_progress
 
 log = logging.getLogger("rmq.store")
 
-_OPEN_FILES = 128
+_OPEN_FILES = 64  # each takes two descriptors once it is mapped
 
 
 class CommitLog:

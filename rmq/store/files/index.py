@@ -173,31 +173,55 @@ class Search:
                 self.found.append(offset)
 
 
+OPEN_FILES: Final = 16
+"""Index files that are open at a time: each takes two descriptors while it is written."""
+
+
 class IndexFile:
-    """One file. Times are ms; `begin_*` and `end_*` are of its first and last entry."""
+    """One file. Times are ms; `begin_*` and `end_*` are of its first and last entry. `open_file` opens it,
+    now and whenever it is needed after `let_go`."""
 
     def __init__(
         self,
         path: str,
-        segment: Segment,
+        open_file: Callable[[IndexFile], Segment],
         slots: int,
         capacity: int,
         pack: Callable[..., tuple[int, int]] = pack_entries,
     ) -> None:
         self.path = path
         self._pack_entries = pack
-        self.segment = segment
+        self._open_file = open_file
+        self._segment = open_file(self)
+        self._is_open = True
         self._slots = slots
         self._capacity = capacity
         self._entries_at = HEADER + 4 * slots
         self._reserved = 0
-        fields = _HEADER.unpack(segment.copy(0, HEADER))
+        fields = _HEADER.unpack(self.segment.copy(0, HEADER))
         self.begin_timestamp: int = fields[0]
         self.end_timestamp: int = fields[1]
         self.begin_offset: int = fields[2]
         self.end_offset: int = fields[3]
         self.slot_count: int = fields[4]  # slots in use
         self.count: int = max(fields[5], 1)  # entries + 1: entry 0 is never used
+
+    @property
+    def segment(self) -> Segment:
+        """The open file. Raises StoreError when it cannot be opened."""
+        if not self._is_open:
+            self._segment = self._open_file(self)
+            self._is_open = True
+        return self._segment
+
+    def let_go(self) -> None:
+        """Close the file, until `segment` is asked for."""
+        self._is_open = False
+        self._segment.close()
+
+    def sync(self) -> None:
+        """Sync the file, which need not be open; another thread may call this. Raises StoreError."""
+        self._segment.sync()
 
     @property
     def is_full(self) -> bool:
@@ -249,10 +273,11 @@ class IndexFile:
     def find(self, search: Search) -> None:
         """Take the entries with the hash in that time, newest first."""
         key_hash, begin_ms, end_ms = search.key_hash, search.begin_ms, search.end_ms
-        number = _SLOT.unpack(self.segment.copy(HEADER + key_hash % self._slots * 4, 4))[0]
+        copy = self.segment.copy
+        number = _SLOT.unpack(copy(HEADER + key_hash % self._slots * 4, 4))[0]
         while 0 < number <= self.count and self.count > 1 and search.goes_on():
             at = self._entries_at + number * _ENTRY_SIZE
-            entry_hash, offset, seconds, before = _ENTRY.unpack(self.segment.copy(at, _ENTRY_SIZE))
+            entry_hash, offset, seconds, before = _ENTRY.unpack(copy(at, _ENTRY_SIZE))
             stored = self.begin_timestamp + seconds * 1000
             if seconds < 0:
                 break
@@ -295,6 +320,7 @@ class Index:
         self._capacity = capacity
         self._size = HEADER + 4 * slots + _ENTRY_SIZE * capacity
         self.files: list[IndexFile] = []
+        self._open: dict[IndexFile, None] = {}  # in the order in which they were opened
         self.hash = KeyHash()
         self._rows_of: Callable[[Any], Rows] = self.hash.rows if compiled is None else compiled.key_rows
         self._pack_entries = pack_entries if compiled is None else compiled.pack_entries
@@ -313,7 +339,7 @@ class Index:
                 )
                 self._discard(names[number:])
                 return
-            file = self._file(path, self._disk.open(path, self._size))
+            file = self._file(path)
             if synced_ms is None:
                 self.files.append(file)
                 continue
@@ -321,15 +347,28 @@ class Index:
             if newest or (file.count > 1 and file.end_timestamp < synced_ms):
                 self.files.append(file)
             else:
-                file.segment.close()
+                self._let_go(file)
                 self._discard(names[number:])
                 return
             if newest:
                 self._discard(names[number + 1 :])
                 return
 
-    def _file(self, path: str, segment: Segment) -> IndexFile:
-        return IndexFile(path, segment, self._slots, self._capacity, self._pack_entries)
+    def _file(self, path: str) -> IndexFile:
+        return IndexFile(path, self._opened, self._slots, self._capacity, self._pack_entries)
+
+    def _opened(self, file: IndexFile) -> Segment:
+        """Open a file; past OPEN_FILES the file that was opened first is closed, but not the last file."""
+        segment = self._disk.open(file.path, self._size)
+        self._open[file] = None
+        for other in list(self._open)[:-OPEN_FILES]:
+            if not self.files or other is not self.files[-1]:
+                self._let_go(other)
+        return segment
+
+    def _let_go(self, file: IndexFile) -> None:
+        file.let_go()
+        self._open.pop(file, None)
 
     def _discard(self, names: Iterable[str]) -> None:
         for name in names:
@@ -361,14 +400,15 @@ class Index:
             # Names order the files, even when two are made in one millisecond or the clock was set back.
             now_ms = now_ms + 1 if last is None or path > last.path else _parse_stamp(last.path) + 1
             path = os.path.join(self._folder, _stamp(now_ms))
-        segment = self._disk.open(path, self._size)
+        file = None
         try:
-            file = self._file(path, segment)
+            file = self._file(path)
             if last is not None:
                 file.follow(last)
         except BaseException:
             # The next try makes another one, so this one would stay for ever, open.
-            segment.close()
+            if file is not None:
+                self._let_go(file)
             with suppress(StoreError):
                 self._disk.remove(path)
             raise
@@ -413,7 +453,7 @@ class Index:
         paths = []
         while len(self.files) > 1 and self.files[0].end_offset < log_start:
             file = self.files.pop(0)
-            file.segment.close()
+            self._let_go(file)
             paths.append(file.path)
         return paths
 
@@ -423,7 +463,7 @@ class Index:
             self._remove(self.files.pop())
 
     def _remove(self, file: IndexFile) -> None:
-        file.segment.close()
+        self._let_go(file)
         self._disk.remove(file.path)
 
     def clear(self) -> None:
@@ -432,22 +472,22 @@ class Index:
             self._remove(self.files.pop())
 
     def sync(self, *, all_files: bool = False) -> int:
-        """Sync the files that became full (or all); returns the end time of the newest of them, 0 without
-        any.
+        """Sync the files that became full (or all that were written); return the end time of the newest of
+        them, 0 without any.
         """
         newest = 0
         while self._filled:
             file = self._filled.pop(0)
-            file.segment.sync()
+            file.sync()
             newest = max(newest, file.end_timestamp)
-        for file in self.files if all_files else ():
-            file.segment.sync()
+        for file in self.files[-1:] if all_files else ():
+            file.sync()
         return newest
 
     def close(self) -> None:
         """Close the files."""
         for file in self.files:
-            file.segment.close()
+            self._let_go(file)
 
 
 def _stamp(now_ms: int) -> str:

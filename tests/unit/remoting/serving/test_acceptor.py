@@ -16,7 +16,7 @@ from rmq.metrics import connection_metrics
 from rmq.remoting import Acceptor, Stream
 from rmq.remoting.limits import AddressRate, MemoryBudget, network_of
 from rmq.remoting.serving import acceptor as module
-from rmq.remoting.serving.acceptor import Guest
+from rmq.remoting.serving.acceptor import Descriptors, Guest
 from rmq.shares import Gateways
 from rmq.testing import MemoryNetwork
 
@@ -169,11 +169,41 @@ async def test_descriptors_are_kept_back_for_files(
         streams = [await proved(network, "10.0.0.1") for _ in range(3)]
         assert [await is_served(stream) for stream in streams] == [True, False, True]
     assert dict(acceptor.refused) == {"descriptors": 1}
-    assert "776 descriptors are in use, the rest are reserved for files" in caplog.text
+    assert "776 descriptors are in use, the rest are reserved for files and other ports" in caplog.text
     network, slaves = MemoryNetwork(), Acceptor(64, share=0.125)
     async with accepting(network, slaves, 776, 943, 944):
         streams = [await proved(network, "10.0.0.1") for _ in range(3)]
         assert [await is_served(stream) for stream in streams] == [True, True, False]
+
+
+async def test_services_together_leave_files_and_probes_their_descriptors(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that were opened behind the connections of clients and doors left none, as each kept its own."""
+    monkeypatch.setattr(module, "_soft_limit", lambda: 1000)
+    network, used = MemoryNetwork(), Descriptors()
+    used.used = 460  # of the 552 for connections, 463 for large services
+    clients = Acceptor(20_000, share=0.7, descriptors=used)
+    async with accepting(network, clients, *range(500, 506)):
+        streams = [await proved(network, "10.0.0.1") for _ in range(6)]
+        assert [await is_served(stream) for stream in streams] == [True] * 4 + [False] * 2
+        assert "all connections together have 464 descriptors" in caplog.text
+        probes_network = MemoryNetwork()
+        async with accepting(probes_network, Acceptor(16, share=0.03, descriptors=used), 506, 507):
+            assert await is_served(await proved(probes_network, "10.0.0.1"))
+            assert used.used == 465
+        await streams[0].aclose()
+        await trio.sleep(1)
+        assert used.used == 463
+    await trio.sleep(1)
+    assert used.used == 460
+    network, silent = MemoryNetwork(), Acceptor(20_000, share=0.25, descriptors=used)
+    async with accepting(network, silent, *range(500, 510)):  # its own strangers make room
+        for number in range(8):
+            await network.host(f"10.0.1.{number}").dial(SERVER)
+        assert await is_served(await proved(network, "10.0.2.1"))
+        assert silent.refused["descriptors"] == 0
+        assert silent.refused["unproved"] == 5
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EPROTO, errno.EPERM])

@@ -417,3 +417,37 @@ def test_a_record_is_indexed_once_after_the_clock_was_set_back() -> None:
     store._reput.start(again=True)  # as after a failed write, a cut of the log or a crash
     store.dispatch()
     assert sum(file.count - 1 for file in store._index.files) == 3
+
+
+def test_few_of_many_files_are_open_and_all_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each took two descriptors for as long as the store was open: a long index kept probes out."""
+    monkeypatch.setattr("rmq.store.files.index.OPEN_FILES", 3)
+    folder = str(tmp_path / "index")
+
+    def descriptors() -> int:
+        return sum(
+            os.path.dirname(path) == folder for path in map(os.path.realpath, Path("/proc/self/fd").iterdir())
+        )
+
+    index = Index(RealDisk(), folder, 16, 20)
+    index.load(None)
+    for number in range(0, 200, 10):
+        index.add([entry(each) for each in range(number, number + 10)], START_MS + number)
+    assert len(index.files) > 10
+    assert descriptors() <= 6
+    for number in (0, 57, 111, 199):
+        assert index.find("Orders", f"K{number}", 0, 1 << 60, 9) == [number * 100]
+    assert index.sync() > 0  # also of files that are closed meanwhile
+    index.add([entry(200)], START_MS + 200)  # the last file is open, or opens
+    index.sync(all_files=True)
+    index.close()
+    assert descriptors() == 0
+    again = Index(RealDisk(), folder, 16, 20)
+    again.load(None)
+    assert descriptors() <= 3
+    assert again.find("Orders", "K5", 0, 1 << 60, 9) == [500]
+    assert again.find("Orders", "K200", 0, 1 << 60, 9) == [20_000]
+    again.close()
+    assert descriptors() == 0
