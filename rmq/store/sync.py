@@ -81,6 +81,13 @@ class StoreSync:
                 checkpoint.log_from = self._log.start if self._log.end > self._log.start else None
                 checkpoint.flush()
 
+    @property
+    def recovery_bytes(self) -> int:
+        """Bytes of the log that a start after a kill would read: those behind the checkpoint's places."""
+        checkpoint = self._checkpoint
+        begin = 0 if checkpoint is None else min(checkpoint.log_to, checkpoint.queues_to)
+        return self._log.end - max(begin, self._log.start)
+
     def remove_left(self, path: str) -> None:
         """Remove a file or folder that retention has taken out of use. Blocks: call it in a thread. Raises
         StoreError.

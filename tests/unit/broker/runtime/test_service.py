@@ -39,6 +39,7 @@ from rmq.remoting.poller import Poller
 from rmq.remoting.pool import Pool
 from rmq.remoting.serving.server import serve
 from rmq.store.config import FlushDiskType, StoreConfig
+from rmq.store.files.checkpoint import Checkpoint
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork
@@ -96,6 +97,27 @@ async def name_server(network: Network, address: str) -> AsyncIterator[NameServe
 
 
 # --- serving, in mock time ---
+
+
+@pytest.mark.parametrize(("count", "is_named"), [(1, False), (40, True)])
+async def test_a_log_that_grows_fast_is_named_in_the_checkpoint_before_the_minute_is_up(
+    autojump_clock: Any,
+    network: MemoryNetwork,
+    disk: MemoryDisk,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    is_named: bool,
+) -> None:
+    """A start after a kill read up to a minute of messages: 53 s for 12 million."""
+    monkeypatch.setattr(service, "SYNC_BYTES", 10_000)
+    async with broker(network, disk, {"flush_consume_queue_thorough_interval": 600_000}) as running:
+        await trio.sleep(1)
+        for _ in range(count):
+            assert (await running.ask(send(body=bytes(1000)))).code == 0
+        await trio.sleep(30)  # units wait in memory for some 7 s
+        checkpoint = Checkpoint(disk, "/store/checkpoint")
+        assert (checkpoint.queues_to > 30_000) is is_named
+        assert (checkpoint.log_to > 30_000) is is_named
 
 
 async def test_send_and_pull(autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk) -> None:
