@@ -36,6 +36,7 @@ from rmq.cli.values import read_secret
 from rmq.client.settings.contexts import Context
 from rmq.client.settings.target import SECRET_VARIABLE
 from rmq.errors import ConfigError, RmqError
+from rmq.server.process import ignore_unused
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
@@ -139,6 +140,7 @@ def run(work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
 
 def run_service(work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
     """Run a service as `run` does, but with status 0 after a signal: that is how a service ends."""
+    ignore_unused()
     _run(functools.partial(work, *arguments), 0)
 
 

@@ -24,10 +24,10 @@ from rmq.remoting.transports.tls import TlsConfig, with_file
 from rmq.server.health import Health
 from rmq.server.http import report_to_supervisor
 from rmq.server.log_limit import FORM, LogFormat, start_log
-from rmq.server.process import check_installation, check_paths, return_large_blocks
+from rmq.server.process import check_installation, check_paths, ignore_unused, return_large_blocks
 from rmq.server.profile import applied, protect_files
 from rmq.server.settings import ServerSettings
-from rmq.server.signals import ignore_unused, obey, stop_without_parent
+from rmq.server.signals import obey, stop_without_parent
 
 if TYPE_CHECKING:
     from attrs import frozen
@@ -137,27 +137,27 @@ class Program:
         return 0
 
     def _failed(self, error: Exception, status: int, options: argparse.Namespace) -> int:
-        """Print the reason of the program's end to the error output, and to the log's file if one exists."""
+        """Print the reason of the program's end to the error output, and to the log's file if one is set."""
         print(f"rmq {self.title}: {error}", file=sys.stderr)
-        if any(
-            isinstance(handler, logging.FileHandler) and isinstance(handler.formatter, LogFormat)
-            for handler in logging.getLogger().handlers
-        ):
-            log.error("the %s ends: %s", self.title, error)
-        elif path := _log_file(options):
-            self._note(path, error)
+        note_failure(self.title, error, options)
         return status
 
-    def _note(self, path: str, error: Exception) -> None:
-        """Write an error of the settings to the log's file, which is not open yet."""
+
+def note_failure(title: str, error: Exception, options: argparse.Namespace) -> None:
+    """Write the reason of a program's end to the log's file, if one is set. The file may not be open yet."""
+    if any(
+        isinstance(handler, logging.FileHandler) and isinstance(handler.formatter, LogFormat)
+        for handler in logging.getLogger().handlers
+    ):
+        log.error("the %s ends: %s", title, error)
+    elif path := _log_file(options):
         try:
             handler = logging.FileHandler(path, encoding="utf-8")
         except OSError:
             return  # it is on the error output
         handler.setFormatter(LogFormat(FORM))
-        handler.handle(
-            log.makeRecord(log.name, logging.ERROR, __file__, 0, "the %s ends: %s", (self.title, error), None)
-        )
+        text = ("the %s ends: %s", (title, error), None)
+        handler.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, *text))
         handler.close()
 
 

@@ -1,10 +1,12 @@
-"""Process of a server: checks before its start, the memory that it returns, and its state for systemd."""
+"""Process of a server: checks before its start, signals without a meaning, the memory that it returns, and
+its state for systemd."""
 
 from __future__ import annotations
 
 import errno
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -40,6 +42,17 @@ def _installed(distribution: str, folders: Sequence[str]) -> str:
 
 VERSION: Final = _installed("rmq", sys.path) or "unknown"  # unknown: run from a checkout
 """Of this package."""
+
+
+UNUSED: Final = tuple(getattr(signal, name) for name in ("SIGUSR2",) if hasattr(signal, name))
+"""Signals without a meaning for services, which would end the process."""
+
+
+def ignore_unused() -> None:
+    """Let signals without a meaning do nothing, unless the program has a use for them."""
+    for number in UNUSED:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def check_installation(folders: Sequence[str] | None = None) -> None:

@@ -18,8 +18,6 @@ from rmq.server.log_limit import LogConfig, reopen_log, write_dump
 STOP: Final = (signal.SIGTERM, signal.SIGINT)
 RELOAD: Final = tuple(getattr(signal, name) for name in ("SIGHUP",) if hasattr(signal, name))
 DUMP: Final = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGQUIT") if hasattr(signal, name))
-UNUSED: Final = tuple(getattr(signal, name) for name in ("SIGUSR2",) if hasattr(signal, name))
-"""Signals without a meaning here, which would end the process."""
 
 PARENT: Final = "RMQ_PARENT"
 """In a server's environment: the id of the process that looks after it, without which it stops."""
@@ -27,12 +25,6 @@ SCAN_SECONDS: Final = 0.5
 """How often it looks for that one."""
 
 log = logging.getLogger("rmq.signals")
-
-
-def ignore_unused() -> None:
-    """Let signals without a meaning do nothing, from the start of the program on."""
-    for number in UNUSED:
-        signal.signal(number, signal.SIG_IGN)
 
 
 async def obey(

@@ -19,6 +19,8 @@ from attrs import Factory, define, field
 from rmq.cli.output import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, echo, fail, status_of
 from rmq.cli.values import as_duration
 from rmq.errors import ConfigError, RmqError
+from rmq.printable import counted
+from rmq.server.process import ignore_unused
 
 if TYPE_CHECKING:
     import anyio
@@ -86,6 +88,7 @@ def run_command(
     With --workers, processes share the queues of each topic as members of its group; a dead process is
     restarted. --reload is for development.
     """
+    ignore_unused()
     if namesrv:
         os.environ["RMQ_NAMESRV_ADDR"] = namesrv
     logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT)
@@ -156,7 +159,7 @@ def _end(status: int) -> None:
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
     if left := sum(map(threading.Thread.is_alive, threads)):
-        echo(f"{left} handlers still run in threads and end with the process", err=True)
+        echo(f"{counted(left, 'handler')} still running in threads: the process ends now", err=True)
         logging.shutdown()
         os._exit(status)
 

@@ -15,7 +15,8 @@ from rmq.errors import RmqError
 from rmq.operate.supervisor import members, name_server, supervise
 from rmq.remoting.address import join_address
 from rmq.server.log_limit import start_log
-from rmq.server.process import check_paths
+from rmq.server.main import note_failure
+from rmq.server.process import check_paths, ignore_unused
 
 
 def main(count: int, arguments: list[str], port: int = 0) -> int:
@@ -23,8 +24,10 @@ def main(count: int, arguments: list[str], port: int = 0) -> int:
     until SIGTERM or SIGINT; return the exit status of `supervise`.
     """
     start_log()
+    ignore_unused()
+    options = parse(arguments)
     try:
-        config, store_config, tls = settings(parse(arguments))
+        config, store_config, tls = settings(options)
         check_paths(config, store_config, data=store_config.store_path_root_dir)
         start_log(config)
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -36,4 +39,5 @@ def main(count: int, arguments: list[str], port: int = 0) -> int:
         brokers = members(count, config, store_config, cores, arguments)
         return trio.run(supervise, brokers, beside, config, echo)
     except (RmqError, OSError) as error:
+        note_failure("broker", error, options)
         fail(error)

@@ -16,6 +16,7 @@ import click
 from rmq.cli.output import echo, status_of
 from rmq.cli.values import pairs
 from rmq.errors import RmqError
+from rmq.server.process import ignore_unused
 
 if TYPE_CHECKING:
     from rmq import embedded
@@ -164,6 +165,7 @@ def dev(
 
     from rmq.cli.local.dashboard import is_installed
 
+    ignore_unused()
     ports = {"namesrv_port": namesrv_port, "broker_port": broker_port}
     settings = {key.strip(): value for key, value in pairs(given, option="--set").items()}
     pages = None if no_dashboard or not is_installed() else dashboard_port

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import logging
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 
+import anyio
 import click
 import pytest
+import trio
 from click.testing import CliRunner
 
 from rmq.cli import SECTIONS, SUBCOMMANDS, command
@@ -14,6 +18,7 @@ from rmq.cli.admin.command import java_text
 from rmq.cli.clusters.broker import operations
 from rmq.cli.clusters.controller import operations as controller_operations
 from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from rmq.server.process import ignore_unused
 
 HEAVY = {"trio", "anyio", "rich", "yaml", "attrs", "rmq.broker", "rmq.client", "rmq.remoting", "rmq.protocol"}
 
@@ -128,3 +133,78 @@ def test_what_other_tools_call_it_is_suggested(arguments: list[str], found: str)
     said = CliRunner().invoke(command, arguments)
     assert said.exit_code == 2
     assert f": did you mean {found}?" in said.output
+
+
+SERVICES = (
+    ("namesrv", "--set", "listenPort=0"),
+    ("broker", "--set", "listenPort=0"),
+    ("broker", "--processes", "2", "--set", "listenPort=10911"),
+    ("controller", "--set", "listenPort=0"),
+    ("proxy", "--set", "listenPort=0"),
+    ("dashboard", "-n", "127.0.0.1:1"),
+    ("dev", "--namesrv-port", "0", "--broker-port", "0"),
+    ("run", "orders_of_a_test:app"),
+)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="no such signal here")
+@pytest.mark.parametrize("words", SERVICES, ids=" ".join)
+def test_no_service_ends_by_sigusr2(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    seen: list[object] = []
+
+    def run(*arguments: object, **options: object) -> None:
+        seen.append(signal.getsignal(signal.SIGUSR2))
+
+    (tmp_path / "orders_of_a_test.py").write_text("import rmq\napp = rmq.App('127.0.0.1:1')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(trio, "run", run)
+    monkeypatch.setattr(anyio, "run", run)
+    before = signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    try:
+        done = CliRunner().invoke(command, words)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert (done.exit_code, seen) == (0, [signal.SIG_IGN]), done.output
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="no such signal here")
+def test_a_programs_own_use_of_sigusr2_stays() -> None:
+    def own(number: int, frame: object) -> None:
+        pass
+
+    before = signal.signal(signal.SIGUSR2, own)
+    try:
+        ignore_unused()
+        assert signal.getsignal(signal.SIGUSR2) is own
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "words"),
+    [
+        (("listenPort=many",), 2, "listenPort"),
+        (("listenPort=10911", "haMasterAddress=127.0.0.1:1"), 2, "haMasterAddress"),
+        (("listenPort=10911", "storePathRootDir=/proc/nothing"), 2, "storePathRootDir"),
+    ],
+    ids=lambda value: str(value[-1]) if isinstance(value, tuple) else "",
+)
+def test_what_ends_the_start_of_several_brokers_is_in_the_log_s_file(
+    given: tuple[str, ...], status: int, words: str, tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "broker.log"
+    options = [word for text in (f"logFile={file}", *given) for word in ("--set", text)]
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    try:
+        done = CliRunner().invoke(command, ["broker", "--processes", "2", *options])
+    finally:
+        for handler in [one for one in root.handlers if one not in before]:
+            root.removeHandler(handler)
+            handler.close()
+        root.setLevel(level)
+    assert done.exit_code == status, done.output
+    assert f"the broker ends: {words}" in file.read_text()
