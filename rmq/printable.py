@@ -1,4 +1,4 @@
-"""Text that others wrote, on its way to a terminal or a log: it must steer neither, nor pose as our line.
+"""Text for terminals and logs. Text that others wrote must steer neither, nor pose as our line.
 
 What counts as printable is Unicode's: control characters (C0 and C1), line and paragraph separators, marks
 that turn the direction of writing and lone surrogates are not.
@@ -34,6 +34,16 @@ def printable_json(text: str) -> str:
     return "".join(
         letter if letter.isprintable() or letter == "\n" else _json_escaped(letter) for letter in text
     )
+
+
+def counted(number: float, noun: str, form: str = "") -> str:
+    """A number with its noun, which is in the plural unless the number is 1: ``1 topic``, ``2 entries``.
+    `form` is the format of the number."""
+    if number == 1:
+        return f"{number:{form}} {noun}"
+    if noun.endswith("y") and noun[-2] not in "aeiou":
+        return f"{number:{form}} {noun[:-1]}ies"
+    return f"{number:{form}} {noun}{'es' if noun.endswith(('s', 'x', 'ch', 'sh')) else 's'}"
 
 
 def _escaped(letter: str) -> str:

@@ -10,6 +10,7 @@ from attrs import evolve, field, frozen
 from rmq.client.admin.reports import first_number
 from rmq.errors import NoPermission, RmqError
 from rmq.operate.several import ask_each
+from rmq.printable import counted
 from rmq.protocol.codes import MASTER_ID
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def _link(metrics: Mapping[str, str], broker_id: int) -> str:
     if broker_id != MASTER_ID:
         return metrics.get("replication", "")
     count = metrics.get("slaves", "")
-    return f"{count} slaves" if count else ""
+    return counted(int(count), "slave") if count.isdecimal() else ""
 
 
 def _set(brokers: list[Broker]) -> BrokerSet:

@@ -14,6 +14,7 @@ from attrs import evolve, frozen
 from rmq.errors import ConfigError, ConsumerNotOnline, RmqError
 from rmq.message import MessageQueue
 from rmq.operate.several import ask_each
+from rmq.printable import counted
 from rmq.protocol.codes import MASTER_ID, PERM_READ, PERM_WRITE
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ async def emptied(admin: Admin, broker: str, topic: str, seconds: float, report:
         for one in groups:
             lag = sum(row.lag for row in one.queues if topic in ("", row.message_queue.topic))
             if lag:
-                waits.append(f"group {one.group} has {lag} messages left")
+                waits.append(f"group {one.group} has {counted(lag, 'message')} left")
         if not waits or now - began >= seconds:
             return ", ".join(waits)
         if (text := ", ".join(waits)) != shown:

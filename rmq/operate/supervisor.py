@@ -28,6 +28,7 @@ from rmq.broker.runtime.sibling_processes import LINE, TopicFanout, new_line
 from rmq.config import dump_properties, parse_properties
 from rmq.errors import ConfigError
 from rmq.plugin import METRICS, Answer, Asked, Page
+from rmq.printable import counted
 from rmq.remoting.address import split_address
 from rmq.remoting.loop import unwrap_groups
 from rmq.remoting.network import TcpNetwork
@@ -97,7 +98,8 @@ def members(
     """
     last = config.listen_port + PORTS * (count - 1)
     if not config.listen_port or last >= 65535:
-        expected = f"a port with {PORTS * (count - 1) + 1} ports above it, for {count} processes"
+        above = counted(PORTS * (count - 1) + 1, "port")
+        expected = f"a port with {above} above it, for {counted(count, 'process')}"
         raise ConfigError("listenPort", config.listen_port, expected)
     if store_config.ha_master_address:
         expected = "empty with --processes: the slaves learn their masters' addresses from the name servers"

@@ -12,6 +12,7 @@ from rmq.errors import ConsumerNotOnline, NoRoute, RmqError, TopicNotExist, Unre
 from rmq.message import DLQ_PREFIX, RETRY_PREFIX, MessageQueue, validate_topic
 from rmq.operate.several import ask_each
 from rmq.operate.values import perm_text
+from rmq.printable import counted
 from rmq.protocol.codes import PERM_READ, PERM_WRITE, RETENTION_BYTES, RETENTION_MS, ResponseCode
 
 if TYPE_CHECKING:
@@ -274,7 +275,8 @@ def unread_text(unread: Mapping[str, Sequence[QueueProgress]]) -> str:
     none.
     """
     return ", ".join(
-        f"{sum(row.lag for row in rows)} unread messages of group {group} in {len(rows)} queues"
+        f"{counted(sum(row.lag for row in rows), 'unread message')} of group {group} "
+        f"in {counted(len(rows), 'queue')}"
         for group, rows in unread.items()
     )
 

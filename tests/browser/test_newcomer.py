@@ -45,9 +45,9 @@ def test_a_newcomer_creates_sends_fails_resends_and_resets(dev: Dev, page: Any) 
     page.get_by_label("Topic", exact=True).fill("Letters")
     page.get_by_label("At the first message: everything again").check()
     page.get_by_role("button", name="Preview").click()
-    assert "2 messages are delivered again" in page.get_by_role("status").inner_text()
+    assert "2 messages to be delivered again" in page.get_by_role("status").inner_text()
     page.get_by_role("button", name="Reset", exact=True).click()
-    assert "2 messages come again" in page.get_by_role("status").first.inner_text()
+    assert "2 messages to come again" in page.get_by_role("status").first.inner_text()
 
 
 def test_the_tail_shows_what_comes_and_search_narrows_the_list(dev: Dev, page: Any) -> None:

@@ -124,7 +124,7 @@ def test_what_is_no_fault(spark: SparkSession, tmp_path: Path) -> None:
     assert "4 units" in running.notes[-1]
     checked = check(ReadOnlyDisk(), str(tmp_path))
     assert checked.is_clean, checked.findings
-    assert "4 units at the ends of queues are not written yet" in checked.notes
+    assert "4 units at the ends of queues not written yet" in checked.notes
 
 
 def test_damage_a_torn_tail_and_a_file_that_is_missing(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq.cli.output import echo, echo_json, show
-from rmq.printable import printable, printable_json, printable_lines
+from rmq.printable import counted, printable, printable_json, printable_lines
 
 ODD = "a\x1b[31m\x9b2J\x85\u2028\u202e\ud800\x7f\r\n\tz"
 ROOT = pathlib.Path(__file__).parents[2]
@@ -58,3 +58,44 @@ def test_commands_print_through_one_function() -> None:
         for found in re.findall(r"(?:click\.s?echo|(?<![\w.])print)\([^\n]*", path.read_text("utf-8"))
     ]
     assert not others
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "form", "text"),
+    [
+        (1, "topic", "", "1 topic"),
+        (0, "topic", "", "0 topics"),
+        (2, "entry", "", "2 entries"),
+        (2, "day", "", "2 days"),
+        (2, "process", "", "2 processes"),
+        (12345, "message", ",", "12,345 messages"),
+        (1.0, "message", ",.0f", "1 message"),
+    ],
+)
+def test_a_noun_follows_its_number(number: float, noun: str, form: str, text: str) -> None:
+    assert counted(number, noun, form) == text
+
+
+NOUNS = (
+    "accounts|brokers|bytes|changes|controllers|days|dead letters|engines|entries|faults|files|groups"
+    "|handlers|letters|log files|members|messages|moves|name servers|parts|queues|records|replicas|slaves"
+    "|topics|units"
+)
+SEVERAL = {
+    *("{SHOWN_BYTES} bytes", "{len(body):,} bytes", "{text} files"),
+    *("{count} controllers", "{len(one.replicas)} replicas"),
+}
+"""Numbers that are never 1."""
+
+
+def test_commands_write_no_plural_beside_a_number_that_may_be_one() -> None:
+    """Texts of commands and of the operations behind them take `counted`. mqadmin's texts are Java's."""
+    places = [*(ROOT / "rmq/cli").rglob("*.py"), *(ROOT / "rmq/operate").rglob("*.py")]
+    found = [
+        f"{path.relative_to(ROOT)}: {hit[0]}"
+        for path in places
+        if "rmq/cli/admin/" not in path.as_posix()
+        for hit in re.finditer(rf"\{{[^{{}}]*\}} ({NOUNS})\b", path.read_text("utf-8"))
+        if hit[0] not in SEVERAL and "counted(" not in hit[0]
+    ]
+    assert found == []

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from rmq.printable import counted
+
 if TYPE_CHECKING:
     from rmq.broker.state import Tables
     from rmq.protocol.bodies import TopicConfig
@@ -50,14 +52,15 @@ def hidden_by(store: Store, tables: Tables, topic: str, queues: int) -> str:
         return ""
     if not groups:
         count = sum(unread(store, topic, queue_id, 0) for queue_id in beyond)
-        return f"{count} messages in {_named(beyond)} that no group has read"
+        return f"{counted(count, 'message')} in {_named(beyond)} that no group has read"
     texts, looks = [], 0
     for group in groups:
         offsets = tables.offsets.of(group, topic)
         left = {queue_id: unread(store, topic, queue_id, offsets.get(queue_id, 0)) for queue_id in beyond}
         with_some = [queue_id for queue_id, count in left.items() if count]
         if with_some:
-            texts.append(f"{sum(left.values())} unread messages of group {group} in {_named(with_some)}")
+            count = counted(sum(left.values()), "unread message")
+            texts.append(f"{count} of group {group} in {_named(with_some)}")
         looks += len(beyond)
         if len(texts) >= GROUPS_NAMED or looks >= LOOKS_MAX:
             texts.append("maybe those of more groups")
@@ -75,7 +78,7 @@ def hidden_now(store: Store, tables: Tables) -> dict[str, str]:
         beyond = list(kept_beyond(store, name, topic.read_queue_nums))
         if beyond and not (tables.offsets.groups_of(name) or tables.clients.groups_of(name)):
             count = sum(unread(store, name, queue_id, 0) for queue_id in beyond)
-            found[name] = f"{count} messages in {_named(beyond)}"
+            found[name] = f"{counted(count, 'message')} in {_named(beyond)}"
             if len(found) >= TOPICS_NAMED:
                 break
     return found

@@ -109,8 +109,8 @@ class Schedule:
             waiting = high - max(low, self._dropped.get(level, 0))
             if waiting > 0:
                 log.error(
-                    "delay level %d is not in messageDelayLevel, which has %d levels: %d messages wait there"
-                    " and are not delivered; set it back to at least %d levels",
+                    "delay level %d is not in messageDelayLevel, which ends at level %d: its messages (%d)"
+                    " are not delivered; set it back to at least %d levels",
                     level,
                     len(self._next),
                     waiting,

@@ -19,6 +19,7 @@ from rmq.cli.target import (
     yes_option,
 )
 from rmq.cli.values import as_duration, pairs
+from rmq.printable import counted
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
@@ -132,7 +133,7 @@ def forget(target: Target, name: str, yes: bool) -> None:
     found = run_admin(target, lambda admin: admin.forget_missing(name))
     if not any(found.values()):
         refuse(f"no name server misses a broker of the name {name}; `rmq doctor` shows missing brokers")
-    echo(f"{name}: {max(found.values())} missing brokers are forgotten")
+    echo(f"{name}: {counted(max(found.values()), 'missing broker')} forgotten")
 
 
 @operations.command("wipe-write")
@@ -214,7 +215,7 @@ def _perm(target: Target, broker: str, counts: dict[str, int]) -> None:
     if not any(counts.values()):
         refuse(f"no topic of broker {broker} was changed; `rmq cluster list` shows the names there are")
     for address, count in counts.items():
-        echo(f"{count} topics of {broker} changed at {address}")
+        echo(f"{counted(count, 'topic')} of {broker} changed at {address}")
 
 
 @operations.command()

@@ -13,6 +13,7 @@ from rmq.cli.clusters.controller import CONTROLLERS
 from rmq.cli.output import EXIT_FAILED, Format, echo, fail, output_option, progress_bar, show
 from rmq.cli.target import Target, run, target_options
 from rmq.errors import RmqError
+from rmq.printable import counted
 
 if TYPE_CHECKING:
     from rmq.operate.copies.manifest import Manifest
@@ -62,17 +63,21 @@ def doctor(
     if found or output != "table":
         show(found, output)
     if output == "table":
-        servers = f"{len(facts.name_servers)} name servers, {len(facts.brokers)} brokers"
-        if facts.controllers:
-            servers += f", {len(facts.controllers)} controllers"
-        seen = f"{servers}, {len(facts.topics)} topics"
         wrong = sum(finding.level == "wrong" for finding in found)
         rest = len(found) - wrong
-        engines = {broker.runtime.get("engine", "") for broker in facts.brokers} - {""}
-        seen = f"{seen}, {len(facts.groups)} groups" + "".join(f", {one} engine" for one in sorted(engines))
-        echo(f"{seen}: {wrong} wrong, {rest} to note", err=True)
+        echo(f"{_seen(facts)}: {wrong} wrong, {rest} to note", err=True)
     if any(finding.level == "wrong" for finding in found):
         sys.exit(EXIT_FAILED)
+
+
+def _seen(facts: Facts) -> str:
+    """The number of members of each kind, and the engines of the brokers."""
+    kinds = {"name server": facts.name_servers, "broker": facts.brokers}
+    kinds |= {"controller": facts.controllers} if facts.controllers else {}
+    kinds |= {"topic": facts.topics, "group": facts.groups}
+    seen = [counted(len(found), noun) for noun, found in kinds.items()]
+    engines = {broker.runtime.get("engine", "") for broker in facts.brokers} - {""}
+    return ", ".join([*seen, *(f"{one} engine" for one in sorted(engines))])
 
 
 async def _examine(target: Target, limit: int, controllers: str, expected: Manifest | None) -> Facts:

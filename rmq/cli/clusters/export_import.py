@@ -12,6 +12,7 @@ from rmq.cli.output import Format, echo, fail, output_option, progress_bar, show
 from rmq.cli.target import Target, confirm, run_admin, target_options
 from rmq.errors import RmqError
 from rmq.operate.copies.manifest import Reader, text_of
+from rmq.printable import counted
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
@@ -39,9 +40,8 @@ def export(target: Target, file: pathlib.Path, cluster: str, offsets: bool) -> N
         file.write_text(text, "utf-8")
     except OSError as error:
         fail(error)
-    counts = (
-        f"{len(manifest.topics)} topics, {len(manifest.groups)} groups, {len(manifest.accounts)} accounts"
-    )
+    kinds = {"topic": manifest.topics, "group": manifest.groups, "account": manifest.accounts}
+    counts = ", ".join(counted(len(found), noun) for noun, found in kinds.items())
     echo(f"{counts} written to {file}")
 
 
@@ -75,10 +75,10 @@ def import_command(
     show([_shown(change) for change in plan.changes] if output == "table" else plan.changes, output)
     if dry_run:
         return
-    confirm(yes, f"Make these {len(plan.changes)} changes?")
+    confirm(yes, f"Make {counted(len(plan.changes), 'change')}?")
     run_admin(target, lambda admin: _apply(admin, plan))
     if output == "table":
-        echo(f"{len(plan.changes)} changes made")
+        echo(f"{counted(len(plan.changes), 'change')} made")
 
 
 def _shown(change: Change) -> Change:

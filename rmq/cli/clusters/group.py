@@ -14,6 +14,7 @@ from rmq.cli.values import as_position
 from rmq.errors import ConsumerNotOnline, RmqError
 from rmq.message import validate_group
 from rmq.operate.values import Position
+from rmq.printable import counted
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin, OffsetReset, QueueProgress
@@ -196,7 +197,7 @@ def lag(target: Target, group: str, topic: str, output: Format) -> None:
     ]
     show(rows, output)
     if output == "table" and found:
-        echo(f"\n{sum(row.lag for row in found)} messages left")
+        echo(f"\n{counted(sum(row.lag for row in found), 'message')} left")
     elif not found:
         where = f" in topic {topic}" if topic else ""
         echo(f"group {group} has no offsets{where}: it begins there when its first member consumes", err=True)

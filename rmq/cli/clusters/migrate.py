@@ -10,6 +10,7 @@ from attrs import evolve
 from rmq.cli.output import EXIT_FAILED, Format, echo, fail, output_option, show
 from rmq.cli.target import Target, run_admin, target_options
 from rmq.errors import ConfigError
+from rmq.printable import counted
 
 
 @click.group()
@@ -50,6 +51,7 @@ def check(target: Target, address: str, as_json: bool, output: Format) -> None:
         counts = ", ".join(
             f"{sum(one.level == level for one in found)} {level}" for level in ("stop", "act", "note")
         )
-        echo(f"{len(facts.brokers)} brokers, {len(facts.clients)} kinds of clients: {counts}", err=True)
+        seen = f"{counted(len(facts.brokers), 'broker')}, {counted(len(facts.clients), 'kind')} of clients"
+        echo(f"{seen}: {counts}", err=True)
     if any(one.level == "stop" for one in found):
         sys.exit(EXIT_FAILED)

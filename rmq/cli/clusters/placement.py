@@ -18,6 +18,7 @@ from rmq.cli.output import EXIT_FAILED, Format, echo, fail, output_option, progr
 from rmq.cli.target import Target, confirm, run_admin, target_options, yes_option
 from rmq.cli.values import as_duration
 from rmq.errors import RmqError
+from rmq.printable import counted
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
@@ -93,7 +94,7 @@ def plan(target: Target, cluster: str, output: Format) -> None:
         command = f"rmq topic move {one.topic} --from {one.source} --to {one.goal}"
         rows.append({"topic": one.topic, "messages": one.messages, "command": command})
     for broker in sorted(totals):
-        echo(f"{broker}: {totals[broker]} messages, {after[broker]} after the moves", err=True)
+        echo(f"{broker}: {counted(totals[broker], 'message')}, {after[broker]} after the moves", err=True)
     if rows or output != "table":
         show(rows, output)
     else:
@@ -165,7 +166,7 @@ def balance(
         show([asdict(one) for one in plan.moves], output)
         return
     what = "Move" if is_new else f"Continue {state}: move"
-    confirm(yes, f"{what} {len(left)} topics: {_listed(left)}?")
+    confirm(yes, f"{what} {counted(len(left), 'topic')}: {_listed(left)}?")
 
     async def work(admin: Admin) -> None:
         with progress_bar("moving topics", len(left)) as step:
@@ -181,7 +182,7 @@ def balance(
     run_admin(target, work)
     show([asdict(one) for one in plan.moves], output)
     if still := plan.left:
-        echo(f"{len(still)} moves are left: the same command continues them", err=True)
+        echo(f"{counted(len(still), 'move')} left: the same command continues", err=True)
         sys.exit(EXIT_FAILED)
 
 

@@ -13,6 +13,7 @@ from rmq.cli.target import Target, confirm, part_options, report_done, run_admin
 from rmq.cli.values import as_limit_duration, as_limit_size, as_perm
 from rmq.message import validate_topic
 from rmq.operate.values import perm_text
+from rmq.printable import counted
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
@@ -119,7 +120,7 @@ def create(
     elif addresses is None:
         refuse(f"topic {topic} exists already; `rmq topic update` changes it, --if-missing accepts it")
     else:
-        report_done(f"topic {topic} made with {queues} queues each", addresses)
+        report_done(f"topic {topic} made with {counted(queues, 'queue')} each", addresses)
 
 
 @topic.command()

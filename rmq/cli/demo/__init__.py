@@ -38,6 +38,7 @@ from rmq.client.consume.consumer import Consumer
 from rmq.client.produce.producer import Producer
 from rmq.errors import InvalidName, RmqError
 from rmq.message import validate_topic
+from rmq.printable import counted
 from rmq.remoting.loop import unwrap_groups
 
 ORDERS_KEY = "order_id"
@@ -131,9 +132,8 @@ def demo(
 def _run(plan: Plan, path: pathlib.Path, column: str, *, note: str) -> int:
     """Run the plan and print the results; return the exit status."""
     terminal = Console()
-    print_parts(
-        terminal, f"rmq demo: {len(plan.rows):,} rows of {path} to topic {plan.topic}, {plan.queues} queues"
-    )
+    rows = f"{len(plan.rows):,} rows of {path}"
+    print_parts(terminal, f"rmq demo: {rows} to topic {plan.topic}, {counted(plan.queues, 'queue')}")
     try:
         results = trio.run(run_demo, plan)
     except KeyboardInterrupt:
@@ -160,14 +160,14 @@ def _archive(plan: Plan) -> int:
     terminal = Console()
     print_parts(terminal, EXPECTED)
     try:
-        counted = archive_demo(plan)
+        counts = archive_demo(plan)
     except KeyboardInterrupt:
         return _fail(DemoFailed("interrupted while Spark was at work"), EXIT_INTERRUPTED)
     except (SparkFailed, RmqError, OSError) as error:
         return _fail(error, status_of(error))
-    print_parts(terminal, count_table(counted), archive_line(counted))
-    if counted.rows != len(plan.rows):
-        return _fail(DemoFailed(f"the archive has {counted.rows:,} of {len(plan.rows):,} rows"), EXIT_FAILED)
+    print_parts(terminal, count_table(counts), archive_line(counts))
+    if counts.rows != len(plan.rows):
+        return _fail(DemoFailed(f"the archive has {counts.rows:,} of {len(plan.rows):,} rows"), EXIT_FAILED)
     return 0
 
 
@@ -221,7 +221,7 @@ async def _wait_for_even_shares(consumers: Sequence[Consumer], plan: Plan) -> No
             if sum(counts) == plan.queues and max(counts) - min(counts) <= 1:
                 return
             await trio.sleep(0.02)
-    raise DemoFailed(f"the {plan.queues} queues were not shared out within {STALL_SECONDS} s: {counts}")
+    raise DemoFailed(f"the queues of {plan.topic} were not shared out within {STALL_SECONDS} s: {counts}")
 
 
 async def _deliver(plan: Plan, results: Results, consumer: int, message: rmq.StoredMessage) -> None:

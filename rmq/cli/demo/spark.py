@@ -17,6 +17,7 @@ from rmq import embedded
 from rmq.cli.demo import Plan
 from rmq.cli.demo.rows import Row
 from rmq.cli.spark.job import JobProgress, reason_of, show_progress, spark_session
+from rmq.printable import counted
 from rmq.spark.pipelines.progress import Watch, unwatched
 
 if TYPE_CHECKING:
@@ -99,17 +100,18 @@ def column_to_count(rows: Sequence[Row]) -> str | None:
     return None
 
 
-def count_table(counted: ArchiveCounts) -> Table:
+def count_table(counts: ArchiveCounts) -> Table:
     """The grouped count."""
     table = Table(title="Archived by Spark")
-    table.add_column(counted.column, no_wrap=True)
+    table.add_column(counts.column, no_wrap=True)
     table.add_column("messages", justify="right", no_wrap=True)
-    for value, count in counted.groups:
+    for value, count in counts.groups:
         table.add_row(value, f"{count:,}")
     return table
 
 
-def archive_line(counted: ArchiveCounts) -> str:
-    """Where the files lie, and how many there are."""
-    files = len(list(counted.path.glob("date=*/topic=*/*.parquet")))
-    return f"Archive: {counted.rows:,} messages of this run in {counted.path}, {files} Parquet files in all"
+def archive_line(counts: ArchiveCounts) -> str:
+    """The place of the files, and their number."""
+    files = counted(len(list(counts.path.glob("date=*/topic=*/*.parquet"))), "Parquet file")
+    rows = counted(counts.rows, "message", ",")
+    return f"Archive: {rows} of this run in {counts.path}, {files} in all"

@@ -11,6 +11,7 @@ import click
 from rmq.cli.output import EXIT_FAILED, echo, fail
 from rmq.errors import RmqError
 from rmq.operate.copies.backup import back_up, paced, seed, verify
+from rmq.printable import counted
 
 
 def _fail(error: Exception, folder: pathlib.Path) -> NoReturn:
@@ -45,8 +46,8 @@ def backup_command(
         for store in stores:
             done = back_up(store, log or store / "commitlog", target, paced((rate or 0) * (1 << 20)))
             echo(
-                f"{done.copied} log files copied ({done.copied_bytes} bytes), {done.kept} were there;"
-                f" the log ends at {done.end}"
+                f"{counted(done.copied, 'log file')} copied ({counted(done.copied_bytes, 'byte')}), "
+                f"{done.kept} already there; the log ends at {done.end}"
             )
         wrong = list(verify(target)) if verifies else []
     except (RmqError, OSError) as error:
@@ -75,4 +76,4 @@ def seed_command(
         total = seed(backup, folder, log or folder / "commitlog", paced((rate or 0) * (1 << 20)))
     except (RmqError, OSError, ValueError) as error:
         _fail(error, folder)
-    echo(f"{folder} is seeded with {total} bytes: start the slave on it")
+    echo(f"{folder} is seeded with {counted(total, 'byte')}: start the slave on it")

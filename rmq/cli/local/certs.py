@@ -26,6 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from rmq.cli.output import EXIT_FAILED, EXIT_USAGE, echo
 from rmq.files import replace_file
+from rmq.printable import counted
 
 CA: Final = "ca"
 CA_DAYS: Final = 3650
@@ -233,7 +234,7 @@ def _write(path: pathlib.Path, data: bytes, mode: int) -> None:
 def _described(certificate: x509.Certificate, now: datetime.datetime) -> str:
     until = certificate.not_valid_after_utc
     left = (until - now).days
-    state = f"{left} days left" if now <= until else "EXPIRED"
+    state = f"{counted(left, 'day')} left" if now <= until else "EXPIRED"
     if now < certificate.not_valid_before_utc:
         state = "NOT VALID YET"
     rows = {

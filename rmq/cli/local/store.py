@@ -20,6 +20,7 @@ from rmq.cli.local.backup import seed_command
 from rmq.cli.output import EXIT_FAILED, EXIT_USAGE, echo, echo_json, status_of
 from rmq.clock import wall_clock_ms
 from rmq.errors import ConfigError, RmqError, StoreLocked
+from rmq.printable import counted
 from rmq.store.audit.audit import Report, check, dump
 from rmq.store.audit.compare import Log, first_difference, open_log, read_digests, write_digests
 from rmq.store.audit.repair import Lost, accept_start, cut_tail, rebuild, skip_damaged
@@ -192,7 +193,9 @@ def _compare(one: Log, other: Log) -> bool:
     for short, long in ((one, other), (other, one)):
         if short.end < long.end:
             missing = long.end - short.end
-            echo(f"{short.name} ENDS at {short.end}: it lacks {missing} bytes that {long.name} has")
+            echo(
+                f"{short.name} ENDS at {short.end}: it lacks {counted(missing, 'byte')} that {long.name} has"
+            )
         if short.start > long.start:
             echo(f"{short.name} begins at {short.start}, {long.name} at {long.start}")
     return one.end == other.end
@@ -244,9 +247,11 @@ def _bar() -> Iterator[Step]:
 def _show(report: Report) -> None:
     console = Console()
     table = Table("part", "metrics", title=f"store {report.folder}", title_justify="left")
-    table.add_row("log", f"{report.records} records, {report.log_start} to {report.log_end}")
-    table.add_row("queues", f"{report.queues} with {report.units} units")
-    table.add_row("index", f"{report.index_files} files with {report.index_entries} entries")
+    table.add_row("log", f"{counted(report.records, 'record')}, {report.log_start} to {report.log_end}")
+    table.add_row("queues", f"{report.queues} with {counted(report.units, 'unit')}")
+    table.add_row(
+        "index", f"{counted(report.index_files, 'file')} with {counted(report.index_entries, 'entry')}"
+    )
     table.add_row("stopped", "cleanly" if report.clean_stop else "not cleanly, or still running")
     for kind, count in sorted(report.counts.items()):
         table.add_row(f"[red]{kind}[/red]", str(count))
@@ -257,7 +262,7 @@ def _show(report: Report) -> None:
         echo(f"{finding.kind}: {finding.path} at {finding.offset}: {finding.detail}")
     if len(report.findings) > SHOWN:
         echo(f"... and {sum(report.counts.values()) - SHOWN} more")
-    echo("nothing wrong" if report.is_clean else f"{sum(report.counts.values())} things are wrong")
+    echo("nothing wrong" if report.is_clean else f"{counted(sum(report.counts.values()), 'fault')} found")
 
 
 def _save(path: pathlib.Path, lost: list[Lost]) -> None:
@@ -270,4 +275,4 @@ def _save(path: pathlib.Path, lost: list[Lost]) -> None:
             file.write(json.dumps(row | {"reason": part.reason, "data": part.data.hex()}) + "\n")
         file.flush()
         os.fsync(file.fileno())
-    echo(f"{len(lost)} parts of the log were given up, they are in {path}")
+    echo(f"{counted(len(lost), 'part')} of the log given up and kept in {path}")

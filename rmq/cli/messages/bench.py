@@ -22,6 +22,7 @@ from rmq.client.consume.consumer import Consumer
 from rmq.client.produce.producer import Producer
 from rmq.errors import NoRoute, RmqError
 from rmq.message import Message, StoredMessage
+from rmq.printable import counted
 
 TOPIC = "BenchmarkTest"
 """RocketMQ's own topic for this; every broker has it."""
@@ -255,7 +256,7 @@ async def _show_rates(meters: list[Meter]) -> None:
             rates = [(new - old) / LIVE_SECONDS for new, old in zip(now, counts, strict=True)]
             counts = now
             parts = [
-                f"{meter.role} {rate:,.0f}/s, {meter.count:,} messages, {meter.failed:,} failed"
+                f"{meter.role} {rate:,.0f}/s, {counted(meter.count, 'message', ',')}, {meter.failed:,} failed"
                 for meter, rate in zip(meters, rates, strict=True)
             ]
             live.update("   ".join(parts), refresh=True)

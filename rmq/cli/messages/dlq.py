@@ -12,6 +12,7 @@ from rmq.cli.output import EXIT_FAILED, Format, body_text, clock_text, echo, out
 from rmq.cli.target import Target, run, target_options
 from rmq.cli.values import as_position, time_of
 from rmq.operate.values import Position
+from rmq.printable import counted
 
 if TYPE_CHECKING:
     from rmq.client.reading.dead_letters import DeadLetter, Letters, Redriven
@@ -121,8 +122,8 @@ def redrive(
 
 def _print_result(result: Redriven) -> None:
     echo(
-        f"{result.sent} sent again, {result.already} were sent before, {len(result.failed)} failed, of "
-        f"{result.looked_at} dead letters looked at"
+        f"{result.sent} sent again, {result.already} sent before, {len(result.failed)} failed, of "
+        f"{counted(result.looked_at, 'dead letter')} looked at"
     )
     for message_id, error in result.failed[:FAILURES_SHOWN]:
         echo(f"rmq: {message_id}: {error}", err=True)

@@ -31,6 +31,7 @@ from rmq.cli.target import Target, first_error, run, target_options
 from rmq.cli.values import as_duration, pairs
 from rmq.errors import ConfigError, RmqError
 from rmq.operate.values import duration_ms
+from rmq.printable import counted
 
 if TYPE_CHECKING:
     from rmq.client.produce.producer import Producer
@@ -173,11 +174,12 @@ async def _pub(target: Target, chosen: PubOptions, output: Format) -> None:
         show(outcome.rows, output)
     else:
         rate = outcome.count / outcome.seconds if outcome.seconds else 0.0
-        echo(f"{outcome.count} messages sent to {chosen.topic} in {outcome.seconds:.2f} s ({rate:,.0f}/s)")
+        sent = counted(outcome.count, "message")
+        echo(f"{sent} sent to {chosen.topic} in {outcome.seconds:.2f} s ({rate:,.0f}/s)")
     for note in outcome.notes():
         echo(f"rmq pub: {note}", err=True)
     if outcome.error is not None:
-        before = f"; {outcome.count} messages were sent before" if outcome.count else ""
+        before = f"; {counted(outcome.count, 'message')} sent before" if outcome.count else ""
         error: RmqError = outcome.error
         error.hint = f"{error.hint}{before}" if error.hint else before.lstrip("; ")
         raise error

@@ -169,10 +169,10 @@ class Consumer(AsyncResource):
             scope.cancel()
         if given_up := self._threads.give_up():
             log.warning(
-                "%s: %d handlers still run in threads after %g s; their messages are delivered again",
+                "%s: handlers still running in threads after %g s: %d; their messages are delivered again",
                 self.group,
-                given_up,
                 timeout,
+                given_up,
             )
         await self._member.leave()
         return is_done

@@ -15,6 +15,7 @@ from rmq.errors import RmqError
 from rmq.message import Message, MessageQueue, validate_topic
 from rmq.operate import topics as operate_topics
 from rmq.operate.several import ask_each
+from rmq.printable import counted
 from rmq.protocol.bodies import TopicConfig
 from rmq.protocol.codes import PERM_READ, PERM_WRITE
 
@@ -270,7 +271,7 @@ async def _warnings(
     if queues is not None and any(name in known and known[name].read_queue_nums > queues for name in names):
         for group, rows in (await call.admin.unread_beyond(topic, queues)).items():
             count = sum(row.lag for row in rows)
-            found.append(f"{count:,} messages that {group} has not consumed would be hidden")
+            found.append(f"{counted(count, 'message', ',')} that {group} has not consumed would be hidden")
         found.append("messages of a key may move to another queue: their order may change once")
     if not names:
         found.append("no master is registered: nothing will be created")

@@ -13,6 +13,7 @@ from rmq.dashboard.operations.figures import ABSENT
 from rmq.dashboard.operations.groups import GroupPart
 from rmq.dashboard.web.page import Page, page
 from rmq.message import retry_topic
+from rmq.printable import counted
 
 RESET = ("topic", "to", "at_ms", "broker", "queue", "offset")
 PATIENCE_SECONDS: Final = 0.3
@@ -124,7 +125,8 @@ async def reset(page: Page) -> Response:
         given = {key: page.form[key] for key in RESET if page.form.get(key)}
         if page.form.get("act") == "save":
             done = await page.perform("reset_group", group=name, **given)
-            text = f"Offsets of {name} in {done.topic} are set: {done.again:,} messages come again"
+            again = counted(done.again, "message", ",")
+            text = f"Offsets of {name} in {done.topic} are set: {again} to come again"
             text += f", {done.skipped:,} are skipped."
             return page.redirect("groups", name, notice=text)
         preview = await page.perform("reset_group", group=name, preview=True, **given)

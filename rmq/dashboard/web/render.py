@@ -11,7 +11,7 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from rmq.printable import printable_lines
+from rmq.printable import counted, printable_lines
 
 FOLDER: Final = pathlib.Path(__file__).parent.parent
 STATIC: Final = FOLDER / "static"
@@ -37,6 +37,11 @@ def link_query(query: dict[str, object]) -> str:
 def number(value: float) -> str:
     """A count with separators, or -, where it is not known."""
     return "-" if value < 0 else f"{value:,.0f}"
+
+
+def counted_noun(value: float, noun: str) -> str:
+    """A count with its noun, which is in the plural unless the count is 1."""
+    return counted(value, noun, ",.0f") if value >= 0 else f"- {counted(value, noun).partition(' ')[2]}"
 
 
 def rate(value: float) -> str:
@@ -96,6 +101,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(number=number, rate=rate, size=size, duration=duration, moment=moment, pretty=pretty)
+    made.filters.update(number=number, counted=counted_noun, rate=rate, size=size)
+    made.filters.update(duration=duration, moment=moment, pretty=pretty)
     made.globals.update(link=link, page_link=page_link, link_query=link_query)
     return made

@@ -9,6 +9,7 @@ from typing import Final
 
 from rmq.config import is_loopback
 from rmq.operate.diagnosis.facts import BrokerFacts, Finding, Level, where_is
+from rmq.printable import counted
 from rmq.protocol.codes import PERM_READ, PERM_WRITE
 
 DISK_NOTE: Final = 0.75
@@ -205,6 +206,7 @@ def findings_of_certificate(where: str, text: str, now_ms: int) -> Iterator[Find
     days = (end.timestamp() * 1000 - now_ms) / 86_400_000
     if days < CERTIFICATE_NOTE_DAYS:
         level: Level = "wrong" if days < CERTIFICATE_WRONG_DAYS else "note"
-        when = f"ends on {end.date()}, in {days:.0f} days" if days >= 0 else f"has ended on {end.date()}"
+        left = counted(round(days), "day")
+        when = f"ends on {end.date()}, in {left}" if days >= 0 else f"has ended on {end.date()}"
         todo = "replace the file: the server reads it without a restart"
         yield Finding(level, where, f"its TLS certificate {when}", todo)

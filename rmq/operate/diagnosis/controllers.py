@@ -79,7 +79,9 @@ def _of_set(one: ControlledSet, registered: Collection[str]) -> Iterator[Finding
     where = f"broker {one.name}"
     living = [replica for replica in one.replicas if replica.lives is not False]
     if not living:
-        yield Finding("wrong", where, f"none of its {len(one.replicas)} replicas lives", "start them")
+        several = len(one.replicas) > 1
+        what = f"none of its {len(one.replicas)} replicas lives" if several else "its only replica is dead"
+        yield Finding("wrong", where, what, "start them" if several else "start it")
         return
     if one.master not in {replica.number for replica in living}:
         yield Finding("wrong", where, _no_master(one), _way_to_master(one))

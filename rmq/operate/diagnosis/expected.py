@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rmq.operate.copies.manifest import EVERYWHERE, Settings
 from rmq.operate.diagnosis.facts import Expectation, Finding
+from rmq.printable import counted
 
 IMPORT = "`rmq import FILE` restores it; if the change is intended, write a new file with `rmq export`"
 
@@ -35,7 +36,7 @@ def _brokers(expected: Expectation) -> Iterator[Finding]:
             todo = "start it, or write a new file with `rmq export`"
             yield Finding("wrong", f"broker {name}", "is expected, and no name server knows it", todo)
         elif there["replicas"] < exported["replicas"]:
-            what = f"{there['replicas']} of {exported['replicas']} brokers of this name are there"
+            what = f"has {there['replicas']} of {counted(exported['replicas'], 'broker')} of this name"
             yield Finding("wrong", f"broker {name}", what, "start the others")
 
 

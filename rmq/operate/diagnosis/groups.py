@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from rmq.operate.diagnosis.facts import Facts, Finding, GroupFacts, Level
+from rmq.printable import counted
 
 LEASE_MS: Final = 3_600_000
 """The age of a lease from which the message is worth a look."""
@@ -21,15 +22,16 @@ def findings_of_group(group: GroupFacts, facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "note", where, f"could not be looked at in full: {group.error}", "see the brokers first"
         )
+    left = f"has {counted(group.lag, 'message')} left"
     if group.lag and group.members == 0 and not group.polls:
         todo = (
             f"start a consumer, or delete an unused group: `rmq group delete {group.name}` if nobody needs it"
         )
         level: Level = "wrong" if group.lag > limit else "note"
-        yield Finding(level, where, f"has {group.lag} messages left, and no member is connected", todo)
+        yield Finding(level, where, f"{left}, and no member is connected", todo)
     elif group.lag > limit:
         todo = f"add members, or see why they wait: `rmq group members {group.name} --stack`"
-        yield Finding("wrong", where, f"has {group.lag} messages left", todo)
+        yield Finding("wrong", where, left, todo)
     if len({tuple(sorted(subscribed.items())) for subscribed in group.subscriptions.values()}) > 1:
         what = "; ".join(
             f"{member}: {dict(subscribed)}" for member, subscribed in sorted(group.subscriptions.items())
@@ -38,7 +40,8 @@ def findings_of_group(group: GroupFacts, facts: Facts) -> Iterator[Finding]:
         yield Finding("wrong", where, f"members subscribe differently: {what}", todo)
     if group.dead_letters:
         todo = f"`rmq tail %DLQ%{group.name} --from earliest` shows them"
-        yield Finding("note", where, f"{group.dead_letters} messages were given up after all retries", todo)
+        what = f"gave up {counted(group.dead_letters, 'message')} after all retries"
+        yield Finding("note", where, what, todo)
     yield from _taking_findings(group, facts)
 
 
@@ -48,7 +51,7 @@ def _taking_findings(group: GroupFacts, facts: Facts) -> Iterator[Finding]:
     limits = [one.config.get("maxTakenMessagesOfGroup", "") for one in facts.brokers if one.is_master]
     most = min((int(limit) for limit in limits if limit.isdigit()), default=0)
     if most and group.taken >= TAKEN_SHARE * most:
-        what = f"has taken {group.taken} messages without acknowledging them, {most} are the most"
+        what = f"has taken {counted(group.taken, 'message')} without acknowledgement, of at most {most}"
         todo = (
             "see that consumers acknowledge or give back; maxTakenMessagesOfGroup of the broker is the limit"
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from rmq.operate.diagnosis.facts import BrokerFacts, Finding, Level, where_is
+from rmq.printable import counted
 
 LAG_BYTES: Final = 64 << 20
 """A slave that lacks so much of its master's log is worth a look."""
@@ -22,7 +23,8 @@ def findings_of_slaves(brokers: Sequence[BrokerFacts]) -> Iterator[Finding]:
     linked = master.runtime.get("slaves", "")
     if linked.isdecimal() and int(linked) < len(slaves):
         todo = "check that they use this master's HA port and its secret; see their logs"
-        what = f"{len(slaves)} slaves are registered, but {linked} are linked to it: they copy nothing"
+        there = counted(len(slaves), "registered slave")
+        what = f"has {there}, of which {linked} linked to it: the rest copies nothing"
         yield Finding("wrong", f"broker {master.name}", what, todo)
     elif linked == "0" and master.runtime.get("durability") == "replicated":
         todo = "start its slave, or set durability=disk if there is to be none"
@@ -66,7 +68,8 @@ def findings_of_set(brokers: Sequence[BrokerFacts], *, is_controlled: bool) -> I
     replicas, in_sync = (master.runtime.get(key, "").split() for key in ("setReplicas", "inSyncReplicas"))
     if absent := [number for number in replicas if number not in in_sync]:
         level: Level = "wrong" if len(in_sync) == 1 else "note"
-        what = f"{len(in_sync)} of {len(replicas)} replicas are in sync; not in sync: {', '.join(absent)}"
+        every = counted(len(replicas), "replica")
+        what = f"has {len(in_sync)} of {every} in sync; not in sync: {', '.join(absent)}"
         if level == "wrong":
             what += ": no failover is possible"
         todo = (

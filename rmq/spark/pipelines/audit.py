@@ -22,6 +22,7 @@ from attrs import frozen
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
+from rmq.printable import counted
 from rmq.spark.pipelines.audit_frames import Log, find_log, record_frame, unit_frame
 from rmq.spark.pipelines.progress import Watch, unwatched, watched
 from rmq.spark.store_files import log_files, queue_topics
@@ -296,7 +297,7 @@ def _whole_store(spark: SparkSession, store: _Store) -> DataFrame:
             rows.append((NO_FILE, None, None, None, end, f"the next file begins at {file.base}"))
     torn = 0 if store.is_open else _torn_bytes(store.log)
     if torn:
-        detail = f"{torn} bytes after the last whole record"
+        detail = f"{counted(torn, 'byte')} after the last whole record"
         rows.append((TORN, None, None, None, store.log.end, detail))
     return spark.createDataFrame(rows, _SCHEMA)
 
@@ -316,4 +317,4 @@ def _notes(store: _Store, pending: int) -> Iterator[str]:
     if store.is_open:
         yield OPEN_NOTE
     if pending:
-        yield f"{pending} units at the ends of queues are not written yet"
+        yield f"{counted(pending, 'unit')} at the ends of queues not written yet"

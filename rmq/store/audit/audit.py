@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from attrs import define, field, frozen
 
 from rmq.errors import RmqError, StoreError
+from rmq.printable import counted
 from rmq.protocol import json
 from rmq.protocol.properties import has_unit
 from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, decode_record, part
@@ -143,7 +144,7 @@ def check(
     report.index_files, report.index_entries = index.file_count, index.entry_count
     report.notes += index.notes
     if queues.pending:
-        report.notes.append(f"{queues.pending} units at the ends of queues are not written yet")
+        report.notes.append(f"{counted(queues.pending, 'unit')} at the ends of queues not written yet")
     _check_checkpoint(disk, folder, report, last)
     _check_config(disk, folder, report)
     return report
@@ -255,7 +256,12 @@ def _records(run: Segments, report: Report, *, final: bool, vouch: Vouch = no_ev
         reason = _why(run, position)
         report.gaps.append(Gap(position, following.position, reason, is_tail=False))
         skipped = following.position - position
-        report.add(DAMAGE, run.path(position), position, f"{reason}; {skipped} bytes until the next record")
+        report.add(
+            DAMAGE,
+            run.path(position),
+            position,
+            f"{reason}; {counted(skipped, 'byte')} until the next record",
+        )
         position = following.position
 
 
@@ -303,11 +309,14 @@ def _note_tail(run: Segments, position: int, report: Report, *, final: bool) -> 
         reason = _why(run, position)
         report.gaps.append(Gap(position, used, reason, is_tail=final))
         if final and not report.clean_stop:
-            report.notes.append(f"{used - position} bytes after the last record are not whole yet")
+            report.notes.append(f"{counted(used - position, 'byte')} after the last whole record")
             return
         kind = TORN if final else DAMAGE
         report.add(
-            kind, run.path(position), position, f"{reason}; no record after it, {used - position} bytes"
+            kind,
+            run.path(position),
+            position,
+            f"{reason}; no record after it, {counted(used - position, 'byte')}",
         )
     elif not final:
         report.add(DAMAGE, run.path(position), position, "the log ends here, but more files follow")
@@ -361,7 +370,7 @@ def _check_checkpoint(disk: Disk, folder: str, report: Report, last_ms: int) -> 
         report.notes.append("no checkpoint: the next start after a crash reads the whole log")
         return
     if len(data) != CHECKPOINT_SIZE:
-        report.add("checkpoint", path, 0, f"{len(data)} bytes, expected {CHECKPOINT_SIZE}")
+        report.add("checkpoint", path, 0, f"{counted(len(data), 'byte')}, expected {CHECKPOINT_SIZE}")
     for at, name in ((0, "log"), (8, "queues"), (16, "index")):
         time_ms = int.from_bytes(data[at : at + 8], "big", signed=True)
         if not 0 <= time_ms <= last_ms:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from struct import Struct, unpack
 
+from rmq.printable import counted
 from rmq.protocol.properties import index_keys, is_indexed
 from rmq.store.audit.rules import is_kept
 from rmq.store.files.disk import Disk, Segment
@@ -194,7 +195,7 @@ class IndexAudit:
     def finish(self) -> None:
         """The log is at its end."""
         if self._missing:
-            detail = f"{self._missing} keys of records from {self._missing_from} on have no entries"
+            detail = f"no entries for {counted(self._missing, 'key')} of records from {self._missing_from} on"
             self._add("index entry missing", self._folder, self._missing_from, detail)
         while self._next is not None:
             path, at, _, offset, _ = self._next

@@ -149,7 +149,7 @@ def test_a_list_of_brokers_says_which_figures_are_not_for_this_account(closed: C
 def test_an_administrator_sees_all(closed: Closed) -> None:
     shown = rows(closed, "cluster", "list")
     assert [row["version"] for row in shown] == ["V4_9_7"] * 3
-    assert {row["link"] for row in shown} <= {"0 slaves", "1 slaves", "following"}
+    assert {row["link"] for row in shown} <= {"0 slaves", "1 slave", "following"}
     assert [row["link"] for row in shown if row["role"] == "slave"] == ["following"]
     assert all(row["certificate_end"] for row in shown), "all have TLS"
     (sent,) = rows(closed, "pub", "Orders", "counted", who="owner-app")
@@ -193,7 +193,7 @@ def test_the_doctor_counts_dead_letters(closed: Closed) -> None:
 
     _, out, _ = closed.rmq("doctor", "-o", "json")
     found = [row["what"] for row in json.loads(out) if row["where"] == "group readers"]
-    assert "1 messages were given up after all retries" in found, out
+    assert "gave up 1 message after all retries" in found, out
 
 
 def test_accounts_of_servers_that_differ_are_told_and_made_equal(closed: Closed) -> None:

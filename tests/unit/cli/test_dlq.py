@@ -67,12 +67,12 @@ def test_letters_are_listed_and_sent_again(names: str) -> None:
     done = call(dlq, "redrive", "billing", "-n", names, "--id", one["message_id"])
     assert (done.exit_code, done.stdout) == (
         0,
-        "1 sent again, 0 were sent before, 0 failed, of 3 dead letters looked at\n",
+        "1 sent again, 0 sent before, 0 failed, of 3 dead letters looked at\n",
     )
     done = call(dlq, "redrive", "billing", "-n", names, "--all")
     assert (done.exit_code, done.stdout) == (
         1,
-        "1 sent again, 1 were sent before, 1 failed, of 3 dead letters looked at\n",
+        "1 sent again, 1 sent before, 1 failed, of 3 dead letters looked at\n",
     )
     assert "does not name its original topic" in done.stderr
     done = call(dlq, "redrive", "billing", "-n", names, "--all", "--to", "Repair", "--since", "-1h")

@@ -125,7 +125,7 @@ def test_a_line_that_is_no_message_ends_it(at: Terminal, line: str, words: list[
     done = at.run("pub", "B", "--json", given=f'{{"body": "first"}}\n{line}\n{{"body": "third"}}\n')
 
     assert done.exit_code in (1, 2)
-    assert [word for word in [*words, "1 messages were sent before"] if word not in done.stderr] == []
+    assert [word for word in [*words, "1 message sent before"] if word not in done.stderr] == []
     assert done.stderr.count("\n") == 1
     assert [one.body for one in at.cluster.sent("B")] == [b"first"]
 

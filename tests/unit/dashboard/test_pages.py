@@ -214,11 +214,11 @@ async def test_offsets_are_reset_after_a_preview_that_says_what_comes_again() ->
         await admin.get("/c/test/groups/billing/reset")
 
         preview = await admin.post("/c/test/groups/billing/reset", topic="Orders", to="first", act="preview")
-        assert "10 messages are delivered again" in text_of(preview.text)
+        assert "10 messages to be delivered again" in text_of(preview.text)
         assert "Waiting 0" in text_of((await admin.get("/c/test/groups/billing")).text)
         await admin.post("/c/test/groups/billing/reset", topic="Orders", to="first", act="save")
         page = text_of((await admin.get("/c/test/groups/billing")).text)
-        assert "10 messages come again" in page
+        assert "10 messages to come again" in page
         assert "Waiting 10" in page
 
 

@@ -292,7 +292,7 @@ def test_levels_that_are_no_longer_there_are_named_and_their_progress_is_kept(
     fewer = bench.made("1s 5s")
     fewer.load(saved)
     assert "delay level 3" in caplog.text
-    assert "1 messages wait" in caplog.text
+    assert "ends at level 2: its messages (1) are not delivered" in caplog.text
     assert "messageDelayLevel" in caplog.text
     again = bench.made(LEVELS)
     again.load(fewer.to_json())

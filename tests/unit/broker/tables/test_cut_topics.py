@@ -87,7 +87,7 @@ def test_messages_that_no_group_reads_are_named_too() -> None:
     rig = Rig()
     rig.topic("T", 4)
     rig.put("T", 3)
-    assert "1 messages in queue 3 that no group has read" in (change(rig, 2, 2).remark or "")
+    assert "1 message in queue 3 that no group has read" in (change(rig, 2, 2).remark or "")
     assert change(rig, 4, 2).code == 0
 
 

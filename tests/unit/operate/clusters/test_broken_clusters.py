@@ -146,7 +146,7 @@ async def test_a_slave_that_copies_nothing() -> None:
         await cluster.advance(60)
         found = await wrong(cluster)
         one_of(found, "broker a (slave 1): it is not connected to its master: it copies nothing")
-        one_of(found, "broker a: 1 slaves are registered, but 0 are linked to it")
+        one_of(found, "broker a: has 1 registered slave, of which 0 linked to it")
 
 
 async def test_a_replicated_master_without_a_slave() -> None:
@@ -252,7 +252,7 @@ async def test_what_an_export_had_and_the_cluster_has_not() -> None:
         one_of(found, "topic Bills: ought to be on a, and is not")
         one_of(found, "group billing: ought to be on b, and is not")
         one_of(found, "topic Orders: differs on a: ", "read_queues is 1, was 2")
-        one_of(found, "broker a: 1 of 2 brokers of this name are there")
+        one_of(found, "broker a: has 1 of 2 brokers of this name")
         one_of(found, "account ops: is not there")
         await cluster.stop("b")
         found = await wrong(cluster, expected=expected)

@@ -129,7 +129,7 @@ def test_groups_behind_conflicting_and_with_dead_letters() -> None:
         "group left": "note",
         "group dead": "note",
     }
-    assert "4 messages were given up" in found["group dead"].what
+    assert "gave up 4 messages" in found["group dead"].what
 
 
 def test_groups_that_take_messages_one_by_one() -> None:
@@ -162,13 +162,13 @@ def test_a_controlled_set_that_nobody_can_take_over_is_told() -> None:
 
     assert pair({}, {}) == []
     assert pair({"inSyncReplicas": "1 3"}, {}) == [
-        ("note", "broker broker-a", "2 of 3 replicas are in sync; not in sync: 2")
+        ("note", "broker broker-a", "has 2 of 3 replicas in sync; not in sync: 2")
     ]
     assert pair({"inSyncReplicas": "3"}, {}) == [
         (
             "wrong",
             "broker broker-a",
-            "1 of 3 replicas are in sync; not in sync: 1, 2: no failover is possible",
+            "has 1 of 3 replicas in sync; not in sync: 1, 2: no failover is possible",
         )
     ]
     assert pair({"setRefuses": "2 replicas are in sync, minInSyncReplicas is 3"}, {}) == [
@@ -220,7 +220,11 @@ def test_what_slaves_lack_is_told() -> None:
 
     assert pair({}, {}) == []
     assert pair({"slaves": "0"}, {}) == [
-        ("wrong", "broker broker-a", "1 slaves are registered, but 0 are linked to it: they copy nothing")
+        (
+            "wrong",
+            "broker broker-a",
+            "has 1 registered slave, of which 0 linked to it: the rest copies nothing",
+        )
     ]
     slave = "broker broker-a (slave 1)"
     assert pair({}, {"commitLogMaxOffset": str(100 << 20)}) == [

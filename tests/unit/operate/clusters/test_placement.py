@@ -145,7 +145,7 @@ async def test_a_drained_broker_is_empty_when_the_wait_ends(
     cluster["a"].commit("billing", "Orders", 0, 0)
     lines: list[str] = []
     async with cluster.connect() as client, client.producer("p") as producer:
-        assert "group billing has 1 messages left" in await emptied(client.admin, "a", "", 5)
+        assert "group billing has 1 message left" in await emptied(client.admin, "a", "", 5)
         async with trio.open_nursery() as nursery:
 
             async def later() -> None:

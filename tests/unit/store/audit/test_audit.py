@@ -141,7 +141,7 @@ def test_what_the_next_start_of_a_killed_store_mends_is_no_fault(folder: Path) -
     (folder / "abort").touch()
     killed = audit(folder)
     assert killed.is_clean, killed.findings
-    assert "1 units at the ends of queues are not written yet" in killed.notes
+    assert "1 unit at the ends of queues not written yet" in killed.notes
     assert killed.gaps == closed.gaps, "a repair cuts it all the same"
 
     write(QUEUE, 20, bytes(20))(folder)
