@@ -59,8 +59,8 @@ def hidden_by(store: Store, tables: Tables, topic: str, queues: int) -> str:
         left = {queue_id: unread(store, topic, queue_id, offsets.get(queue_id, 0)) for queue_id in beyond}
         with_some = [queue_id for queue_id, count in left.items() if count]
         if with_some:
-            count = counted(sum(left.values()), "unread message")
-            texts.append(f"{count} of group {group} in {_named(with_some)}")
+            unread_now = counted(sum(left.values()), "unread message")
+            texts.append(f"{unread_now} of group {group} in {_named(with_some)}")
         looks += len(beyond)
         if len(texts) >= GROUPS_NAMED or looks >= LOOKS_MAX:
             texts.append("maybe those of more groups")
